@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         state = self.lifespan.state
-        (state["sites"] or state["parts"]).release()
+        (state["sites"] or state["services"]).release()
         await super().shutdown(sockets)
 
 

@@ -1,13 +1,13 @@
 """The caller's own account, and the secret that its webhooks are signed with."""
 
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import authenticate
+from api.contract import TOKEN, UNKNOWN
 from api.errors import not_found
+from api.request import Request
 from api.response import json_response
-from api.services import parts_of
+from api.route import Answer, Route
 from director.store.accounts import AccountType
 
 
@@ -33,18 +33,36 @@ class WebhookSecret(Struct, frozen=True):
     key: str
 
 
+@Route(
+    "GET",
+    "/account",
+    name="account.get",
+    summary="Tell who the caller is",
+    scopes=("read",),
+    answers={200: Answer("The account.", OwnAccountView)},
+    refusals=TOKEN,
+)
 async def get_account(request: Request) -> Response:
     """GET /account."""
-    account = await authenticate(request, "read")
+    account = request.account
     return json_response(
         OwnAccountView(username=account.name, name=account.name, type=account.type, scopes=account.scopes)
     )
 
 
+@Route(
+    "GET",
+    "/webhooks/default/secret",
+    name="webhooks.default.secret.get",
+    summary="Get what the account's webhooks are signed with",
+    scopes=("run",),
+    answers={200: Answer("The secret.", WebhookSecret)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_webhook_secret(request: Request) -> Response:
     """GET /webhooks/default/secret. Not for tokens that may only look: whoever has it can sign as we do."""
-    account = await authenticate(request, "run")
-    secrets = await parts_of(request).accounts.webhook_secrets(account.name)
+    account = request.account
+    secrets = await request.services.accounts.webhook_secrets(account.name)
     if not secrets:
         raise not_found()
     return json_response(WebhookSecret(secrets[0]), headers={"Cache-Control": "no-store"})

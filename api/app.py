@@ -1,28 +1,45 @@
-"""The front door as an ASGI application: every route of `routes.py`, and the errors and parts that they share.
+"""Assemble the API as an ASGI application: every declared route, and the layer around them.
 
-Clients disagree on whether their base address ends in /v1, so every route is there with it, without it, and twice.
-Slashes are never redirected: the official clients do not follow.
+Clients disagree on whether their base address ends in /v1, so every route of the contract is there with /v1, without
+it, and with it twice. Slashes are never redirected: the official clients do not follow.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.routing import Route as Path
 from starlette.routing import Router
+from starlette.types import Lifespan, Message, Receive, Scope, Send
 
-from api.dashboard.page import elsewhere
-from api.door import Door, Entrance, Handler
-from api.metering import Meters
-from api.response import proxy_networks
-from api.routes import INTERNAL, PAGES, PROBES, ROUTES
+from api import accounts, health, openapi
+from api.admin import accounts as admin_accounts
+from api.admin import changes, dead, overview, queues
+from api.admin import models as admin_models
+from api.auth import authenticate
+from api.dashboard import page
+from api.errors import Problem, is_expected, problem_of
+from api.files import files, outputs
+from api.metering import NO_ROUTE, Meters
+from api.models import collections, deployments, models
+from api.predictions import events, listing, predictions, streams
+from api.request import Request
+from api.response import carried, proxy_networks
+from api.route import Handler, Route, routes_of
 from api.services import State
-from api.sites.sites import Plan, all_running
+from api.sites.sites import Plan, all_running, answer_at_site
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
 from director.runtime.tracing import Tracing, tracing_of
 
-BASES: Final = ("/v1", "", "/v1/v1")
+ROUTES: Final = routes_of(
+    *(predictions, listing, events, streams, models, collections, deployments, files, outputs, accounts, openapi),
+    *(dead, admin_accounts, admin_models, changes, queues, overview, health, page),
+)
 
 
 def create_app(
@@ -31,11 +48,11 @@ def create_app(
     clock: Clock | None = None,
     on_unsafe: Callable[[UnsafeBackend], None] | None = None,
     tracing: Tracing | None = None,
-) -> Door:
-    """The application; connects to Redis when its lifespan begins. `on_unsafe` hears of a server that is too weak.
-    `tracing`: instead of what the environment asks for.
+) -> "Api":
+    """Create the application, which connects to Redis when its lifespan begins.
 
-    Raises SettingsError where the address of Redis is none, or that of a proxy, and for a file of sites that is none.
+    `on_unsafe` is called for a Redis that is too weak. `tracing` replaces what the environment asks for. Raises
+    SettingsError for an invalid address of Redis, for the address of a proxy, and for an invalid file of sites.
     """
     proxy_networks(settings.trusted_proxies)
     plan, meters = Plan.of(settings), Meters()
@@ -48,22 +65,118 @@ def create_app(
             yield state
         await spans.aclose()
 
-    return Door(_entrances(), elsewhere=elsewhere, router=Router(lifespan=lifespan), meters=meters)
+    return Api(ROUTES, otherwise=page.elsewhere, meters=meters, lifespan=lifespan)
 
 
-def _entrances() -> Mapping[str, Entrance]:
-    """What answers at each path. All of its methods are together, so that a 405 names every one."""
-    found: dict[str, dict[str, Handler]] = {}
-    rows = [(method, base + path, handler) for base in BASES for method, path, handler in ROUTES]
-    rows += [("GET", path, handler) for path, handler in (*PROBES, *PAGES)]
-    for method, path, handler in (*rows, *INTERNAL):
-        found.setdefault(path, {})[method] = handler
-    return {path: Entrance(_template(path), handlers) for path, handlers in found.items()}
+class Api:
+    """The ASGI application: it finds the route, answers what the handler returns or raises, and counts both.
+
+    `otherwise` answers where no path matches. An exception that nobody expects is answered with 500 and raised again,
+    so that the server logs it.
+    """
+
+    def __init__(
+        self, routes: Iterable[Route], *, otherwise: Handler, meters: Meters, lifespan: Lifespan[Any] | None = None
+    ) -> None:
+        self.routes: Final = tuple(routes)
+        self._meters: Final = meters
+        plain = Router(
+            _paths(route for route in routes if not route.name), redirect_slashes=False, default=_asgi(otherwise)
+        )
+
+        async def without_base(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["root_path"] = ""
+            await plain(scope, receive, send)
+
+        self.router: Final = Router(
+            _paths(route for route in routes if route.name),
+            redirect_slashes=False,
+            default=without_base,
+            lifespan=lifespan,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.router(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        refusal: Problem | None = None
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                path = scope["route"].path if "route" in scope else NO_ROUTE
+                self._meters.answered(path, scope["method"], status, time.perf_counter() - began)
+                if refusal is not None:
+                    self._meters.refused(refusal)
+            await send(message)
+
+        scope["app"], scope["root_path"] = self, _base(scope["path"])
+        try:
+            await self.router(scope, receive, counted)
+        except Exception as exc:
+            if status:
+                raise
+            refusal = problem_of(exc)
+            await carried(scope, refusal.response())(scope, receive, counted)
+            if not is_expected(exc):
+                raise
 
 
-def _template(path: str) -> str:
-    """Without its base: whichever of them a client uses, it asks for the same."""
-    return path[path.rindex("/v1/") + len("/v1") :] if "/v1/" in path else path
+class _Endpoint(Struct, frozen=True):
+    """One path of the contract, as an ASGI application: the route of each of its methods."""
+
+    routes: Mapping[str, Route]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = scope["method"]
+        route = self.routes.get("GET" if method == "HEAD" else method)
+        if route is None:
+            response = Response(status_code=204, headers={"Allow": ", ".join(self.methods)})
+        else:
+            response = await _answer(Request(scope, receive, send), route)
+        await carried(scope, response)(scope, receive, send)
+
+    @property
+    def methods(self) -> list[str]:
+        """HEAD is GET without a body; OPTIONS names the others."""
+        return sorted({*self.routes, "OPTIONS", *(["HEAD"] if "GET" in self.routes else [])})
+
+
+async def _answer(request: Request, route: Route) -> Response:
+    """Call the handler as its route says: after the token was checked, with the services of its site."""
+    if route.scopes:
+        request.account = await authenticate(request, *route.scopes, takes=route.bucket)
+    return await answer_at_site(request, route)
+
+
+def _paths(routes: Iterable[Route]) -> list[Path]:
+    """Starlette's routes, one for each path with all of its methods. A part that is written out goes before a name."""
+    found: dict[str, dict[str, Route]] = {}
+    for route in routes:
+        if found.setdefault(route.path, {}).setdefault(route.method, route) is not route:
+            raise ValueError(f"{route.method} {route.path} is declared twice.")
+    endpoints = {path: _Endpoint(of_path) for path, of_path in found.items()}
+    return [
+        Path(path, endpoints[path], methods=endpoints[path].methods)
+        for path in sorted(found, key=lambda path: [part.startswith("{") for part in path.split("/")])
+    ]
+
+
+def _asgi(handler: Handler) -> Callable[[Scope, Receive, Send], Any]:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await handler(Request(scope, receive, send))
+        await carried(scope, response)(scope, receive, send)
+
+    return answer
+
+
+def _base(path: str) -> str:
+    """The base that a path begins with: /v1/v1, /v1 or none."""
+    if not path.startswith("/v1/"):
+        return ""
+    return "/v1/v1" if path.startswith("/v1/v1/") else "/v1"
 
 
 def _refuse(exc: UnsafeBackend) -> None:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from api.errors import account_suspended, forbidden, unauthenticated
 from api.limits import admit
-from api.services import parts_of
+from api.services import services_of
 from director.core.account_limits import BucketName
 from director.core.errors import BackendUnavailable
 from director.store.accounts import Account
@@ -56,7 +56,7 @@ async def _known(request: Request, header: str) -> Account | None:
     token = token.strip()
     if scheme.lower() not in SCHEMES or not token:
         return None
-    return await parts_of(request).lookups.account(token)
+    return await services_of(request).lookups.account(token)
 
 
 def refuse_suspended(account: Account) -> None:

@@ -7,10 +7,10 @@ is `validation`'s part, and the bytes stay the caller's.
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from api.errors import invalid_header, invalid_input, invalid_version, not_found
 from api.request import Members, type_of, wrong_type
@@ -36,6 +36,40 @@ class CreatePrediction(Struct, frozen=True, kw_only=True):
     destination: str | None = None
     webhook: str | None = None
     webhook_events_filter: tuple[WebhookEvent, ...] | None = None
+
+
+NO_EFFECT: Final = Meta(description="Has no effect.", extra_json_schema={"deprecated": True})
+
+
+# Bodies that are read member by member, as types for the document. Nothing is decoded into them.
+
+
+class PredictionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is to be run. No filter means every webhook event."""
+
+    input: dict[str, Any]
+    webhook: Annotated[str, Meta(description="An http or https URL.")] | None = None
+    webhook_events_filter: Annotated[list[WebhookEvent], Meta(max_length=MAX_FILTER)] | None = None
+    stream: Annotated[bool | None, NO_EFFECT] = None
+    webhook_completed: Annotated[str | None, NO_EFFECT] = None
+
+
+class VersionPredictionRequest(PredictionRequest, kw_only=True, forbid_unknown_fields=True):
+    """What is to be run, and of which version: `owner/name`, `owner/name:<64 hex digits>` or the 64 digits alone."""
+
+    version: str
+
+
+class TrainingRequest(PredictionRequest, kw_only=True, forbid_unknown_fields=True):
+    """A training, and the model `owner/name` that it makes a version of."""
+
+    destination: str
+
+
+class BatchRequest(Struct, forbid_unknown_fields=True):
+    """Up to a thousand bodies of predictions, each judged by itself."""
+
+    predictions: Annotated[list[Any], Meta(min_length=1, max_length=1_000)]
 
 
 class VersionRef(Struct, frozen=True, kw_only=True):

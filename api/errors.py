@@ -30,7 +30,7 @@ MOVED_RETRY_S: Final = 5  # whoever moves queues between sites also sends their 
 
 
 class Code(StrEnum):
-    """The codes that a program may branch on. A new code is a new promise."""
+    """What a program may branch on. A closed set: a new one is a new promise."""
 
     ACCOUNT_EXISTS = "account_exists"
     ACCOUNT_SUSPENDED = "account_suspended"
@@ -363,7 +363,8 @@ class Moved(Problem):
 
 def _of_starlette(exc: HTTPException) -> Problem:
     if exc.status_code == method_not_allowed.status:
-        return method_not_allowed(headers=exc.headers)
+        allowed = (exc.headers or {}).get("Allow", "").split(", ")
+        return method_not_allowed(headers={"Allow": ", ".join(sorted(allowed))})
     # the framework's own detail may quote the request, so only the status's name is shown
     return Refusal(exc.status_code, HTTPStatus(exc.status_code).phrase)(headers=exc.headers or {})
 

@@ -1,11 +1,11 @@
 """Is the process alive, and can it take requests? For probes: no token is needed, and nothing private is told."""
 
 from msgspec import UNSET, Struct, UnsetType
-from starlette.requests import Request
 from starlette.responses import Response
 
+from api.request import Request
 from api.response import json_response
-from api.services import parts_of
+from api.route import Route
 from api.sites.sites import Sites, sites_of
 from director.core.errors import BackendUnavailable, UnsafeBackend
 
@@ -41,23 +41,27 @@ class Readiness(Struct, frozen=True, kw_only=True):
     sites: dict[str, str] | UnsetType = UNSET
 
 
+@Route("GET", "/livez")
 async def livez(_request: Request) -> Response:
     """GET /livez: the process turns its loop. Redis is no part of it, or an outage would restart every replica."""
     return json_response(Liveness())
 
 
+@Route("GET", "/readyz")
 async def readyz(request: Request) -> Response:
     """GET /readyz: looks at Redis now; 503 where it is away, or loses what it accepts; of several, where all are."""
-    parts = parts_of(request)
-    load = Load(parts.readers.reading, parts.waiters.waiting, parts.descriptors.open, parts.descriptors.limit)
+    services = request.services
+    load = Load(
+        services.readers.reading, services.waiters.waiting, services.descriptors.open, services.descriptors.limit
+    )
     if (sites := sites_of(request)) is not None:
         return _of_several(sites, load)
     try:
-        server = await parts.gate.run_once()
+        server = await services.gate.run_once()
     except (BackendUnavailable, UnsafeBackend) as exc:
         return json_response(Readiness(ready=False, load=load, reasons=(str(exc),)), 503)
     found = f"{server.kind} {server.version}"
-    files = (await parts.store_check.missing() if parts.store_check else "") or UNSET
+    files = (await services.store_check.missing() if services.store_check else "") or UNSET
     return json_response(Readiness(ready=True, load=load, durability=server.level, server=found, files=files))
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from api.errors import compute_exhausted, credit_exhausted, rate_limited, storage_full
 from api.response import RawHeaders, carry, raw
-from api.services import parts_of
+from api.services import services_of
 from director.broker.scripts import Allowance
 from director.core.account_limits import Bucket, BucketName
 from director.core.ids import PredictionId, QueueName
@@ -55,7 +55,7 @@ async def take(request: Request, account: Account, name: BucketName) -> Taken | 
         carry(request, WITHOUT_RATE[name])
         return None
     taken = Taken(bucket, uuid4().hex)
-    allowance = await parts_of(request).scripts.reserve(account.name, bucket, id=taken.id)
+    allowance = await services_of(request).scripts.reserve(account.name, bucket, id=taken.id)
     carry(request, raw(_headers(allowance)))
     if not allowance.allowed:
         raise rate_limited(allowance.most, retry_after_s=_seconds(allowance.retry_after_ms), reset_s=_reset(allowance))
@@ -78,10 +78,10 @@ async def reserve_compute(
     limits = account.limits
     if not limits.meters_compute:
         return
-    parts = parts_of(request)
-    service = await parts.lookups.service(queue)
+    services = services_of(request)
+    service = await services.lookups.service(queue)
     asked_s = (service.run_s or UNKNOWN_S) * max(1, cost / service.cost)
-    allowance = await parts.scripts.reserve(
+    allowance = await services.scripts.reserve(
         account.name, limits.compute_s_per_day, in_all=limits.compute_s_total, id=prediction_id, asked_s=asked_s
     )
     if not allowance.allowed:
@@ -93,14 +93,14 @@ async def reserve_compute(
 async def refuse_full(request: Request, account: Account) -> None:
     """402 where its account keeps as many bytes of files as it may: what it puts out would have no room."""
     most = account.limits.max_files_bytes
-    if most is not None and (await parts_of(request).scripts.stow(account.name)).total >= most:
+    if most is not None and (await services_of(request).scripts.stow(account.name)).total >= most:
         raise storage_full(402, most)
 
 
 async def give_back(request: Request, account: Account, prediction_id: PredictionId, taken: Taken | None) -> None:
     """The queue took nothing: neither a token nor compute was used."""
     if taken is not None or account.limits.meters_compute:
-        await parts_of(request).scripts.spend(
+        await services_of(request).scripts.spend(
             account.name, prediction_id=prediction_id, token=None if taken is None else (taken.bucket, taken.id)
         )
 
@@ -108,7 +108,7 @@ async def give_back(request: Request, account: Account, prediction_id: Predictio
 async def return_compute(request: Request, account: Account, prediction_id: PredictionId) -> None:
     """This prediction is another one's double. The request itself was one all the same."""
     if account.limits.meters_compute:
-        await parts_of(request).scripts.spend(account.name, prediction_id=prediction_id)
+        await services_of(request).scripts.spend(account.name, prediction_id=prediction_id)
 
 
 def _headers(allowance: Allowance) -> dict[str, str]:

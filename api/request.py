@@ -10,16 +10,21 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from itertools import accumulate, islice
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as BaseRequest
 from starlette.types import Receive, Scope, Send
 
 from api.errors import MAX_INVALID_FIELDS, InvalidField, invalid_input, malformed, not_found, shown, too_large, too_slow
 from director.core.ids import PredictionId, is_prediction_id
+from director.store.accounts import Account
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 T = TypeVar("T")
 
@@ -35,7 +40,7 @@ NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTUR
 STEPS: Final = {**dict.fromkeys(OPEN, 1), **dict.fromkeys(CLOSE, -1)}
 
 
-async def read_body(request: Request, *, max_bytes: int) -> bytes:
+async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
     """The whole body. 413 as soon as its announced or its counted length is over `max_bytes`; 408 if it is slow."""
     announced = request.headers.get("content-length", "")
     # cut, since Python refuses to read a number of thousands of digits
@@ -75,7 +80,7 @@ def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-async def _counted(request: Request, max_bytes: int) -> bytes:
+async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
     body, more = bytearray(), True
     while more:
         message = await request.receive()
@@ -187,7 +192,7 @@ def wrong_type(field: str, expected: str, given: str) -> InvalidField:
 # What a path names. What cannot be an id is answered without asking Redis.
 
 
-def prediction_id_of(request: Request) -> PredictionId:
+def prediction_id_of(request: BaseRequest) -> PredictionId:
     """The prediction of this path; 404 where that is no id."""
     text = request.path_params["id"]
     if not is_prediction_id(text):
@@ -195,13 +200,15 @@ def prediction_id_of(request: Request) -> PredictionId:
     return PredictionId(text)
 
 
-# The headers of a request, read once: a handler asks for a dozen of them, and most are not there.
-#
-# Of one that was sent more than once, the first counts, as in Starlette; `getlist` has each.
+class Request(BaseRequest):
+    """A request as handlers get it. Its headers are read once: a handler asks for a dozen, and most are not there.
 
+    Which of these are there, the route of the handler says: see `api.route.Route`.
+    """
 
-class Asked(Request):
-    """A request as handlers get it."""
+    account: Account
+    services: "Services"
+    prediction_id: PredictionId
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
@@ -213,6 +220,8 @@ class Asked(Request):
 
 
 class _Indexed(Headers):
+    """Of a header that was sent more than once, the first counts, as in Starlette; `getlist` has each."""
+
     def __init__(self, *, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
         self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}

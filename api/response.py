@@ -16,9 +16,10 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from api.errors import InvalidField, invalid_host, invalid_input
-from api.services import parts_of
+from api.services import services_of
 from director.core.errors import SettingsError
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -41,9 +42,9 @@ def carry(request: Request, headers: RawHeaders) -> None:
     request.scope["state"]["carried"] = headers
 
 
-def carried(request: Request, response: Response) -> Response:
+def carried(scope: Scope, response: Response) -> Response:
     """The answer, with what the request carries."""
-    response.raw_headers += request.scope["state"].get("carried", ())
+    response.raw_headers += scope["state"].get("carried", ())
     return response
 
 
@@ -58,7 +59,7 @@ SCHEMES: Final = ("http", "https")
 
 def base_url(request: Request) -> str:
     """The public URL, else the scheme and host that the request was sent to; 400 where that is no host at all."""
-    if public := parts_of(request).settings.public_url:
+    if public := services_of(request).settings.public_url:
         return public.rstrip("/")
     scheme, host = request.scope["scheme"], request.headers.get("host", "")
     if _is_from_proxy(request):
@@ -81,7 +82,7 @@ def proxy_networks(trusted: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network,
 
 
 def _is_from_proxy(request: Request) -> bool:
-    networks = proxy_networks(parts_of(request).settings.trusted_proxies)
+    networks = proxy_networks(services_of(request).settings.trusted_proxies)
     if not networks or request.client is None:
         return False
     try:

@@ -106,7 +106,7 @@ class Clients(Struct, frozen=True, kw_only=True):
         )
 
 
-class Parts(Struct, frozen=True, kw_only=True):
+class Services(Struct, frozen=True, kw_only=True):
     """The API's rooms, by hand. `site`: the number in the ids of what is placed here."""
 
     site: int
@@ -157,14 +157,14 @@ class Parts(Struct, frozen=True, kw_only=True):
 class State(TypedDict):
     """What the lifespan hands to each request."""
 
-    parts: Parts
+    services: Services
     sites: "Sites | None"
 
 
-def parts_of(request: Request) -> Parts:
+def services_of(request: Request) -> Services:
     """What is behind us; of several sites, the home."""
-    parts: Parts = request.scope["state"]["parts"]  # asked for often, and `request.state` is slow
-    return parts
+    services: Services = request.scope["state"]["services"]  # asked for often, and `request.state` is slow
+    return services
 
 
 @asynccontextmanager
@@ -179,8 +179,8 @@ async def running(
     site: int = 0,
     is_home: bool = True,
     believes: bool = False,
-) -> AsyncIterator[Parts]:
-    """All parts, with their loops running. Closes the clients at the end.
+) -> AsyncIterator[Services]:
+    """All services, with their loops running. Closes the clients at the end.
 
     `believes`: tokens and models that are known hold while the server is away. What is shown of Redis is of the home.
     """
@@ -196,7 +196,7 @@ async def running(
     waiters = Waiters(
         clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
     )
-    parts = Parts(
+    services = Services(
         site=site,
         redis=redis,
         settings=settings,
@@ -246,18 +246,18 @@ async def running(
         gate=gate,
     )
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(parts.gate.run)
-        tasks.start_soon(parts.waiters.run)
-        if parts.store_check is not None:
-            tasks.start_soon(parts.store_check.missing)
+        tasks.start_soon(services.gate.run)
+        tasks.start_soon(services.waiters.run)
+        if services.store_check is not None:
+            tasks.start_soon(services.store_check.missing)
         if is_home:
             tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
         # where Redis is there, the first request finds the gate open
-        await parts.gate.opened(within_s=FIRST_CHECK_S)
+        await services.gate.opened(within_s=FIRST_CHECK_S)
         try:
-            yield parts
+            yield services
         finally:
-            parts.release()
+            services.release()
             tasks.cancel_scope.cancel()
             watching.release()
             with anyio.CancelScope(shield=True):

@@ -11,14 +11,14 @@ from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import authenticate, named
+from api.auth import named
+from api.contract import BODY, CURSOR, NO_BODY, PAGED, TOKEN, UNKNOWN
 from api.errors import InvalidField, account_exists, invalid_input, not_found
-from api.request import decode_json, read_body
+from api.request import Request, decode_json, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.services import parts_of
+from api.route import Answer, Body, Parameter, Route
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
@@ -26,7 +26,6 @@ from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
-from director.store.administration import Administration
 from director.store.suspensions import Ended
 from director.store.tokens import LABEL, Token
 
@@ -133,9 +132,23 @@ class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
     left: int
 
 
+DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
+NAMED: Final = (Parameter("name", "The account.", Name, "path"),)
+
+
+@Route(
+    "GET",
+    "/admin/accounts",
+    name="admin.accounts.list",
+    summary="List accounts",
+    scopes=("admin",),
+    parameters=(CURSOR,),
+    answers={200: Answer("A page, by name.", Page[AccountDetail])},
+    refusals=TOKEN | PAGED,
+)
 async def list_accounts(request: Request) -> Response:
     """GET /admin/accounts?cursor=: by name."""
-    administration, _ = await _entered(request)
+    administration = request.services.administration
     cursor = cursor_of(request)
     names = [name for name in await administration.accounts.names() if cursor is None or name > cursor.at]
     page, more = names[:PAGE_SIZE], names[PAGE_SIZE:]
@@ -143,24 +156,54 @@ async def list_accounts(request: Request) -> Response:
     return json_response(Page(next=following, previous=None, results=await _views(request, page)))
 
 
+@Route(
+    "POST",
+    "/admin/accounts",
+    name="admin.accounts.create",
+    summary="Make an account",
+    scopes=("admin",),
+    body=Body(NewAccount),
+    answers={201: Answer("The account.", AccountDetail)},
+    refusals=TOKEN | BODY | {409},
+)
 async def create_account(request: Request) -> Response:
     """POST /admin/accounts: 409 where there is one of this name."""
-    administration, by = await _entered(request)
+    administration, by = request.services.administration, named(request.account)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), NewAccount)
     if not await administration.create(asked.name, asked.type, by=by):
         raise account_exists()
     return json_response(await _view(request, asked.name), 201)
 
 
+@Route(
+    "GET",
+    "/admin/accounts/{name}",
+    name="admin.accounts.get",
+    summary="Get an account, its limits and what became of them lately",
+    scopes=("admin",),
+    parameters=NAMED,
+    answers={200: Answer("The account.", AccountDetail)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_account_of_all(request: Request) -> Response:
     """GET /admin/accounts/{name}: its limits, and what became of them lately."""
-    await _entered(request)
     return json_response(await _view(request, await _named(request)))
 
 
+@Route(
+    "PATCH",
+    "/admin/accounts/{name}",
+    name="admin.accounts.update",
+    summary="Change an account's type, its limits, or both",
+    scopes=("admin",),
+    parameters=NAMED,
+    body=Body(AccountChange),
+    answers=DETAIL,
+    refusals=TOKEN | BODY | UNKNOWN,
+)
 async def change_account(request: Request) -> Response:
     """PATCH /admin/accounts/{name}: its type, its limits, or both. All of it is judged before any is changed."""
-    administration, by = await _entered(request)
+    administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AccountChange)
     limits = _written(asked.limits)
@@ -171,41 +214,83 @@ async def change_account(request: Request) -> Response:
     return json_response(await _view(request, name))
 
 
+@Route(
+    "POST",
+    "/admin/accounts/{name}/suspend",
+    name="admin.accounts.suspend",
+    summary="Let nothing of an account start any more",
+    scopes=("admin",),
+    parameters=NAMED,
+    body=Body(AskedSuspension),
+    answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
+    refusals=TOKEN | BODY | UNKNOWN,
+)
 async def suspend_account(request: Request) -> Response:
     """POST /admin/accounts/{name}/suspend: once this is answered nothing of the account starts any more."""
-    administration, by = await _entered(request)
+    administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
     for site in others(request):  # where one is away the caller hears it, and asks again
         await site.introduce(name)
-        there = site.parts.administration
+        there = site.services.administration
         ended.append(await there.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S))
     counts = {field: sum(getattr(each, field) for each in ended) for field in Ended.__struct_fields__}
     return json_response(SuspendedAccount(**asdict(await _view(request, name)), **counts))
 
 
+@Route(
+    "POST",
+    "/admin/accounts/{name}/resume",
+    name="admin.accounts.resume",
+    summary="Let what is held of an account run",
+    scopes=("admin",),
+    parameters=NAMED,
+    answers=DETAIL,
+    refusals=TOKEN | UNKNOWN,
+)
 async def resume_account(request: Request) -> Response:
     """POST /admin/accounts/{name}/resume: what was held runs; what was ended does not come back."""
-    administration, by = await _entered(request)
+    administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     await administration.resume(name, by=by)
     for site in others(request):
-        if await site.parts.accounts.exists(name):
-            await site.parts.administration.resume(name, by=by)
+        if await site.services.accounts.exists(name):
+            await site.services.administration.resume(name, by=by)
     return json_response(await _view(request, name))
 
 
+@Route(
+    "GET",
+    "/admin/accounts/{name}/tokens",
+    name="admin.accounts.tokens.list",
+    summary="List the tokens of an account, without their secrets",
+    scopes=("admin",),
+    parameters=NAMED,
+    answers={200: Answer("All of them, oldest first.", Page[TokenView])},
+    refusals=TOKEN | UNKNOWN,
+)
 async def list_tokens(request: Request) -> Response:
     """GET /admin/accounts/{name}/tokens: all of them, oldest first."""
-    administration, _ = await _entered(request)
+    administration = request.services.administration
     tokens = await administration.accounts.tokens.of(await _named(request))
     return json_response(Page(next=None, previous=None, results=[TokenView.of(token) for token in tokens]))
 
 
+@Route(
+    "POST",
+    "/admin/accounts/{name}/tokens",
+    name="admin.accounts.tokens.create",
+    summary="Make a token",
+    scopes=("admin",),
+    parameters=NAMED,
+    body=Body(AskedToken),
+    answers={201: Answer("The token, this once with its secret.", MadeToken)},
+    refusals=TOKEN | BODY | UNKNOWN,
+)
 async def create_token(request: Request) -> Response:
     """POST /admin/accounts/{name}/tokens: the one answer with its secret, as `token`."""
-    administration, by = await _entered(request)
+    administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedToken)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
@@ -219,9 +304,19 @@ async def create_token(request: Request) -> Response:
     return json_response(made_token, 201, {"Cache-Control": "no-store"})
 
 
+@Route(
+    "DELETE",
+    "/admin/accounts/{name}/tokens/{id}",
+    name="admin.accounts.tokens.revoke",
+    summary="Revoke a token",
+    scopes=("admin",),
+    parameters=(*NAMED, Parameter("id", "The id of a token, which is no secret.", str, "path")),
+    answers={204: NO_BODY},
+    refusals=TOKEN | UNKNOWN,
+)
 async def revoke_token(request: Request) -> Response:
     """DELETE /admin/accounts/{name}/tokens/{id}: an API that knows it forgets it once its cache is over."""
-    administration, by = await _entered(request)
+    administration, by = request.services.administration, named(request.account)
     tokens = await administration.accounts.tokens.of(await _named(request))
     found = next((token for token in tokens if token.id == request.path_params["id"]), None)
     if found is None or not await administration.revoke(found, by=by):
@@ -229,15 +324,10 @@ async def revoke_token(request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def _entered(request: Request) -> tuple[Administration, str]:
-    operator = await authenticate(request, "admin")
-    return parts_of(request).administration, named(operator)
-
-
 async def _named(request: Request) -> str:
     """The account of this path; 404 where there is none."""
     name = str(request.path_params["name"])
-    if not re.fullmatch(ACCOUNT_NAME, name) or not await parts_of(request).accounts.exists(name):
+    if not re.fullmatch(ACCOUNT_NAME, name) or not await request.services.accounts.exists(name):
         raise not_found()
     return name
 
@@ -248,14 +338,14 @@ async def _view(request: Request, name: str) -> AccountDetail:
 
 
 async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
-    parts = parts_of(request)
-    seen = await parts.accounts.seen(names, day=parts.clock.now_ms() // DAY_MS)
+    services = request.services
+    seen = await services.accounts.seen(names, day=services.clock.now_ms() // DAY_MS)
     return [
         AccountDetail(
             name=name,
             type=written.type,
             suspension=None if written.suspension is None else SuspensionView.of(written.suspension),
-            limits=parts.accounts.limits_of(written),
+            limits=services.accounts.limits_of(written),
             usage=usage,
         )
         for name, (written, usage) in zip(names, seen, strict=True)

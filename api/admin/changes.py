@@ -4,18 +4,18 @@ For tokens with the scope `admin` alone. Reads only; what became of predictions 
 """
 
 import re
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
-from msgspec import Struct
-from starlette.requests import Request
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.auth import authenticate
+from api.contract import TOKEN
 from api.errors import InvalidField, invalid_input
 from api.predictions.events import number_of
+from api.request import Request
 from api.response import json_response
-from api.sites.sites import parts_asked
+from api.route import Answer, Parameter, Route
 from director.core.view import iso
 from director.store.changes import FIRST, Change
 
@@ -61,15 +61,32 @@ class ChangesView(Struct, frozen=True, kw_only=True):
     next: str | None
 
 
+@Route(
+    "GET",
+    "/admin/audit",
+    name="admin.audit.list",
+    summary="List what operators changed: who, when and what",
+    scopes=("admin",),
+    site="asked",
+    parameters=(
+        Parameter("after", "The `next` of the page before.", Annotated[str, Meta(pattern="^[0-9]{1,15}-[0-9]{1,15}$")]),
+        Parameter("order", "`asc`, the oldest first, or `desc`.", Order),
+        Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+    ),
+    answers={200: Answer("A page.", ChangesView)},
+    refusals=TOKEN | {422},
+)
 async def list_changes(request: Request) -> Response:
     """GET /admin/audit?order=&after=&limit=."""
-    await authenticate(request, "admin")
     after, order = request.query_params.get("after") or None, request.query_params.get("order") or "asc"
     if after is not None and not PLACE.fullmatch(after):
         raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])
     if order not in ORDERS:
         raise invalid_input([InvalidField("enum", "order", f"Must be one of {', '.join(ORDERS)}")])
-    limit, changes = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE), parts_asked(request).changes
+    limit, changes = (
+        number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE),
+        request.services.changes,
+    )
     if order == "desc":
         found = await changes.before(after, count=limit)
         following = found[-1].entry if len(found) == limit else None

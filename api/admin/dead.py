@@ -10,14 +10,14 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Raw, Struct, field
 from msgspec.structs import asdict
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import authenticate, named
+from api.auth import named
+from api.contract import BODY, CURSOR, PAGED, PREDICTION_ID, TOKEN, UNKNOWN
 from api.errors import InvalidField, invalid_input, not_found
-from api.request import decode_json, prediction_id_of, read_body
+from api.request import Request, decode_json, prediction_id_of, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.sites.sites import parts_asked
+from api.route import Answer, Body, Parameter, Route
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
@@ -25,6 +25,8 @@ from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
 PATH: Final = "/admin/dead"
 MOST_IDS: Final = 1_000
 LONGEST_S: Final = 20.0  # below the usual time-out of a proxy in front
+
+DONE: Final = {200: Answer("What was done.", Done)}
 
 Slices = AsyncIterator[list[Place]]
 Act = Callable[..., Awaitable[Done]]
@@ -46,9 +48,20 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
     input: Raw | None
 
 
+@Route(
+    "GET",
+    "/admin/dead",
+    name="admin.dead.list",
+    summary="List dead letters of all accounts",
+    scopes=("admin",),
+    site="asked",
+    parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
+    answers={200: Answer("A page, newest first.", Page[DeadLetter])},
+    refusals=TOKEN | PAGED,
+)
 async def list_dead(request: Request) -> Response:
     """GET /admin/dead?queue=&cursor=: newest first."""
-    dead, _ = await _entered(request)
+    dead = request.services.dead
     queue, cursor = request.query_params.get("queue", ""), cursor_of(request)
     before = None if cursor is None else _place(cursor.at)
     letters = await dead.page(await _queues(request, queue), before=before, count=PAGE_SIZE)
@@ -57,42 +70,92 @@ async def list_dead(request: Request) -> Response:
     return json_response(Page(next=following, previous=None, results=letters.results))
 
 
+@Route(
+    "GET",
+    "/admin/dead/{id}",
+    name="admin.dead.get",
+    summary="Get a dead letter, with its input",
+    scopes=("admin",),
+    site="asked",
+    parameters=PREDICTION_ID,
+    answers={200: Answer("The letter.", WholeLetter)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_dead(request: Request) -> Response:
     """GET /admin/dead/{id}: the letter, and the input that it would run on again."""
-    dead, _ = await _entered(request)
+    dead = request.services.dead
     shown = await dead.show(prediction_id_of(request))
     if shown is None:
         raise not_found()
     return json_response(WholeLetter(**asdict(shown.letter), input=shown.input))
 
 
+@Route(
+    "POST",
+    "/admin/dead/{id}/revive",
+    name="admin.dead.revive",
+    summary="Return a dead letter to its queue",
+    scopes=("admin",),
+    site="asked",
+    parameters=PREDICTION_ID,
+    answers=DONE,
+    refusals=TOKEN | UNKNOWN,
+)
 async def revive_one_dead(request: Request) -> Response:
     """POST /admin/dead/{id}/revive."""
-    dead, by = await _entered(request)
+    dead, by = request.services.dead, named(request.account)
     return await _one(request, dead, partial(dead.revive, by=by))
 
 
+@Route(
+    "POST",
+    "/admin/dead/{id}/drop",
+    name="admin.dead.drop",
+    summary="Give a dead letter up",
+    scopes=("admin",),
+    site="asked",
+    parameters=PREDICTION_ID,
+    answers=DONE,
+    refusals=TOKEN | UNKNOWN,
+)
 async def drop_one_dead(request: Request) -> Response:
     """POST /admin/dead/{id}/drop."""
-    dead, by = await _entered(request)
+    dead, by = request.services.dead, named(request.account)
     return await _one(request, dead, partial(dead.drop, by=by))
 
 
+@Route(
+    "POST",
+    "/admin/dead/revive",
+    name="admin.dead.revive_many",
+    summary="Return dead letters to their queues",
+    scopes=("admin",),
+    site="asked",
+    body=Body(ManyLetters),
+    answers=DONE,
+    refusals=TOKEN | BODY,
+)
 async def revive_dead(request: Request) -> Response:
     """POST /admin/dead/revive: see `ManyLetters`."""
-    dead, by = await _entered(request)
+    dead, by = request.services.dead, named(request.account)
     return await _many(request, dead, partial(dead.revive, by=by))
 
 
+@Route(
+    "POST",
+    "/admin/dead/drop",
+    name="admin.dead.drop_many",
+    summary="Give dead letters up",
+    scopes=("admin",),
+    site="asked",
+    body=Body(ManyLetters),
+    answers=DONE,
+    refusals=TOKEN | BODY,
+)
 async def drop_dead(request: Request) -> Response:
     """POST /admin/dead/drop: see `ManyLetters`."""
-    dead, by = await _entered(request)
+    dead, by = request.services.dead, named(request.account)
     return await _many(request, dead, partial(dead.drop, by=by))
-
-
-async def _entered(request: Request) -> tuple[DeadLetters, str]:
-    operator = await authenticate(request, "admin")
-    return parts_asked(request).dead, named(operator)
 
 
 async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
@@ -105,7 +168,7 @@ async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
 
 
 async def _many(request: Request, dead: DeadLetters, act: Act) -> Response:
-    body = await read_body(request, max_bytes=parts_asked(request).settings.max_body_bytes)
+    body = await read_body(request, max_bytes=request.services.settings.max_body_bytes)
     asked = decode_json(body, ManyLetters)
     if bool(asked.ids) == asked.is_all:
         raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
@@ -127,7 +190,7 @@ async def _slices(places: list[Place]) -> Slices:
 
 async def _queues(request: Request, queue: str) -> list[QueueName]:
     """The one that is named, or all."""
-    known = await parts_asked(request).catalog.queues()
+    known = await request.services.catalog.queues()
     if not queue:
         return known
     if queue not in known:

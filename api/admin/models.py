@@ -8,15 +8,15 @@ import re
 from typing import Final
 
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import authenticate, named
+from api.auth import named
 from api.bodies import parse_model
+from api.contract import BODY, NO_BODY, OWNER_AND_NAME, TOKEN, UNKNOWN
 from api.errors import InvalidField, config_changed, invalid_header, invalid_input, newer_release, not_found
-from api.request import decode_json, read_body
+from api.request import Request, decode_json, read_body
 from api.response import json_response
-from api.sites.sites import parts_asked
+from api.route import Answer, Body, Parameter, Route
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
@@ -44,32 +44,69 @@ class ConfigView(Struct, frozen=True, kw_only=True):
         )
 
 
+IF_MATCH: Final = Parameter(
+    "If-Match", "The revision that was read, in quotes: refused if it is another.", str, "header"
+)
+CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView, headers=("ETag",))}
+
+
+@Route(
+    "GET",
+    "/admin/models/{owner}/{name}/config",
+    name="admin.models.config.get",
+    summary="Get how a model is run, as far as that is written down",
+    scopes=("admin",),
+    site="asked",
+    parameters=OWNER_AND_NAME,
+    answers=CONFIG,
+    refusals=TOKEN | UNKNOWN | {501},
+)
 async def get_config(request: Request) -> Response:
     """GET /admin/models/{owner}/{name}/config, with its revision as the ETag."""
-    await authenticate(request, "admin")
     return await _answer(request, _named(request))
 
 
+@Route(
+    "PUT",
+    "/admin/models/{owner}/{name}/config",
+    name="admin.models.config.put",
+    summary="Write down how a model is run, in force in its directors within seconds",
+    scopes=("admin",),
+    site="asked",
+    parameters=(*OWNER_AND_NAME, IF_MATCH),
+    body=Body(ModelConfig),
+    answers=CONFIG,
+    refusals=TOKEN | BODY | UNKNOWN | {412},
+)
 async def change_config(request: Request) -> Response:
     """PUT /admin/models/{owner}/{name}/config: all of it; with `If-Match`, only where it is still that revision."""
-    operator = await authenticate(request, "admin")
     model, was = _named(request), _was(request)
     config = decode_json(await read_body(request, max_bytes=MAX_BODY), ModelConfig)
-    await _write(request, model, config, by=named(operator), was=was)
+    await _write(request, model, config, by=named(request.account), was=was)
     return await _answer(request, model)
 
 
+@Route(
+    "DELETE",
+    "/admin/models/{owner}/{name}/config",
+    name="admin.models.config.delete",
+    summary="Take that back: directors go by their own settings again",
+    scopes=("admin",),
+    site="asked",
+    parameters=(*OWNER_AND_NAME, IF_MATCH),
+    answers={204: NO_BODY},
+    refusals=TOKEN | UNKNOWN | {412, 422},
+)
 async def remove_config(request: Request) -> Response:
     """DELETE /admin/models/{owner}/{name}/config: directors go by their own settings again."""
-    operator = await authenticate(request, "admin")
     model, was = _named(request), _was(request)
-    await _write(request, model, ModelConfig(), by=named(operator), was=was)
+    await _write(request, model, ModelConfig(), by=named(request.account), was=was)
     return Response(status_code=204)
 
 
 async def _write(request: Request, model: str, config: ModelConfig, *, by: str, was: int | None) -> None:
     try:
-        await parts_asked(request).configs.put(model, config, by=by, was=was)
+        await request.services.configs.put(model, config, by=by, was=was)
     except ConfigChanged as exc:
         raise config_changed() from exc
     except SettingsError as exc:
@@ -78,7 +115,7 @@ async def _write(request: Request, model: str, config: ModelConfig, *, by: str, 
 
 async def _answer(request: Request, model: str) -> Response:
     try:
-        stored = await parts_asked(request).configs.get(model)
+        stored = await request.services.configs.get(model)
     except SettingsError as exc:
         raise newer_release() from exc
     if stored is None:

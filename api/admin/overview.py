@@ -7,36 +7,48 @@ import hmac
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import anyio
-from starlette.requests import Request
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.auth import authenticate, may_still
+from api.contract import CURSOR, PAGED, TOKEN
 from api.errors import InvalidField, invalid_input, too_many_streams
 from api.predictions.events import number_of
 from api.predictions.stream_events import KEEP_ALIVE
 from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
 from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
+from api.request import Request
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.services import parts_of
-from api.sites.sites import parts_asked
+from api.route import Answer, Parameter, Route
 from director.core.ids import QueueName
 from director.core.schema import Page
-from director.diagnosis.views import director_view
+from director.diagnosis.views import DirectorView, director_view
+from director.store.owed import OwedView
 
 PATH: Final = "/admin/directors"
 
 
+@Route(
+    "GET",
+    "/admin/directors",
+    name="admin.directors.list",
+    summary="List directors, with their servers and what they hold",
+    scopes=("admin",),
+    site="asked",
+    parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
+    answers={200: Answer("A page, by name.", Page[DirectorView])},
+    refusals=TOKEN | PAGED,
+)
 async def list_directors(request: Request) -> Response:
     """GET /admin/directors?queue=&cursor=: by name, of one queue or of all."""
-    await authenticate(request, "admin")
-    parts, queue, cursor = parts_asked(request), request.query_params.get("queue", ""), cursor_of(request)
-    queues = await parts.queues.all()
+    services, queue, cursor = request.services, request.query_params.get("queue", ""), cursor_of(request)
+    queues = await services.queues.all()
     if queue and queue not in queues:
         raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
-    found = await parts.directors.of([QueueName(queue)] if queue else queues)
+    found = await services.directors.of([QueueName(queue)] if queue else queues)
     rest = [one for one in found if cursor is None or one.name > cursor.at]
     page, more = rest[:PAGE_SIZE], rest[PAGE_SIZE:]
     kept: Mapping[str, str] = {"queue": queue} if queue else {}
@@ -51,13 +63,23 @@ async def list_directors(request: Request) -> Response:
 LONGEST_HOST: Final = 300
 
 
+@Route(
+    "GET",
+    "/admin/owed",
+    name="admin.owed.get",
+    summary="Get the webhooks that are owed",
+    scopes=("admin",),
+    site="asked",
+    parameters=(Parameter("host", "Only to this host.", Annotated[str, Meta(max_length=LONGEST_HOST)]),),
+    answers={200: Answer("What is owed, those whose next attempt comes first.", OwedView)},
+    refusals=TOKEN | {422},
+)
 async def get_owed(request: Request) -> Response:
     """GET /admin/owed?host=: all of it, and those whose next attempt comes first."""
-    await authenticate(request, "admin")
     host = request.query_params.get("host", "")
     if len(host) > LONGEST_HOST:
         raise invalid_input([InvalidField("max_length", "host", f"Has at most {LONGEST_HOST} characters")])
-    return json_response(await parts_asked(request).owed.look(host=host))
+    return json_response(await request.services.owed.look(host=host))
 
 
 # What this process counts, for whoever scrapes it: with the token of the settings, or one with the scope `admin`.
@@ -65,12 +87,13 @@ async def get_owed(request: Request) -> Response:
 # Needs no Redis where the token is that of the settings, so that an outage can be watched.
 
 
+@Route("GET", "/metrics")
 async def get_metrics(request: Request) -> Response:
     """GET /metrics: as text, or as OpenMetrics for who accepts that."""
-    parts = parts_of(request)
-    if not _has_token(request, parts.settings.metrics_token):
+    services = request.services
+    if not _has_token(request, services.settings.metrics_token):
         await authenticate(request, "admin")
-    text, kind = await parts.meters.registry.page(request.headers.get("accept", ""))
+    text, kind = await services.meters.registry.page(request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": kind})
 
 
@@ -89,26 +112,44 @@ log = logging.getLogger(__name__)
 MOST_SNAPSHOTS: Final = 1_000
 
 
+class LiveEvent(Struct, frozen=True):
+    """One server-sent event. `data`: queues, directors, owed webhooks, findings as JSON; of `away`, why none."""
+
+    event: Literal["snapshot", "away"]
+    data: str
+
+
+@Route(
+    "GET",
+    "/admin/live",
+    name="admin.live",
+    summary="Watch queues and directors as server-sent events",
+    scopes=("admin",),
+    parameters=(
+        Parameter("snapshots", "End after so many; without, never.", Annotated[int, Meta(ge=1, le=MOST_SNAPSHOTS)]),
+    ),
+    answers={200: Answer("A snapshot each few seconds.", LiveEvent, "text/event-stream")},
+    refusals=TOKEN | {422},
+)
 async def follow_live(request: Request) -> Response:
     """A `snapshot` at once, then one each few seconds; `away` while Redis is. `snapshots=`: so many, and the end."""
-    await authenticate(request, "admin")
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)
-    if parts_of(request).readers.is_full:
+    if request.services.readers.is_full:
         raise too_many_streams(retry_after=RETRY_AFTER_S)
     return EventStream(partial(_tell, request, count))
 
 
 async def _tell(request: Request, count: int, send: Send) -> bool:
     """True where it came to its end, False where it is cut off."""
-    parts = parts_of(request)
+    services = request.services
     number = told = 0
-    with parts.readers.holding() as place, parts.watching.watcher():
+    with services.readers.holding() as place, services.watching.watcher():
         while await may_still(request, "admin"):
             data = KEEP_ALIVE
             with anyio.move_on_after(KEEP_ALIVE_S):
-                event = await parts.watching.after(number)
+                event = await services.watching.after(number)
                 number, data, told = event.number, event.data, told + 1
             if not await _is_taken(data, send):
                 return False

@@ -10,16 +10,16 @@ from typing import Annotated, Final, cast, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
-from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admin.models import ConfigView
-from api.auth import authenticate, named
+from api.auth import named
+from api.contract import BODY, CURSOR, PAGED, QUEUE, TOKEN, UNKNOWN, one_of
 from api.errors import InvalidField, invalid_input, not_found
 from api.predictions.events import number_of
-from api.request import decode_json, read_body
+from api.request import Request, decode_json, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.sites.sites import parts_asked
+from api.route import Answer, Body, Parameter, Route
 from director.broker.scripts import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -38,6 +38,10 @@ MOST_TENANTS: Final = 50
 LONGEST_FILTER: Final = 200
 SAMPLES: Final = 60
 STATES: Final = get_args(LiveState)
+HISTORY: Final = Parameter(
+    "history", "How many samples of its last hour, one each ten seconds.", Annotated[int, Meta(ge=0, le=MOST_SAMPLES)]
+)
+QUEUE_THEN: Final = {200: Answer("The queue as it is then.", QueueView)}
 
 
 class TenantView(Struct, frozen=True, kw_only=True):
@@ -83,52 +87,85 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     history: list[Sample]
 
 
+@Route(
+    "GET",
+    "/admin/queues",
+    name="admin.queues.list",
+    summary="List queues with their numbers",
+    scopes=("admin",),
+    site="asked",
+    parameters=(
+        CURSOR,
+        Parameter("q", "Only those with this in their names.", Annotated[str, Meta(max_length=LONGEST_FILTER)]),
+    ),
+    answers={200: Answer("A page, by name.", Page[QueueView])},
+    refusals=TOKEN | PAGED,
+)
 async def list_queues(request: Request) -> Response:
     """GET /admin/queues?q=&cursor=: by name; `q`: only those with this in their names."""
-    await authenticate(request, "admin")
     wanted, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
     if len(wanted) > LONGEST_FILTER:
         raise invalid_input([InvalidField("max_length", "q", f"Has at most {LONGEST_FILTER} characters")])
-    names = [name for name in await parts_asked(request).queues.all() if wanted in name]
+    names = [name for name in await request.services.queues.all() if wanted in name]
     rest = [name for name in names if cursor is None or name > cursor.at]
     page, more = rest[:PAGE_SIZE], rest[PAGE_SIZE:]
     kept: Mapping[str, str] = {"q": wanted} if wanted else {}
     following = link(request, PATH, Cursor(page[-1]), kept) if more else None
-    found = await parts_asked(request).queues.stats_of(page)
+    found = await request.services.queues.stats_of(page)
     return json_response(Page(next=following, previous=None, results=[view_of(*one) for one in found]))
 
 
+@Route(
+    "GET",
+    "/admin/queues/{owner}/{name}/{version}",
+    name="admin.queues.get",
+    summary="Get a queue, with its streams, its accounts and how its model is run",
+    scopes=("admin",),
+    site="asked",
+    parameters=(*QUEUE, HISTORY),
+    answers={200: Answer("The queue.", QueueDetail)},
+    refusals=TOKEN | UNKNOWN | {422},
+)
 async def get_queue(request: Request) -> Response:
     """GET /admin/queues/{owner}/{name}/{version}?history=: with so many samples of its history."""
-    await authenticate(request, "admin")
     queue, samples = queue_of(request), number_of(request, "history", default=SAMPLES, least=0, most=MOST_SAMPLES)
-    parts, stats = parts_asked(request), await stats_of(request, queue)
-    tenants, history = await parts.queues.tenants(queue, most=MOST_TENANTS), await parts.history.of(queue)
+    services, stats = request.services, await stats_of(request, queue)
+    tenants, history = await services.queues.tenants(queue, most=MOST_TENANTS), await services.history.of(queue)
     return json_response(
         QueueDetail(
             **asdict(view_of(queue, stats)),
-            heat=dict(await parts.queues.heat(queue, read=stats.read)),
+            heat=dict(await services.queues.heat(queue, read=stats.read)),
             tenants=[TenantView.of(tenant) for tenant in tenants],
             tally=stats.tally,
-            setup_run=await parts.catalog.setup_run_of(queue),
+            setup_run=await services.catalog.setup_run_of(queue),
             config=await _config(request, queue),
             objectives=stats.objectives,
-            burns=burns(history, stats.objectives, now_ms=parts.clock.now_ms()),
+            burns=burns(history, stats.objectives, now_ms=services.clock.now_ms()),
             history=history[-samples:] if samples else [],
         )
     )
 
 
+@Route(
+    "GET",
+    "/admin/queues/{owner}/{name}/{version}/predictions",
+    name="admin.queues.predictions",
+    summary="List what is live in a queue, of all accounts",
+    scopes=("admin",),
+    site="asked",
+    parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
+    answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
+    refusals=TOKEN | UNKNOWN | PAGED,
+)
 async def list_live(request: Request) -> Response:
     """GET …/predictions?state=&cursor=: what is live in it, oldest first."""
-    await authenticate(request, "admin")
     queue, state = queue_of(request), request.query_params.get("state") or None
     if state is not None and state not in STATES:
         raise invalid_input([InvalidField("enum", "state", f"Must be one of {', '.join(STATES)}")])
     cursor = cursor_of(request, is_place=lambda text: LivePlace.parse(text) is not None)
-    if not await parts_asked(request).queues.has(queue):
+    if not await request.services.queues.has(queue):
         raise not_found()
-    found = await parts_asked(request).living.page(
+    found = await request.services.living.page(
         queue,
         cast(LiveState | None, state),
         after=LivePlace.parse(cursor.at) if cursor else None,
@@ -150,14 +187,14 @@ def queue_of(request: Request) -> QueueName:
 async def stats_of(request: Request, queue: QueueName) -> QueueStats:
     """404 where there is none of this name."""
     try:
-        return await parts_asked(request).scripts.stats(queue)
+        return await request.services.scripts.stats(queue)
     except UnknownQueue as exc:
         raise not_found() from exc
 
 
 async def _config(request: Request, queue: QueueName) -> ConfigView | None:
     try:
-        stored = await parts_asked(request).configs.get(queue.rpartition(":")[0])
+        stored = await request.services.configs.get(queue.rpartition(":")[0])
     except SettingsError:  # a newer release wrote it
         return None
     return None if stored is None or not stored.revision else ConfigView.of(stored)
@@ -222,61 +259,132 @@ class Migrated(Struct, frozen=True, kw_only=True):
     done: bool
 
 
+@Route(
+    "POST",
+    "/admin/queues/{owner}/{name}/{version}/pause",
+    name="admin.queues.pause",
+    summary="Hand nothing out any more, of one account or at all",
+    scopes=("admin",),
+    site="asked",
+    parameters=QUEUE,
+    body=Body(AskedPause),
+    answers=QUEUE_THEN,
+    refusals=TOKEN | UNKNOWN | BODY,
+)
 async def pause_queue(request: Request) -> Response:
     """POST …/pause: nothing is handed out any more, of one account or at all; what runs goes on."""
     queue, by = await _entered(request)
     account = await _account(request)
-    await parts_asked(request).queue_administration.pause(queue, account=account, by=by)
+    await request.services.queue_administration.pause(queue, account=account, by=by)
     return await _answer(request, queue)
 
 
+@Route(
+    "POST",
+    "/admin/queues/{owner}/{name}/{version}/resume",
+    name="admin.queues.resume",
+    summary="Hand out again what waits",
+    scopes=("admin",),
+    site="asked",
+    parameters=QUEUE,
+    body=Body(AskedPause),
+    answers=QUEUE_THEN,
+    refusals=TOKEN | UNKNOWN | BODY,
+)
 async def resume_queue(request: Request) -> Response:
     """POST …/resume: what waits is handed out again."""
     queue, by = await _entered(request)
     account = await _account(request)
-    await parts_asked(request).queue_administration.resume(queue, account=account, by=by)
+    await request.services.queue_administration.resume(queue, account=account, by=by)
     return await _answer(request, queue)
 
 
+@Route(
+    "POST",
+    "/admin/queues/{owner}/{name}/{version}/drain",
+    name="admin.queues.drain",
+    summary="Pause a queue, and learn whether anything still runs",
+    scopes=("admin",),
+    site="asked",
+    parameters=QUEUE,
+    answers={200: Answer("How far it is.", Drained)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def drain_queue(request: Request) -> Response:
     """POST …/drain: pause it, and say whether anything still runs. Asked again, it tells how far it is."""
     queue, by = await _entered(request)
     try:
-        view = view_of(queue, await parts_asked(request).queue_administration.drain(queue, by=by))
+        view = view_of(queue, await request.services.queue_administration.drain(queue, by=by))
     except UnknownQueue as exc:
         raise not_found() from exc
     return json_response(Drained(drained=view.claimed == 0, queue=view))
 
 
+@Route(
+    "POST",
+    "/admin/queues/{owner}/{name}/{version}/resize",
+    name="admin.queues.resize",
+    summary="Change the streams of each lane",
+    scopes=("admin",),
+    site="asked",
+    parameters=QUEUE,
+    body=Body(AskedSize),
+    answers=QUEUE_THEN,
+    refusals=TOKEN | UNKNOWN | BODY,
+)
 async def resize_queue(request: Request) -> Response:
     """POST …/resize: change the streams of each lane; `read` is more than `streams` until the others are empty."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSize)
-    await parts_asked(request).queue_administration.resize(queue, streams=asked.streams, by=by)
+    await request.services.queue_administration.resize(queue, streams=asked.streams, by=by)
     return await _answer(request, queue)
 
 
+@Route(
+    "POST",
+    "/admin/queues/{owner}/{name}/{version}/bound",
+    name="admin.queues.bound",
+    summary="Say what becomes of more than a queue can run",
+    scopes=("admin",),
+    site="asked",
+    parameters=QUEUE,
+    body=Body(AskedBound),
+    answers=QUEUE_THEN,
+    refusals=TOKEN | UNKNOWN | BODY,
+)
 async def bound_queue(request: Request) -> Response:
     """POST …/bound: see `AskedBound`."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedBound)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
         raise invalid_input([InvalidField("invalid", "max_queued", "Goes with the mode bounded, and with no other")])
-    await parts_asked(request).queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
+    await request.services.queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
     return await _answer(request, queue)
 
 
+@Route(
+    "POST",
+    "/admin/queues/{owner}/{name}/{version}/migrate",
+    name="admin.queues.migrate",
+    summary="Move what waits to the queue of another version",
+    scopes=("admin",),
+    site="asked",
+    parameters=QUEUE,
+    body=Body(AskedMigration),
+    answers={200: Answer("What was moved.", Migrated)},
+    refusals=TOKEN | UNKNOWN | BODY,
+)
 async def migrate_queue(request: Request) -> Response:
     """POST …/migrate: what waits goes to the queue of another version, with its records."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedMigration)
-    parts = parts_asked(request)
-    to = await parts.queues.named(asked.to)
+    services = request.services
+    to = await services.queues.named(asked.to)
     if to is None:
         raise invalid_input([InvalidField("enum", "to", "There is no such queue")])
     try:
-        steps = parts.queue_administration.migrate(queue, to, by=by, only_asks=asked.dry_run)
-        moved, is_done = await _within(steps, parts.clock)
+        steps = services.queue_administration.migrate(queue, to, by=by, only_asks=asked.dry_run)
+        moved, is_done = await _within(steps, services.clock)
     except UnknownQueue as exc:
         raise not_found() from exc
     except SettingsError as exc:
@@ -306,11 +414,10 @@ async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bo
 
 async def _entered(request: Request) -> tuple[QueueName, str]:
     """The queue, and who changes it; 404 where there is none, so that nothing is noted of what is not done."""
-    operator = await authenticate(request, "admin")
     queue = queue_of(request)
-    if not await parts_asked(request).queues.has(queue):
+    if not await request.services.queues.has(queue):
         raise not_found()
-    return queue, named(operator)
+    return queue, named(request.account)
 
 
 async def _account(request: Request) -> str:
@@ -319,7 +426,7 @@ async def _account(request: Request) -> str:
     asked = decode_json(body, AskedPause) if body.strip() else AskedPause()
     if asked.account is None:
         return ""
-    if not await parts_asked(request).accounts.exists(asked.account):
+    if not await request.services.accounts.exists(asked.account):
         raise invalid_input([InvalidField("enum", "account", "There is no such account")])
     return asked.account
 

@@ -12,10 +12,11 @@ from typing import Final
 from urllib.parse import quote
 
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import not_found
+from api.request import Request
+from api.route import Route
 
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -79,11 +80,13 @@ def _assets() -> dict[str, Asset]:
 ASSETS: Final = _assets()
 
 
+@Route("GET", "/")
 async def page(request: Request) -> Response:
     """GET /."""
     return _served(request, ASSETS["index.html"])
 
 
+@Route("GET", "/p/{id}")
 async def for_people(request: Request) -> Response:
     """GET /p/{id}, the address of a prediction for people: where the page shows it."""
     return _shown(f"predictions/{quote(request.path_params['id'], safe='')}")
@@ -97,6 +100,7 @@ async def elsewhere(request: Request) -> Response:
     return _shown(f"run{request.url.path}")
 
 
+@Route("GET", "/dashboard/{path:path}")
 async def asset(request: Request) -> Response:
     """GET /dashboard/{path}: one of its files."""
     found = ASSETS.get(request.path_params["path"])

@@ -9,34 +9,34 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
-from msgspec import Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import authenticate, refuse_suspended
+from api.auth import refuse_suspended
+from api.contract import BODY, CURSOR, HOST, NO_BODY, OPEN, PAGED, TOKEN, UNKNOWN, Id
 from api.errors import (
     InvalidField,
     Problem,
     file_not_found,
     file_not_stored,
     invalid_input,
-    no_files,
     shown,
     storage_full,
     too_many_uploads,
     too_slow,
 )
 from api.files.multipart import Form, Part
-from api.files.outputs import stored_response
-from api.request import decode_json
+from api.files.outputs import BYTES, PART, store_of, stored_response
+from api.request import Request, decode_json
 from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, link
-from api.services import Parts, parts_of
+from api.route import Answer, Body, Parameter, Route
+from api.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
 from director.core.schema import Page
@@ -56,12 +56,12 @@ AHEAD_BYTES: Final = 8 << 20
 class Room:
     """That of one file. An account without a quota is counted once its file is there, and asked for nothing before."""
 
-    def __init__(self, parts: Parts, account: Account, file_id: FileId) -> None:
-        self._scripts = parts.scripts
+    def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
+        self._scripts = services.scripts
         self._account = account.name
         self._most = account.limits.max_files_bytes
         self._id = file_id
-        self._until_ms = parts.clock.now_ms() + int(GRACE_S * 1000)
+        self._until_ms = services.clock.now_ms() + int(GRACE_S * 1000)
         self._taken = 0
 
     async def reach(self, size: int) -> None:
@@ -107,6 +107,25 @@ MEDIA_TYPE: Final = re.compile(
 )
 
 
+FILE_ID: Final = (Parameter("id", "The id of a file.", Id, "path"),)
+SIGNED: Final = (
+    Parameter("owner", "Whose file it is."),
+    Parameter("expiry", "Until when the address is good, in seconds since 1970."),
+    Parameter("signature", "What makes it good."),
+)
+
+
+class FileUpload(Struct, kw_only=True):
+    """The parts of a form. `content` is the file; the others may stand before or after it."""
+
+    content: Annotated[
+        str, Meta(extra_json_schema={"format": "binary", "contentMediaType": "application/octet-stream"})
+    ]
+    filename: Annotated[str, Meta(description="At most 255 bytes.")] | UnsetType = UNSET
+    type: Annotated[str, Meta(description="A media type; application/octet-stream without.")] | UnsetType = UNSET
+    metadata: Annotated[str, Meta(description="A JSON object.")] | UnsetType = UNSET
+
+
 class FileUrls(Struct, frozen=True):
     """Where it is told of, not where it is."""
 
@@ -128,18 +147,28 @@ class File(Struct, frozen=True, kw_only=True):
     urls: FileUrls
 
 
+@Route(
+    "POST",
+    "/files",
+    name="files.create",
+    summary="Give a file for inputs",
+    scopes=("run",),
+    body=Body(FileUpload, "multipart/form-data"),
+    answers={201: Answer("The file.", File, headers=("Location",))},
+    refusals=TOKEN | BODY | {501},
+)
 async def create_file(request: Request) -> Response:
     """POST /files: 501 where none are stored. The JavaScript client then sends data URIs, not so after a 4xx."""
-    account = await authenticate(request, "run")
+    account = request.account
     refuse_suspended(account)
-    parts = parts_of(request)
-    store = _store(parts)
-    parts.gate.pass_through()
+    services = request.services
+    store = store_of(request)
+    services.gate.pass_through()
     base = base_url(request)
     form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
     try:
-        async with parts.uploading.taken(account.name):
-            file = await _received(parts, store, form, account)
+        async with services.uploading.taken(account.name):
+            file = await _received(services, store, form, account)
     except TimeoutError as exc:
         raise too_many_uploads(retry_after=RETRY_S) from exc
     log.info("file stored", extra={"file": file.id, "size": file.size})
@@ -147,17 +176,27 @@ async def create_file(request: Request) -> Response:
     return json_response(view, 201, {"Location": view.urls.get})
 
 
+@Route(
+    "GET",
+    "/files",
+    name="files.list",
+    summary="List the files of the account",
+    scopes=("read",),
+    parameters=(CURSOR,),
+    answers={200: Answer("A page, newest first.", Page[File])},
+    refusals=TOKEN | PAGED,
+)
 async def list_files(request: Request) -> Response:
     """GET /files?cursor=: pages of 100, newest first. One that expired lately is missing from its page."""
-    account = await authenticate(request, "read")
-    parts, cursor, base = parts_of(request), cursor_of(request), base_url(request)
+    account = request.account
+    services, cursor, base = request.services, cursor_of(request), base_url(request)
     newest_first = cursor is None or not cursor.backwards
     bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
-    ids = await parts.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
+    ids = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
     has_more, ids = len(ids) > PAGE_SIZE, ids[:PAGE_SIZE]
     ids = ids if newest_first else ids[::-1]
     older, newer = (has_more, cursor is not None) if newest_first else (True, has_more)
-    known = await parts.caller_files.known(account.name, ids)
+    known = await services.caller_files.known(account.name, ids)
     return json_response(
         Page(
             next=link(request, PATH, Cursor(ids[-1])) if ids and older else None,
@@ -167,35 +206,78 @@ async def list_files(request: Request) -> Response:
     )
 
 
+@Route(
+    "GET",
+    "/files/{id}",
+    name="files.get",
+    summary="Tell of a file",
+    scopes=("read",),
+    parameters=FILE_ID,
+    answers={200: Answer("What is known of it.", File)},
+    refusals=TOKEN | HOST | UNKNOWN,
+)
 async def get_file(request: Request) -> Response:
     """GET /files/{id}."""
-    account = await authenticate(request, "read")
+    account = request.account
     return json_response(_view(await _asked(request, account.name), base_url(request)))
 
 
+@Route(
+    "DELETE",
+    "/files/{id}",
+    name="files.delete",
+    summary="Delete a file",
+    scopes=("run",),
+    parameters=FILE_ID,
+    answers={204: NO_BODY},
+    refusals=TOKEN | UNKNOWN,
+)
 async def delete_file(request: Request) -> Response:
     """DELETE /files/{id}: gone for everybody at once; a run that was given it keeps what it fetched."""
-    account = await authenticate(request, "run")
-    parts = parts_of(request)
+    account = request.account
+    services = request.services
     file = await _asked(request, account.name)
-    await parts.caller_files.remove(file)
-    await parts.scripts.stow(account.name, file.id)
-    if parts.files is not None:
-        await _discard(parts.files, file.stored_as)
+    await services.caller_files.remove(file)
+    await services.scripts.stow(account.name, file.id)
+    if services.files is not None:
+        await _discard(services.files, file.stored_as)
     return Response(status_code=204)
 
 
+@Route(
+    "GET",
+    "/files/{id}/download",
+    name="files.download",
+    summary="Fetch the bytes of a file at a signed address",
+    parameters=(*FILE_ID, *SIGNED, *PART),
+    answers=BYTES,
+    refusals=OPEN | UNKNOWN | {416, 503},
+)
+@Route(
+    "GET",
+    "/files/{id}/download/{name}",
+    name="files.download.named",
+    summary="Fetch the bytes of a file at a signed address that ends in its name",
+    parameters=(
+        *FILE_ID,
+        Parameter("name", "Any: it is for who looks at its ending.", str, "path"),
+        *SIGNED,
+        *PART,
+    ),
+    answers=BYTES,
+    refusals=OPEN | UNKNOWN | {416, 503},
+)
 async def download_file(request: Request) -> Response:
     """GET /files/{id}/download?owner=&expiry=&signature=: the bytes, or a `Range` of them; 404 for whatever is not
     good about it.
     """
-    parts, query = parts_of(request), request.query_params
+    services, query = request.services, request.query_params
     owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
     file_id = _id_of(request)
-    if not await parts.links.may_download(owner, file_id, expiry=expiry, signature=signature):
+    if not await services.links.may_download(owner, file_id, expiry=expiry, signature=signature):
         raise file_not_found()
     file = await _asked(request, owner)
-    opened = None if parts.files is None else await parts.files.open(file.stored_as)
+    opened = None if services.files is None else await services.files.open(file.stored_as)
     if opened is None:
         raise file_not_found()
     headers = {
@@ -205,16 +287,16 @@ async def download_file(request: Request) -> Response:
     return stored_response(request, opened, digest=file.md5, headers=headers)
 
 
-async def _received(parts: Parts, store: FileStore, form: Form, account: Account) -> CallerFile:
+async def _received(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
     """The file, stored and known. What was stored of one that is refused is deleted."""
-    name = CallerFileName(account.name, new_file_id(created := parts.clock.now_ms()), "bin")
-    upload = _Upload(store, form, name, room := Room(parts, account, name.id))
+    name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
+    upload = _Upload(store, form, name, room := Room(services, account, name.id))
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
-            file = upload.judged(created=created, life_ms=int(parts.settings.files_ttl_s * 1000))
+            file = upload.judged(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
             await room.keep(file)
-            await parts.caller_files.add(file)
+            await services.caller_files.add(file)
     except BackendUnavailable:
         raise  # it may be known by now: the keeper sees whether it is
     except TimeoutError as exc:
@@ -327,7 +409,7 @@ class _Upload:
 
 async def _asked(request: Request, account: str) -> CallerFile:
     """The file of this path; 404 where that is not one of this account's."""
-    file = await parts_of(request).caller_files.get(account, _id_of(request))
+    file = await request.services.caller_files.get(account, _id_of(request))
     if file is None:
         raise file_not_found()
     return file
@@ -338,12 +420,6 @@ def _id_of(request: Request) -> FileId:
     if not is_file_id(text):
         raise file_not_found()
     return FileId(text)
-
-
-def _store(parts: Parts) -> FileStore:
-    if parts.files is None:
-        raise no_files()
-    return parts.files
 
 
 async def _discard(store: FileStore, name: CallerFileName) -> None:

@@ -8,12 +8,14 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 from anyio import to_thread
-from starlette.requests import ClientDisconnect, Request
+from msgspec import Meta
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
+from api.contract import OPEN, UNKNOWN
 from api.errors import (
     InvalidField,
     file_not_stored,
@@ -24,9 +26,9 @@ from api.errors import (
     no_such_part,
     not_found,
 )
-from api.services import Parts, parts_of
-from api.sites.sites import parts_at
-from director.core.ids import PredictionId, is_prediction_id
+from api.request import Request, prediction_id_of
+from api.route import Answer, Parameter, Route
+from director.core.ids import PredictionId
 from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 
 # Take files of outputs from our own directors, which do not see our folder, and delete them for those.
@@ -37,24 +39,45 @@ from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5
+Bytes = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+ANY_TYPE: Final = "*/*"
+PARTS: Final = ("Accept-Ranges", "ETag")
+BYTES: Final = {
+    200: Answer("The bytes.", Bytes, ANY_TYPE, headers=PARTS),
+    206: Answer("The part that was asked for.", Bytes, ANY_TYPE, headers=(*PARTS, "Content-Range")),
+}
+PART: Final = (
+    Parameter("Range", "The part that is wanted, such as `bytes=0-999`.", place="header"),
+    Parameter("If-Range", "The `ETag` of what is there already: of anything else, all of it.", place="header"),
+)
 LONGEST_TYPE: Final = 200
 
 
+def _name(request: Request) -> FileName:
+    name = FileName.parse(request.path_params["name"])
+    if name is None:
+        raise not_found()
+    return name
+
+
+def _prediction_of(request: Request) -> PredictionId:
+    return _name(request).prediction_id
+
+
+@Route("GET", "/internal/files")
 async def look_at_files(request: Request) -> Response:
     """GET /internal/files: 204 where they are stored; 501 where none are, 503 where their store does not work."""
-    parts = parts_of(request)
-    _store(parts)
-    if parts.store_check is not None and await parts.store_check.missing():
+    services, _ = request.services, store_of(request)
+    if services.store_check is not None and await services.store_check.missing():
         raise file_not_stored(retry_after=RETRY_S)
     return Response(status_code=204)
 
 
+@Route("PUT", "/internal/outputs/{name}", of=_prediction_of)
 async def put_output(request: Request) -> Response:
     """PUT /internal/outputs/{name}?expires=&signature=: 204 once it is kept, 422 for other bytes than its name says."""
-    name = FileName.parse(request.path_params["name"])
-    if name is None:
-        raise not_found()
-    store = await _ordered(parts_at(request, name.prediction_id), request, "put", str(name))
+    name = _name(request)
+    store = await _ordered(request, "put", str(name))
     kind = request.headers.get("content-type", PLAIN_TYPE)
     if not kind.isascii() or len(kind) > LONGEST_TYPE:
         raise invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
@@ -71,30 +94,28 @@ async def put_output(request: Request) -> Response:
     return Response(status_code=204)
 
 
+@Route("DELETE", "/internal/predictions/{id}/outputs", of=prediction_id_of)
 async def delete_outputs(request: Request) -> Response:
     """DELETE /internal/predictions/{id}/outputs?expires=&signature=: 204, also where there were none."""
-    prediction_id = request.path_params["id"]
-    if not is_prediction_id(prediction_id):
-        raise not_found()
-    holder = PredictionId(prediction_id)
-    store = await _ordered(parts_at(request, holder), request, "remove", holder)
-    await store.remove(holder)
+    store = await _ordered(request, "remove", request.prediction_id)
+    await store.remove(request.prediction_id)
     return Response(status_code=204)
 
 
-async def _ordered(parts: Parts, request: Request, verb: str, what: str) -> FileStore:
+async def _ordered(request: Request, verb: str, what: str) -> FileStore:
     """The store, for whoever has an order for this; 403 for others."""
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
-    if not await parts.links.is_ordered(verb, what, **given):
+    if not await request.services.links.is_ordered(verb, what, **given):
         raise forbidden("This address is not good, or not good any more.")
-    return _store(parts)
+    return store_of(request)
 
 
-def _store(parts: Parts) -> FileStore:
-    if parts.files is None:
+def store_of(request: Request) -> FileStore:
+    """The store of files; 501 where this service stores none."""
+    if request.services.files is None:
         raise no_files()
-    return parts.files
+    return request.services.files
 
 
 class _Body:
@@ -173,17 +194,32 @@ SHOWN: Final = ("audio/", "video/", "image/", "text/plain")
 RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
 
 
+@Route(
+    "GET",
+    "/outputs/{name}",
+    name="outputs.get",
+    summary="Fetch a file of an output at its signed address",
+    parameters=(
+        Parameter("name", "The file.", str, "path"),
+        Parameter("expires", "Until when the address is good, in seconds since 1970."),
+        Parameter("signature", "What makes it good."),
+        *PART,
+    ),
+    answers=BYTES,
+    refusals=OPEN | UNKNOWN | {403, 416, 503},
+    of=_prediction_of,
+)
 async def get_output(request: Request) -> Response:
     """GET /outputs/{name}?expires=&signature=: the bytes, or a `Range` of them; 403 where the signature is not good
     or is over, 404 where it is gone.
     """
-    name, query = FileName.parse(request.path_params["name"]), request.query_params
-    if name is None or (parts := parts_at(request, name.prediction_id)).files is None:
+    name, query, services = _name(request), request.query_params, request.services
+    if services.files is None:
         raise not_found()
     expires, signature = query.get("expires", ""), query.get("signature", "")
-    if not await parts.links.are_good(str(name), of=name.prediction_id, expires=expires, signature=signature):
+    if not await services.links.are_good(str(name), of=name.prediction_id, expires=expires, signature=signature):
         raise forbidden("This address is not good, or not good any more.")
-    file = await parts.files.open(name)
+    file = await services.files.open(name)
     if file is None:
         raise not_found()
     return stored_response(request, file, digest=name.digest, headers=_headers(name, file))

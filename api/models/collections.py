@@ -3,18 +3,18 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
-from starlette.requests import Request
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.auth import authenticate
+from api.contract import CURSOR, HOST, PAGED, TEXT, TOKEN, UNKNOWN
 from api.errors import InvalidField, invalid_input, malformed, not_found
 from api.models.model_views import ModelView, fitting, shown_models
-from api.request import read_body
+from api.request import Request, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.services import Parts, parts_of
+from api.route import Answer, Body, Parameter, Route
+from api.services import Services
 from director.core.schema import Page
 from director.core.search import Card, matched, words_of
 from director.store.accounts import Account
@@ -47,10 +47,19 @@ class Hardware(Struct, frozen=True):
     sku: str
 
 
+@Route(
+    "GET",
+    "/collections",
+    name="collections.list",
+    summary="List collections of models",
+    scopes=("read",),
+    parameters=(CURSOR,),
+    answers={200: Answer("A page, by slug.", Page[CollectionView])},
+    refusals=TOKEN | PAGED,
+)
 async def list_collections(request: Request) -> Response:
     """GET /collections, by slug."""
-    await authenticate(request, "read")
-    cursor, collections = cursor_of(request), parts_of(request).collections
+    cursor, collections = cursor_of(request), request.services.collections
     slugs = [slug for slug in await collections.slugs() if cursor is None or slug > cursor.at]
     page = slugs[:PAGE_SIZE]
     found = zip(page, await collections.many(page), strict=True)
@@ -59,23 +68,41 @@ async def list_collections(request: Request) -> Response:
     return json_response(Page(next=following, previous=None, results=results))
 
 
+@Route(
+    "GET",
+    "/collections/{slug}",
+    name="collections.get",
+    summary="Get a collection, with its models",
+    scopes=("read",),
+    parameters=(Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),),
+    answers={200: Answer("The collection.", WholeCollection)},
+    refusals=TOKEN | HOST | UNKNOWN,
+)
 async def get_collection(request: Request) -> Response:
     """GET /collections/{slug}, with as many of its models, from the first one, as one answer may hold."""
-    account = await authenticate(request, "read")
-    slug, parts = request.path_params["slug"], parts_of(request)
-    found = await parts.collections.get(slug) if re.fullmatch(SLUG, slug) else None
+    account = request.account
+    slug, services = request.path_params["slug"], request.services
+    found = await services.collections.get(slug) if re.fullmatch(SLUG, slug) else None
     if found is None:
         raise not_found()
-    models = await parts.catalog.models.many(found.models)
+    models = await services.catalog.models.many(found.models)
     seen = [model for model in models if model is not None and model.may_be_seen_by(account)]
     shown = await shown_models(request, await fitting(request, seen))
     return json_response(WholeCollection(found.name, slug, found.description, found.full_description or None, shown))
 
 
+@Route(
+    "GET",
+    "/hardware",
+    name="hardware.list",
+    summary="List kinds of hardware",
+    scopes=("read",),
+    answers={200: Answer("All of them.", list[Hardware])},
+    refusals=TOKEN,
+)
 async def list_hardware(request: Request) -> Response:
     """GET /hardware: a plain list, not a page."""
-    await authenticate(request, "read")
-    hardware = await parts_of(request).collections.hardware()
+    hardware = await request.services.collections.hardware()
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
 
 
@@ -113,33 +140,56 @@ class SearchResults(Struct, frozen=True):
     pages: list[str] = []
 
 
+@Route(
+    "QUERY",
+    "/models",
+    name="models.search",
+    summary="Search models by words",
+    scopes=("read",),
+    body=Body(str, TEXT),
+    answers={200: Answer("The best matches first.", Page[ModelView])},
+    refusals=TOKEN | HOST | {408, 413},
+)
 async def query_models(request: Request) -> Response:
     """QUERY /models: the words are the body, as plain text; one client puts quotes around them."""
-    account = await authenticate(request, "read")
+    account = request.account
     try:
         query = (await read_body(request, max_bytes=MOST_BODY)).decode().strip()
     except UnicodeDecodeError as exc:
         raise malformed("The body is not UTF-8.") from exc
     if len(query) > 1 and query[0] == query[-1] == '"':
         query = query[1:-1]
-    best = [model for _, model in await _best(parts_of(request), account, query, most=PAGE_SIZE)]
+    best = [model for _, model in await _best(request.services, account, query, most=PAGE_SIZE)]
     results = await shown_models(request, await fitting(request, best))
     return json_response(Page(next=None, previous=None, results=results))
 
 
+@Route(
+    "GET",
+    "/search",
+    name="search",
+    summary="Search models and collections by words",
+    scopes=("read",),
+    parameters=(
+        Parameter("query", "The words; 400 without."),
+        Parameter("limit", "At most so many models; 20 without.", Annotated[int, Meta(ge=1, le=MOST_FOUND)]),
+    ),
+    answers={200: Answer("The best matches first.", SearchResults)},
+    refusals=TOKEN | HOST | {422},
+)
 async def search(request: Request) -> Response:
     """GET /search?query=&limit=."""
-    account = await authenticate(request, "read")
-    query, parts = request.query_params.get("query", "").strip(), parts_of(request)
+    account = request.account
+    query, services = request.query_params.get("query", "").strip(), request.services
     if not query:
         raise malformed('Query parameter "query" is required')
-    best = await _best(parts, account, query, most=_limit(request))
+    best = await _best(services, account, query, most=_limit(request))
     models = await fitting(request, [model for _, model in best])
     found = [
         FoundModel(view, Metadata(view.description, round(score, 3), []))
         for (score, _), view in zip(best, await shown_models(request, models), strict=False)
     ]
-    return json_response(SearchResults(query, found, await _collections(parts, query)))
+    return json_response(SearchResults(query, found, await _collections(services, query)))
 
 
 def _limit(request: Request) -> int:
@@ -149,17 +199,17 @@ def _limit(request: Request) -> int:
     return int(given)
 
 
-async def _best(parts: Parts, account: Account, query: str, *, most: int) -> Sequence[tuple[float, Model]]:
+async def _best(services: Services, account: Account, query: str, *, most: int) -> Sequence[tuple[float, Model]]:
     """The best matches first; of equal ones the one whose latest version is newest."""
     words, found = words_of(query), []
-    for number, (model, card) in enumerate(await parts.lookups.cards()):
+    for number, (model, card) in enumerate(await services.lookups.cards()):
         if number % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
         if (score := matched(card, words)) and model.may_be_seen_by(account):
             found.append((score, model))
     best = sorted(found, key=lambda each: -each[0])[:most]
     # a card is seconds old: what was made private, or taken away, meanwhile is not shown
-    models = await parts.catalog.models.many([model.name for _, model in best])
+    models = await services.catalog.models.many([model.name for _, model in best])
     return [
         (score, model)
         for (score, _), model in zip(best, models, strict=True)
@@ -167,10 +217,10 @@ async def _best(parts: Parts, account: Account, query: str, *, most: int) -> Seq
     ]
 
 
-async def _collections(parts: Parts, query: str) -> list[CollectionView]:
+async def _collections(services: Services, query: str) -> list[CollectionView]:
     words, found = words_of(query), []
-    slugs = (await parts.collections.slugs())[:MOST_COLLECTIONS]
-    for slug, one in zip(slugs, await parts.collections.many(slugs), strict=True):
+    slugs = (await services.collections.slugs())[:MOST_COLLECTIONS]
+    for slug, one in zip(slugs, await services.collections.many(slugs), strict=True):
         card = None if one is None else Card(f"{slug} {one.name}".lower(), text=one.description.lower())
         if one and card and (score := matched(card, words)):
             found.append((score, CollectionView(one.name, slug, one.description)))

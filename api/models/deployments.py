@@ -6,22 +6,24 @@ created before keeps its version, also when the deployment is deleted.
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
-from starlette.requests import Request
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.accounts import AccountView
-from api.auth import Scope, authenticate
-from api.bodies import MODEL, VERSION, VersionRef, parse_create
+from api.auth import Scope
+from api.bodies import MODEL, VERSION, PredictionRequest, VersionRef, parse_create
+from api.contract import BODY, CREATE, CREATED, CURSOR, HOW, NO_BODY, OWNER_AND_NAME, PAGED, TOKEN, UNKNOWN, WAIT
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
+from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
-from api.request import Members, read_body
+from api.request import Members, Request, read_body
 from api.response import cursor_of, json_response, link, slice_of
-from api.services import parts_of
+from api.route import Answer, Body, Route
 from api.sites.sites import version_named
 from director.core.account_limits import BucketName
+from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import Account, AccountType
@@ -30,7 +32,6 @@ from director.store.deployments import MOST, Deployment, Release
 
 PATH: Final = "/deployments"
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-SKU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_MIN: Final = 5
 MOST_MAX: Final = 20
 TRIES: Final = 5
@@ -51,6 +52,33 @@ class Asked(Struct, frozen=True, kw_only=True):
     hardware: str | None
     min_instances: int | None
     max_instances: int | None
+
+
+# The bodies as types for the document. Nothing is decoded into them.
+
+MinInstances = Annotated[int, Meta(ge=0, le=MOST_MIN)]
+MaxInstances = Annotated[int, Meta(ge=0, le=MOST_MAX)]
+VersionId = Annotated[str, Meta(pattern=VERSION_ID)]
+
+
+class DeploymentChange(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A new release, if it changes anything."""
+
+    version: VersionId | None = None
+    hardware: Hardware | None = None
+    min_instances: MinInstances | None = None
+    max_instances: MaxInstances | None = None
+
+
+class NewDeployment(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A name for a version, and what it runs on."""
+
+    name: Name
+    model: Annotated[str, Meta(pattern=MODEL_NAME)]
+    version: VersionId
+    hardware: Hardware
+    min_instances: MinInstances
+    max_instances: MaxInstances
 
 
 class ConfigurationView(Struct, frozen=True):
@@ -80,10 +108,20 @@ class DeploymentView(Struct, frozen=True):
     current_release: ReleaseView
 
 
+@Route(
+    "GET",
+    "/deployments",
+    name="deployments.list",
+    summary="List the deployments of the account",
+    scopes=("read",),
+    parameters=(CURSOR,),
+    answers={200: Answer("A page, newest first.", Page[DeploymentView])},
+    refusals=TOKEN | PAGED,
+)
 async def list_deployments(request: Request) -> Response:
     """GET /deployments: the caller's, newest first."""
-    account = await authenticate(request, "read")
-    cursor, deployments = cursor_of(request), parts_of(request).deployments
+    account = request.account
+    cursor, deployments = cursor_of(request), request.services.deployments
     marks = {f"{created:014}-{name}": name for created, name in await deployments.names(account.name)}
     page, older, newer = slice_of(sorted(marks, reverse=True), cursor)
     found = await deployments.many(account.name, [marks[mark] for mark in page])
@@ -96,13 +134,24 @@ async def list_deployments(request: Request) -> Response:
     )
 
 
+@Route(
+    "POST",
+    "/deployments",
+    name="deployments.create",
+    summary="Make a deployment",
+    scopes=("run",),
+    bucket="create",
+    body=Body(NewDeployment),
+    answers={200: Answer("The deployment, with its first release.", DeploymentView)},
+    refusals=TOKEN | BODY,
+)
 async def create_deployment(request: Request) -> Response:
     """POST /deployments: 200, as Replicate answers."""
-    account = await authenticate(request, "run", takes="create")
-    parts = parts_of(request)
-    asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=True)
+    account = request.account
+    services = request.services
+    asked = _asked(await read_body(request, max_bytes=services.settings.max_body_bytes), is_new=True)
     await _refuse_missing(request, account, asked.model or "", asked.version or "")
-    written, made = await parts.deployments.create(
+    written, made = await services.deployments.create(
         account.name,
         asked.name or "",
         model=asked.model or "",
@@ -116,17 +165,38 @@ async def create_deployment(request: Request) -> Response:
     return await _answer(request, account, made)
 
 
+@Route(
+    "GET",
+    "/deployments/{owner}/{name}",
+    name="deployments.get",
+    summary="Get a deployment",
+    scopes=("read",),
+    parameters=OWNER_AND_NAME,
+    answers={200: Answer("The deployment.", DeploymentView)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_deployment(request: Request) -> Response:
     """GET /deployments/{owner}/{name}."""
     account, deployment = await _theirs(request, "read")
     return await _answer(request, account, deployment)
 
 
+@Route(
+    "PATCH",
+    "/deployments/{owner}/{name}",
+    name="deployments.update",
+    summary="Release another version, or on other hardware",
+    scopes=("run",),
+    parameters=OWNER_AND_NAME,
+    body=Body(DeploymentChange),
+    answers={200: Answer("The deployment as it is then.", DeploymentView)},
+    refusals=TOKEN | BODY | UNKNOWN,
+)
 async def update_deployment(request: Request) -> Response:
     """PATCH /deployments/{owner}/{name}: a new release, if it changes anything."""
     account, deployment = await _theirs(request, "run")
-    parts = parts_of(request)
-    asked = _asked(await read_body(request, max_bytes=parts.settings.max_body_bytes), is_new=False)
+    services = request.services
+    asked = _asked(await read_body(request, max_bytes=services.settings.max_body_bytes), is_new=False)
     if asked.version:
         await _refuse_missing(request, account, deployment.release.model, asked.version)
     for _ in range(TRIES):
@@ -135,7 +205,7 @@ async def update_deployment(request: Request) -> Response:
         high = now.max_instances if asked.max_instances is None else asked.max_instances
         if high < low:
             raise invalid_input([FEWER_THAN_LEAST])
-        written, became = await parts.deployments.release(
+        written, became = await services.deployments.release(
             deployment,
             by=account.name,
             version=asked.version or now.version,
@@ -149,21 +219,43 @@ async def update_deployment(request: Request) -> Response:
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
+@Route(
+    "DELETE",
+    "/deployments/{owner}/{name}",
+    name="deployments.delete",
+    summary="Delete a deployment",
+    scopes=("run",),
+    parameters=OWNER_AND_NAME,
+    answers={204: NO_BODY},
+    refusals=TOKEN | UNKNOWN,
+)
 async def delete_deployment(request: Request) -> Response:
     """DELETE /deployments/{owner}/{name}: 204. What was created by it goes on."""
     account, deployment = await _theirs(request, "run")
     for _ in range(TRIES):
-        if await parts_of(request).deployments.delete(deployment) == "written":
+        if await request.services.deployments.delete(deployment) == "written":
             return Response(status_code=204)
         deployment = await _named(request, account)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
+@Route(
+    "POST",
+    "/deployments/{owner}/{name}/predictions",
+    name="deployments.predictions.create",
+    summary="Create a prediction of the version of a deployment's current release",
+    scopes=("run",),
+    bucket="create",
+    parameters=(*OWNER_AND_NAME, WAIT, *HOW),
+    body=Body(PredictionRequest),
+    answers=CREATED,
+    refusals=CREATE,
+)
 async def create_of_deployment(request: Request) -> Response:
     """POST /deployments/{owner}/{name}/predictions: the version of its current release."""
     account, deployment = await _theirs(request, "run", takes="create")
-    parts = parts_of(request)
-    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    services = request.services
+    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
     asked = parse_create(body, version=False)
     version = await _version(request, account, deployment.release.model, deployment.release.version)
     if version is None:
@@ -181,12 +273,12 @@ async def _version(request: Request, account: Account, model: str, version: str)
 async def _refuse_missing(request: Request, account: Account, model: str, version: str) -> None:
     """What was deleted is known here for seconds more, and a deployment would stand for it for ever."""
     seen = await _version(request, account, model, version)
-    if seen is None or await parts_of(request).catalog.version(model, version) is None:
+    if seen is None or await request.services.catalog.version(model, version) is None:
         raise invalid_version()
 
 
 async def _theirs(request: Request, scope: Scope, *, takes: BucketName = "read") -> tuple[Account, Deployment]:
-    account = await authenticate(request, scope, takes=takes)
+    account = request.account
     return account, await _named(request, account)
 
 
@@ -196,7 +288,7 @@ async def _named(request: Request, account: Account) -> Deployment:
     is_its = owner == account.name or "admin" in account.scopes
     if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
         raise not_found()
-    deployment = await parts_of(request).deployments.get(owner, name)
+    deployment = await request.services.deployments.get(owner, name)
     if deployment is None:
         raise not_found()
     return deployment
@@ -228,7 +320,7 @@ async def _shown(request: Request, account: Account, deployments: Sequence[Deplo
     """On the wire. Whoever made a release is shown as what that account is now: an operator may have, seldom."""
     types = {account.name: account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
-        types[name] = (await parts_of(request).accounts.written(name)).type
+        types[name] = (await request.services.accounts.written(name)).type
     return [
         DeploymentView(each.owner, each.name, _release(each.release, types[each.release.by])) for each in deployments
     ]

@@ -8,10 +8,10 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from msgspec import Raw, Struct
-from starlette.requests import Request
 
+from api.request import Request
 from api.response import PAGE_SIZE, Cursor, base_url, slice_of
-from api.services import Parts, parts_of
+from api.services import Services
 from director.core.schema import SetupRun
 from director.core.view import iso
 from director.store.catalog import Version
@@ -80,7 +80,7 @@ def _shown_setup(setup: SetupRun) -> SetupRunView:
 
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
     """As many of these, from the first one, as one answer may hold; the first in any case."""
-    catalog = parts_of(request).catalog
+    catalog = request.services.catalog
     schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
     examples = await catalog.models.example_bytes(models)
     return models[: _how_many_fit(map(sum, zip(schemas, examples, strict=True)))]
@@ -104,10 +104,10 @@ def _how_many_fit(weights: Iterable[int]) -> int:
 
 async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
     """Each of these as it is now."""
-    parts, base = parts_of(request), base_url(request)
-    versions = await parts.catalog.each_version([(model.name, model.latest) for model in models])
-    examples = await parts.catalog.models.default_examples(models)
-    runs = await _runs(parts, models)
+    services, base = request.services, base_url(request)
+    versions = await services.catalog.each_version([(model.name, model.latest) for model in models])
+    examples = await services.catalog.models.default_examples(models)
+    runs = await _runs(services, models)
     return [_shown(*each, base=base) for each in zip(models, versions, examples, runs, strict=True)]
 
 
@@ -131,10 +131,10 @@ def _shown(model: Model, latest: Version | None, example: Raw | None, runs: int,
     )
 
 
-async def _runs(parts: Parts, models: Sequence[Model]) -> list[int]:
+async def _runs(services: Services, models: Sequence[Model]) -> list[int]:
     """How many predictions of each were accepted since ever."""
-    queues = [await parts.lookups.queues_of(model.name) for model in models]
-    counts = iter(await parts.catalog.runs([queue for of_model in queues for queue in of_model]))
+    queues = [await services.lookups.queues_of(model.name) for model in models]
+    counts = iter(await services.catalog.runs([queue for of_model in queues for queue in of_model]))
     return [
         model.former_runs + sum(next(counts) for _ in of_model) for model, of_model in zip(models, queues, strict=True)
     ]

@@ -6,19 +6,41 @@ change answers 403.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, get_args
+from typing import Annotated, Final, get_args
 
-from msgspec import Raw
-from starlette.requests import Request
+from msgspec import Meta, Raw, Struct
 from starlette.responses import Response
 
-from api.auth import Scope, authenticate
+from api.auth import Scope
 from api.bodies import parse_model
+from api.contract import (
+    BODY,
+    CURSOR,
+    HOST,
+    NO_BODY,
+    OWNER_AND_NAME,
+    PAGED,
+    TEXT,
+    TOKEN,
+    UNKNOWN,
+    VERSION_OF_MODEL,
+    one_of,
+)
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
-from api.models.model_views import fitting, fitting_slice, shown_models, shown_version, whole_version
-from api.request import Members, read_body
+from api.models.model_views import (
+    ModelView,
+    VersionView,
+    WholeVersionView,
+    fitting,
+    fitting_slice,
+    shown_models,
+    shown_version,
+    whole_version,
+)
+from api.request import Members, Request, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.services import Parts, parts_of
+from api.route import Answer, Body, Parameter, Route
+from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.store.accounts import Account
@@ -38,6 +60,40 @@ MOST_URL: Final = 2_000
 
 MADE_WITH: Final = frozenset({"description", "github_url", "paper_url", "license_url", "cover_image_url"})
 SAID: Final = frozenset({"description", "readme", "github_url", "paper_url", "weights_url", "license_url"})
+
+
+Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
+Hardware = Annotated[str, Meta(pattern=f"^{SKU.pattern}$")]
+Url = Annotated[str, Meta(max_length=MOST_URL, description="http or https.")] | None
+Description = Annotated[str, Meta(max_length=TEXTS["description"])] | None
+
+
+# The bodies as types for the document. Nothing is decoded into them.
+
+
+class NewModel(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A model without a version: a director brings it one. `owner`: the caller's own account."""
+
+    owner: Name
+    name: Name
+    visibility: Visibility
+    hardware: Hardware
+    description: Description = None
+    github_url: Url = None
+    paper_url: Url = None
+    license_url: Url = None
+    cover_image_url: Url = None
+
+
+class ModelChange(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is said of a model from now on; '' takes back what was."""
+
+    description: Description = None
+    readme: Annotated[str, Meta(max_length=TEXTS["readme"])] | None = None
+    github_url: Url = None
+    paper_url: Url = None
+    weights_url: Url = None
+    license_url: Url = None
 
 
 def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
@@ -97,17 +153,31 @@ MOST_READ: Final = 2_000  # of one page: private ones of others are passed over
 MOST_OWNED: Final = 1_000
 
 
+@Route(
+    "GET",
+    "/models",
+    name="models.list",
+    summary="List the public models and the account's own",
+    scopes=("read",),
+    parameters=(
+        CURSOR,
+        Parameter("sort_by", "In which order.", one_of(*ORDERS)),
+        Parameter("sort_direction", "From which end.", one_of(*DIRECTIONS)),
+    ),
+    answers={200: Answer("A page.", Page[ModelView])},
+    refusals=TOKEN | PAGED,
+)
 async def list_models(request: Request) -> Response:
     """GET /models?sort_by=&sort_direction=&cursor=: the public ones, and the caller's own."""
-    account = await authenticate(request, "read")
+    account = request.account
     cursor, asked = cursor_of(request), _sorting(request)
     backwards = cursor is not None and cursor.backwards
     is_falling = (asked["sort_direction"] == "desc") != backwards
-    listed = await parts_of(request).catalog.models.listed(ORDERS[asked["sort_by"]])
+    listed = await request.services.catalog.models.listed(ORDERS[asked["sort_by"]])
     places = sorted((f"{at_ms:013d}/{name}" for at_ms, name in listed), reverse=is_falling)
     if cursor is not None:
         places = [place for place in places if (place < cursor.at if is_falling else place > cursor.at)]
-    found, walked = await _walk(parts_of(request), account, places)
+    found, walked = await _walk(request.services, account, places)
     fits = await fitting(request, list(found.values()))
     if len(fits) < len(found):
         walked = list(found)[: len(fits)]
@@ -126,59 +196,120 @@ async def list_models(request: Request) -> Response:
     return json_response(Page(next=following, previous=previous, results=models))
 
 
+@Route(
+    "POST",
+    "/models",
+    name="models.create",
+    summary="Make a model",
+    scopes=("run",),
+    body=Body(NewModel),
+    answers={201: Answer("The model, which has no version yet.", ModelView)},
+    refusals=TOKEN | BODY | {404, 409},
+)
 async def make_model(request: Request) -> Response:
     """POST /models: 201 with a model that has no version yet; a director brings it one."""
-    account = await authenticate(request, "run")
+    account = request.account
     name, said = parse_make(await read_body(request, max_bytes=MOST_BODY))
     if not Model(name=name, created_ms=0).may_be_changed_by(account):
         raise forbidden(f"A model of this account has the owner '{account.name}'.")
-    models = parts_of(request).catalog.models
+    models = request.services.catalog.models
     if sum(other.partition("/")[0] == account.name for _, other in await models.listed("created")) >= MOST_OWNED:
         raise forbidden(f"An account has at most {MOST_OWNED:,} models.")
     if not await models.make(name, said):
         raise model_exists()
-    parts_of(request).lookups.forget(name)
+    request.services.lookups.forget(name)
     return await _answer(request, name, status=201)
 
 
+@Route(
+    "GET",
+    "/models/{owner}/{name}",
+    name="models.get",
+    summary="Get a model, with its latest version",
+    scopes=("read",),
+    parameters=OWNER_AND_NAME,
+    answers={200: Answer("The model.", ModelView)},
+    refusals=TOKEN | HOST | UNKNOWN,
+)
 async def get_model(request: Request) -> Response:
     """GET /models/{owner}/{name}, with its latest version."""
     return json_response((await shown_models(request, [await seen_model(request, "read")]))[0])
 
 
+@Route(
+    "PATCH",
+    "/models/{owner}/{name}",
+    name="models.update",
+    summary="Change what is said of a model",
+    scopes=("run",),
+    parameters=OWNER_AND_NAME,
+    body=Body(ModelChange),
+    answers={200: Answer("The model as it is then.", ModelView)},
+    refusals=TOKEN | BODY | UNKNOWN,
+)
 async def change_model(request: Request) -> Response:
     """PATCH /models/{owner}/{name}: 200 with the model as it is then."""
     model = await own_model(request)
     said = parse_change(await read_body(request, max_bytes=MOST_BODY))
-    if not await parts_of(request).catalog.models.change(model.name, said):
+    if not await request.services.catalog.models.change(model.name, said):
         raise not_found()
-    parts_of(request).lookups.forget(model.name)
+    request.services.lookups.forget(model.name)
     return await _answer(request, model.name)
 
 
+@Route(
+    "DELETE",
+    "/models/{owner}/{name}",
+    name="models.delete",
+    summary="Delete a private model that has no versions",
+    scopes=("run",),
+    parameters=OWNER_AND_NAME,
+    answers={204: NO_BODY},
+    refusals=TOKEN | UNKNOWN | {422},
+)
 async def delete_model(request: Request) -> Response:
     """DELETE /models/{owner}/{name}: 204. Private ones without versions alone."""
     model = await own_model(request, private="a private model")
-    if not await parts_of(request).catalog.models.remove(model.name):
+    if not await request.services.catalog.models.remove(model.name):
         raise in_use("This model has versions: delete them first.")
-    parts_of(request).lookups.forget(model.name)
+    request.services.lookups.forget(model.name)
     return Response(status_code=204)
 
 
+@Route(
+    "GET",
+    "/models/{owner}/{name}/readme",
+    name="models.readme.get",
+    summary="Get the readme of a model",
+    scopes=("read",),
+    parameters=OWNER_AND_NAME,
+    answers={200: Answer("The text.", str, TEXT)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_readme(request: Request) -> Response:
     """GET /models/{owner}/{name}/readme, as text."""
     model = await seen_model(request, "read")
-    readme = await parts_of(request).catalog.models.readme(model.name)
+    readme = await request.services.catalog.models.readme(model.name)
     if not readme:
         raise not_found()
     # somebody wrote it: a browser must not take it for a page of ours
     return Response(readme, media_type="text/plain", headers={"X-Content-Type-Options": "nosniff"})
 
 
+@Route(
+    "GET",
+    "/models/{owner}/{name}/examples",
+    name="models.examples.list",
+    summary="List predictions that operators chose as examples of a model",
+    scopes=("read",),
+    parameters=(*OWNER_AND_NAME, CURSOR),
+    answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
+    refusals=TOKEN | PAGED | UNKNOWN,
+)
 async def get_examples(request: Request) -> Response:
     """GET /models/{owner}/{name}/examples: predictions that an operator chose, as they were then, newest first."""
     model, cursor = await seen_model(request, "read"), cursor_of(request)
-    models, path = parts_of(request).catalog.models, f"/models/{model.name}/examples"
+    models, path = request.services.catalog.models, f"/models/{model.name}/examples"
     sizes = await models.example_sizes(model.name)
 
     async def weigh(page: Sequence[str]) -> Sequence[int]:
@@ -197,7 +328,7 @@ async def get_examples(request: Request) -> Response:
 
 async def seen_model(request: Request, scope: Scope) -> Model:
     """The model of this path, as far as the caller may see it; else the 404 of an unknown one."""
-    account = await authenticate(request, scope)
+    account = request.account
     return await _seen(request, account)
 
 
@@ -206,7 +337,7 @@ async def own_model(request: Request, *, private: str = "") -> Model:
 
     `private`: what only a private one may have deleted; operators may in any case.
     """
-    account = await authenticate(request, "run")
+    account = request.account
     model = await _seen(request, account)
     if not model.may_be_changed_by(account):
         raise forbidden("This model belongs to another account.")
@@ -217,14 +348,14 @@ async def own_model(request: Request, *, private: str = "") -> Model:
 
 async def _seen(request: Request, account: Account) -> Model:
     name = parse_model(request.path_params["owner"], request.path_params["name"])
-    model = await parts_of(request).lookups.model(name, account)
+    model = await request.services.lookups.model(name, account)
     if model is None:
         raise not_found()
     return model
 
 
 async def _answer(request: Request, name: str, *, status: int = 200) -> Response:
-    model = await parts_of(request).catalog.model(name)
+    model = await request.services.catalog.model(name)
     if model is None:  # gone between
         raise not_found()
     return json_response((await shown_models(request, [model]))[0], status)
@@ -243,12 +374,12 @@ def _sorting(request: Request) -> dict[str, str]:
     return asked
 
 
-async def _walk(parts: Parts, account: Account, places: Sequence[str]) -> tuple[dict[str, Model], Sequence[str]]:
+async def _walk(services: Services, account: Account, places: Sequence[str]) -> tuple[dict[str, Model], Sequence[str]]:
     """A page of those that this account may see, by their place; and the places that were walked over for it."""
     found: dict[str, Model] = {}
     for start in range(0, min(len(places), MOST_READ), PAGE_SIZE):
         slice_ = places[start : start + PAGE_SIZE]
-        models = await parts.catalog.models.many([place.partition("/")[2] for place in slice_])
+        models = await services.catalog.models.many([place.partition("/")[2] for place in slice_])
         for number, (place, model) in enumerate(zip(slice_, models, strict=True), start + 1):
             if model is not None and model.may_be_seen_by(account):
                 found[place] = model
@@ -266,10 +397,20 @@ NEEDED: Final = {
 }
 
 
+@Route(
+    "GET",
+    "/models/{owner}/{name}/versions",
+    name="models.versions.list",
+    summary="List the versions of a model",
+    scopes=("read",),
+    parameters=(*OWNER_AND_NAME, CURSOR),
+    answers={200: Answer("A page, newest first.", Page[VersionView])},
+    refusals=TOKEN | PAGED | UNKNOWN,
+)
 async def list_versions(request: Request) -> Response:
     """GET /models/{owner}/{name}/versions, newest first; as many at once as one answer may hold with their schemas."""
     model = await seen_model(request, "read")
-    cursor, catalog = cursor_of(request), parts_of(request).catalog
+    cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"
     marks = {f"{created:014}-{version}": version for created, version in await catalog.dated_versions(model.name)}
 
@@ -287,31 +428,51 @@ async def list_versions(request: Request) -> Response:
     )
 
 
+@Route(
+    "GET",
+    "/models/{owner}/{name}/versions/{id}",
+    name="models.versions.get",
+    summary="Get a version, with its schema",
+    scopes=("read",),
+    parameters=VERSION_OF_MODEL,
+    answers={200: Answer("The version, with how the last setup of a server of it went.", WholeVersionView)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_version(request: Request) -> Response:
     """GET /models/{owner}/{name}/versions/{id}. `run()` of the official Python client reads its output schema."""
     model, version_id = await seen_model(request, "read"), _id(request)
-    version = await parts_of(request).lookups.version(model.name, version_id)
+    version = await request.services.lookups.version(model.name, version_id)
     if version is None:
         raise not_found()
-    setup = await parts_of(request).catalog.setup_run(model.name, version_id)
+    setup = await request.services.catalog.setup_run(model.name, version_id)
     return json_response(whole_version(version, setup))
 
 
+@Route(
+    "DELETE",
+    "/models/{owner}/{name}/versions/{id}",
+    name="models.versions.delete",
+    summary="Delete a version that nobody needs",
+    scopes=("run",),
+    parameters=VERSION_OF_MODEL,
+    answers={202: NO_BODY},
+    refusals=TOKEN | UNKNOWN | {422},
+)
 async def delete_version(request: Request) -> Response:
     """DELETE /models/{owner}/{name}/versions/{id}: 202. Of private models alone, but for operators.
 
     A version that is needed stays: 422 that says by what.
     """
     model = await own_model(request, private="a version of a private model")
-    version_id, parts = _id(request), parts_of(request)
-    if not await parts.catalog.has_version(model.name, version_id):
+    version_id, services = _id(request), request.services
+    if not await services.catalog.has_version(model.name, version_id):
         raise not_found()
-    if await parts.deployments.one_of(await parts.accounts.names(), model=model.name, version=version_id):
+    if await services.deployments.one_of(await services.accounts.names(), model=model.name, version=version_id):
         raise in_use("A deployment stands for this version: release another one, or delete the deployment.")
-    answer = await parts.removal.remove(model.name, version_id)
+    answer = await services.removal.remove(model.name, version_id)
     if answer != "done":
         raise in_use(NEEDED[answer])
-    parts.lookups.forget(model.name)
+    services.lookups.forget(model.name)
     return Response(status_code=202)
 
 

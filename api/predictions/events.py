@@ -4,23 +4,21 @@ For its owner alone: events carry what the model put out. A page is bounded in e
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
-from starlette.requests import Request
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.auth import authenticate
+from api.contract import PREDICTION_ID, TOKEN, UNKNOWN
 from api.errors import InvalidField, Moved, Problem, data_removed, invalid_input, no_webhook, not_found, not_terminal
-from api.request import prediction_id_of
+from api.request import Request, prediction_id_of
 from api.response import json_response
-from api.services import Parts
-from api.sites.sites import where_it_is
+from api.route import Answer, Parameter, Route
 from director.broker.scripts import Redelivered
 from director.core.event_log import EventView, shown_event
 from director.core.ids import PredictionId
+from director.core.schema import Known
 from director.diagnosis.story import Owed, tell
-from director.store.accounts import Account
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
@@ -36,27 +34,37 @@ class Events(Struct, frozen=True, kw_only=True):
     data_removed: bool = False
 
 
+@Route(
+    "GET",
+    "/predictions/{id}/events",
+    name="predictions.events",
+    summary="List what happened to a prediction, in order and numbered",
+    scopes=("read",),
+    of=prediction_id_of,
+    parameters=(
+        *PREDICTION_ID,
+        Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
+        Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+    ),
+    answers={200: Answer("A page.", Events)},
+    refusals=TOKEN | UNKNOWN | {422},
+)
 async def get_events(request: Request) -> Response:
     """GET /predictions/{id}/events?after=&limit=. What an operator revived begins again with number 1."""
-    account = await authenticate(request, "read")
-    prediction_id = prediction_id_of(request)
     after = number_of(request, "after", default=0, least=0, most=MOST_AFTER)
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
-
-    async def read(parts: Parts) -> Response:
-        page = await parts.scripts.replay(prediction_id, after=after, count=limit, most_bytes=MOST_BYTES, whole=False)
-        if page is not None and page.account == account.name and page.has_more and not page.events:
-            page = await parts.scripts.replay(prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
-        if page is None or page.account != account.name:
-            raise not_found()
-        if page.moved:
-            raise Moved(page.moved)
-        if not page.last:
-            return json_response(Events(events=(), next=after, data_removed=True))
-        following = page.events[-1].seq if page.events else after
-        return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
-
-    return await where_it_is(request, prediction_id, read)
+    scripts, account = request.services.scripts, request.account
+    page = await scripts.replay(request.prediction_id, after=after, count=limit, most_bytes=MOST_BYTES, whole=False)
+    if page is not None and page.account == account.name and page.has_more and not page.events:
+        page = await scripts.replay(request.prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
+    if page is None or page.account != account.name:
+        raise not_found()
+    if page.moved:
+        raise Moved(page.moved)
+    if not page.last:
+        return json_response(Events(events=(), next=after, data_removed=True))
+    following = page.events[-1].seq if page.events else after
+    return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
 
 
 def number_of(request: Request, name: str, *, default: int, least: int, most: int) -> int:
@@ -89,30 +97,48 @@ class Webhooks(Struct, frozen=True):
     data_removed: bool
 
 
+@Route(
+    "GET",
+    "/predictions/{id}/webhooks",
+    name="predictions.webhooks",
+    summary="Tell how the webhook of a prediction's end goes",
+    scopes=("read", "admin"),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers={200: Answer("Every attempt, and when the next one is.", Webhooks)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_webhooks(request: Request) -> Response:
     """GET /predictions/{id}/webhooks: every attempt to tell its end, and when the next one is. For operators of all."""
-    account, prediction_id = await authenticate(request, "read", "admin"), prediction_id_of(request)
-    return await where_it_is(request, prediction_id, lambda parts: _shown(parts, prediction_id, account))
+    known = await story_of(request)
+    return json_response(Webhooks(request.prediction_id, tell(known).webhook, data_removed=not known.events))
 
 
+@Route(
+    "POST",
+    "/predictions/{id}/webhooks/redeliver",
+    name="predictions.webhooks.redeliver",
+    summary="Tell the end of a prediction to its webhook again",
+    scopes=("run", "admin"),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers={200: Answer("It is told at once.", Webhooks)},
+    refusals=TOKEN | UNKNOWN | {409, 410},
+)
 async def redeliver(request: Request) -> Response:
     """POST /predictions/{id}/webhooks/redeliver: tell its end again, now. For operators of all."""
-    account, prediction_id = await authenticate(request, "run", "admin"), prediction_id_of(request)
+    account = request.account
     whose = None if "admin" in account.scopes else account.name
-
-    async def owe(parts: Parts) -> Response:
-        answer = await parts.scripts.redeliver(prediction_id, account=whose)
-        if refusal := REFUSALS.get(answer):
-            raise refusal()
-        return await _shown(parts, prediction_id, account)
-
-    return await where_it_is(request, prediction_id, owe)
+    if refusal := REFUSALS.get(await request.services.scripts.redeliver(request.prediction_id, account=whose)):
+        raise refusal()
+    return await get_webhooks(request)
 
 
-async def _shown(parts: Parts, prediction_id: PredictionId, account: Account) -> Response:
-    known = await parts.scripts.story(prediction_id)
+async def story_of(request: Request) -> Known:
+    """The story of the prediction of this path, for its owner and for operators; else 404."""
+    known, account = await request.services.scripts.story(request.prediction_id), request.account
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()
     if known.record.moved:
         raise Moved(known.record.moved)
-    return json_response(Webhooks(prediction_id, tell(known).webhook, data_removed=not known.events))
+    return known

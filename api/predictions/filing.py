@@ -10,12 +10,12 @@ from functools import lru_cache
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
-from starlette.requests import Request
 
-from api.errors import Problem, not_found
+from api.errors import Moved, Problem, not_found
 from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute
 from api.predictions.waiters import Wait
-from api.services import Parts, parts_of
+from api.request import Request
+from api.services import Services
 from api.sites.placing import Wanted, names_a_file, place
 from api.sites.sites import sites_of, where_it_is
 from director.broker.scripts import Accepted
@@ -59,9 +59,9 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 async def file(request: Request, submission: Submission) -> tuple[Accepted, Stored]:
     """Into the queue, in one write to the socket. Returns what is stored now, without asking for it where possible."""
-    parts, account, version = parts_of(request), submission.account, submission.version
-    now_ms = parts.clock.now_ms()
-    prediction_id = new_prediction_id(model=version.model, now_ms=now_ms, site=parts.site)
+    services, account, version = request.services, submission.account, submission.version
+    now_ms = services.clock.now_ms()
+    prediction_id = new_prediction_id(model=version.model, now_ms=now_ms, site=services.site)
     try:
         await refuse_full(request, account)
         await reserve_compute(request, account, prediction_id, queue=version.queue, cost=submission.cost)
@@ -71,17 +71,17 @@ async def file(request: Request, submission: Submission) -> tuple[Accepted, Stor
             return Accepted(stored.record.id, replayed=True), stored
         raise
     try:
-        accepted, parts = await _placed(request, prediction_id, submission)
+        accepted, services = await _placed(request, prediction_id, submission)
     except QueueError:
         await give_back(request, account, prediction_id, submission.taken)
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
-        parts.meters.accepted(version.kind, submission.lane)
+        services.meters.accepted(version.kind, submission.lane)
         log.info("prediction accepted", extra={"prediction": accepted.id, "queue": version.queue})
         return accepted, _as_enqueued(submission, accepted)
     await return_compute(request, account, prediction_id)
-    stored = await parts.scripts.get(accepted.id)
+    stored = await services.scripts.get(accepted.id)
     if stored is not None and stored.record.moved:
         stored = await _where_it_moved(request, accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
@@ -89,11 +89,11 @@ async def file(request: Request, submission: Submission) -> tuple[Accepted, Stor
     return accepted, stored
 
 
-async def _placed(request: Request, prediction_id: PredictionId, submission: Submission) -> tuple[Accepted, Parts]:
+async def _placed(request: Request, prediction_id: PredictionId, submission: Submission) -> tuple[Accepted, Services]:
     """Into the queue of the one server, or that of one of several sites: which of them."""
     if (sites := sites_of(request)) is None:
-        parts = parts_of(request)
-        return await _enter(parts, prediction_id, submission), parts
+        services = request.services
+        return await _enter(services, prediction_id, submission), services
     wanted = Wanted(
         id=prediction_id,
         account=submission.account,
@@ -103,29 +103,29 @@ async def _placed(request: Request, prediction_id: PredictionId, submission: Sub
         idempotency=submission.idempotency,
     )
 
-    async def enter(parts: Parts, version: Version, new: PredictionId) -> Accepted:
-        return await _enter(parts, new, replace(submission, version=version), is_bound=True)
+    async def enter(services: Services, version: Version, new: PredictionId) -> Accepted:
+        return await _enter(services, new, replace(submission, version=version), is_bound=True)
 
     return await place(sites, wanted, enter)
 
 
 async def _enter(
-    parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool = False
+    services: Services, prediction_id: PredictionId, submission: Submission, *, is_bound: bool = False
 ) -> Accepted:
     """On its account's list and into its queue, in one write to the socket."""
     account, version = submission.account, submission.version
-    listed_s = max(parts.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
-    oldest = _lowest_id_at_s(parts.clock.now_ms() // 1000 - math.ceil(listed_s))
-    listing = parts.scripts.enlist(
+    listed_s = max(services.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
+    oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
+    listing = services.scripts.enlist(
         prediction_id, account=account.name, oldest=oldest, kind=version.kind, input_bytes=len(submission.input)
     )
     try:
-        accepted = await _enqueue(parts, prediction_id, submission, is_bound=is_bound)
+        accepted = await _enqueue(services, prediction_id, submission, is_bound=is_bound)
     except QueueError:
-        await _take_off(parts, listing, account.name, prediction_id, version.kind)
+        await _take_off(services, listing, account.name, prediction_id, version.kind)
         raise
     if accepted.replayed:
-        await _take_off(parts, listing, account.name, prediction_id, version.kind)
+        await _take_off(services, listing, account.name, prediction_id, version.kind)
     try:
         await listing
     except BackendUnavailable as exc:
@@ -135,11 +135,11 @@ async def _enter(
 
 
 async def _take_off(
-    parts: Parts, listing: "asyncio.Future[object]", account: str, prediction_id: PredictionId, kind: Kind
+    services: Services, listing: "asyncio.Future[object]", account: str, prediction_id: PredictionId, kind: Kind
 ) -> None:
     """Off its account's list: nothing new was filed under this id."""
     await asyncio.gather(listing, return_exceptions=True)  # or it is listed after it was taken off
-    await parts.listing.remove(account, prediction_id, kind)
+    await services.listing.remove(account, prediction_id, kind)
 
 
 @lru_cache(maxsize=64)
@@ -154,7 +154,7 @@ async def _accepted_before(request: Request, submission: Submission) -> Stored |
         return None
     digest, fingerprint = submission.idempotency
     model, account = submission.version.model, submission.account
-    known = await parts_of(request).idempotency.stands_for(
+    known = await request.services.idempotency.stands_for(
         account.name, model=model, digest=digest, fingerprint=fingerprint
     )
     return None if known is None else await _where_it_moved(request, known)
@@ -163,18 +163,20 @@ async def _accepted_before(request: Request, submission: Submission) -> Stored |
 async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
     """Read it as GET does: at another of our sites where it moved to one. Raises Moved where it went elsewhere."""
 
-    async def read(parts: Parts) -> Stored | None:
-        stored = await parts.scripts.get(prediction_id)
+    async def read(services: Services) -> Stored | None:
+        stored = await services.scripts.get(prediction_id)
         if stored is not None and stored.record.moved:
-            raise moved(stored.record.moved)
+            raise Moved(stored.record.moved)
         return stored
 
     return await where_it_is(request, prediction_id, read)
 
 
-async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submission, *, is_bound: bool) -> Accepted:
+async def _enqueue(
+    services: Services, prediction_id: PredictionId, submission: Submission, *, is_bound: bool
+) -> Accepted:
     version, account, wait = submission.version, submission.account, submission.wait
-    return await parts.scripts.enqueue(
+    return await services.scripts.enqueue(
         prediction_id,
         queue=version.queue,
         account=account.name,
@@ -204,7 +206,7 @@ async def _enqueue(parts: Parts, prediction_id: PredictionId, submission: Submis
         idempotency=submission.idempotency,
         is_bound=is_bound,
         trace=submission.trace,
-        waiter="" if wait is None else parts.waiters.expect(prediction_id, wait),
+        waiter="" if wait is None else services.waiters.expect(prediction_id, wait),
     )
 
 

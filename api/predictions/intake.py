@@ -12,7 +12,6 @@ from typing import Final
 
 import anyio
 from msgspec.structs import replace
-from starlette.requests import Request
 from starlette.responses import Response
 
 from api.bodies import (
@@ -30,9 +29,10 @@ from api.predictions.filing import Submission, file
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait, Waiters
+from api.request import Request
 from api.response import base_url, json_response
-from api.services import Parts, parts_of
-from api.sites.sites import parts_at, sites_of
+from api.services import Services
+from api.sites.sites import services_at, sites_of
 from director.broker.scripts import Accepted
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import LANES, PredictionId
@@ -67,7 +67,7 @@ class Step:
 @contextmanager
 def enqueue_span(request: Request, account: Account, version: Version) -> Iterator[Step]:
     """Around all that judges and files one prediction."""
-    tracing, headers = parts_of(request).tracing, request.headers
+    tracing, headers = request.services.tracing, request.headers
     trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
     if not tracing.is_on:
         yield Step(trace)
@@ -117,10 +117,10 @@ async def submit(
 
     `deployment`: owner/name of the one that led to it.
     """
-    parts = parts_of(request)
-    asked_at = parts.clock.monotonic()
+    services = request.services
+    asked_at = services.clock.monotonic()
     if sites_of(request) is None:
-        parts.gate.pass_through()
+        services.gate.pass_through()
     seconds = wait_seconds(request.headers.getlist("prefer"))
     wait = None if seconds is None else Wait()
     try:
@@ -264,28 +264,28 @@ async def _answer(
 
     `until`: what it took to file the prediction is part of the caller's time.
     """
-    parts = parts_at(request, stored.record.id)
-    waiters = parts.waiters
+    services = services_at(request, stored.record.id)
+    waiters = services.waiters
     weight = len(stored.input or b"")
     if until is None or not waiters.has_room(weight):
         return json_response(view(stored), 201, headers)
     headers["Preference-Applied"] = applied(request.headers.getlist("prefer")) or ""
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
-    left_s = max(0.0, until - parts.clock.monotonic())
+    left_s = max(0.0, until - services.clock.monotonic())
     ended = await _hold(request, waiters, stored.record.id, seconds=left_s, weight=weight, wait=wait)
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a piece of the output for all of it.
     record = replace(stored.record, status=Status.STARTING, started=None)
-    outlook = await _outlook(parts, record.id)
+    outlook = await _outlook(services, record.id)
     return json_response(view(Stored(record=record, input=stored.input, outlook=outlook)), 202, headers)
 
 
-async def _outlook(parts: Parts, prediction_id: PredictionId) -> Outlook | None:
+async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook | None:
     """Why it waits now, where it does. Who was held so long is answered in any case."""
     with anyio.move_on_after(OUTLOOK_S), contextlib.suppress(BackendUnavailable):
-        known = await parts.scripts.story(prediction_id)
+        known = await services.scripts.story(prediction_id)
         return known.outlook if known else None
     return None
 

@@ -11,13 +11,14 @@ from re import fullmatch
 from typing import Final
 
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import authenticate
+from api.contract import FILTERS, LISTED, PAGED, TOKEN
 from api.errors import InvalidField, forbidden, invalid_input
 from api.predictions.glances import Glance
+from api.request import Request
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.route import Route
 from api.sites.lists import AWAY, Listed, Lists, Looked
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at
 from director.core.schema import Page, Prediction, Record, Stored
@@ -132,6 +133,16 @@ class Found(Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+@Route(
+    "GET",
+    "/predictions",
+    name="predictions.list",
+    summary="List the predictions of the account",
+    scopes=("read",),
+    parameters=FILTERS,
+    answers=LISTED,
+    refusals=TOKEN | PAGED,
+)
 async def list_predictions(request: Request) -> Response:
     """GET /predictions, with a cursor and the filters of list_filters. Another account's only for operators."""
     return await list_of_kind(request, "")
@@ -140,7 +151,7 @@ async def list_predictions(request: Request) -> Response:
 async def list_of_kind(request: Request, kind: Kind) -> Response:
     """GET …, of one kind."""
     path = f"/{PATHS[kind]}"
-    account = await authenticate(request, "read")
+    account = request.account
     cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
     whose = filters.account or account.name
     if whose != account.name and "admin" not in account.scopes:

@@ -9,11 +9,36 @@ import re
 from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import authenticate
-from api.bodies import VersionRef, parse_batch, parse_create, parse_model, parse_version
+from api.bodies import (
+    BatchRequest,
+    PredictionRequest,
+    TrainingRequest,
+    VersionPredictionRequest,
+    VersionRef,
+    parse_batch,
+    parse_create,
+    parse_model,
+    parse_version,
+)
+from api.contract import (
+    BODY,
+    CREATE,
+    CREATED,
+    FILTERS,
+    HOW,
+    LISTED,
+    NO_BODY,
+    OWNER_AND_NAME,
+    PAGED,
+    PREDICTION_ID,
+    SHOWN,
+    TOKEN,
+    UNKNOWN,
+    VERSION_OF_MODEL,
+    WAIT,
+)
 from api.errors import (
     Moved,
     Problem,
@@ -27,17 +52,19 @@ from api.errors import (
     problem_of,
 )
 from api.limits import take, taken_of
+from api.predictions.events import story_of
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
-from api.request import prediction_id_of, read_body
+from api.request import Request, prediction_id_of, read_body
 from api.response import json_response
-from api.services import Parts, parts_of
-from api.sites.sites import parts_at, sites_of, version_named, where_it_is
+from api.route import Answer, Body, Route
+from api.services import Services
+from api.sites.sites import sites_of, version_named
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
 from director.core.schema import Prediction, Stored
 from director.core.view import view
-from director.diagnosis.story import tell
+from director.diagnosis.story import Story, tell
 from director.files.store import FileStore
 from director.store.accounts import Account
 
@@ -46,60 +73,62 @@ from director.store.accounts import Account
 # What is of another kind looks like nothing at all under a route, as what is another account's does.
 
 
-async def get_of_kind(request: Request, kind: Kind) -> Response:
-    """GET …/{id}."""
-    account, prediction_id = await authenticate(request, "read"), prediction_id_of(request)
-    return await where_it_is(request, prediction_id, lambda parts: _shown(parts, prediction_id, account, kind))
-
-
 async def cancel_of_kind(request: Request, kind: Kind) -> Response:
     """POST …/{id}/cancel: 200 with the run, whether it waited, runs or has ended.
 
     The body is not read: official clients announce JSON and send nothing.
     """
-    account, prediction_id = await authenticate(request, "run"), prediction_id_of(request)
-
-    async def cancel(parts: Parts) -> Response:
-        await parts.scripts.cancel(prediction_id, account=account.name, kind=kind)
-        return await _shown(parts, prediction_id, account, kind)
-
-    return await where_it_is(request, prediction_id, cancel)
+    await request.services.scripts.cancel(request.prediction_id, account=request.account.name, kind=kind)
+    return await get_of_kind(request, kind)
 
 
-async def _shown(parts: Parts, prediction_id: PredictionId, account: Account, kind: Kind) -> Response:
-    stored = await parts.scripts.get(prediction_id, whole=False)
-    if stored is None or stored.record.account != account.name or stored.record.kind != kind:
+async def get_of_kind(request: Request, kind: Kind) -> Response:
+    """GET …/{id}."""
+    stored = await request.services.scripts.get(request.prediction_id, whole=False)
+    if stored is None or stored.record.account != request.account.name or stored.record.kind != kind:
         raise not_found()
     if stored.record.moved:
         raise Moved(stored.record.moved)
     if stored.left_out:
-        stored = await _whole(parts, stored)
+        stored = await _whole(request.services, stored)
     return json_response(view(stored))
 
 
-async def _whole(parts: Parts, stored: Stored) -> Stored:
+async def _whole(services: Services, stored: Stored) -> Stored:
     """A large one, in the turn of its account."""
     record = stored.record
     try:
-        async with parts.reading.taken(record.account):
-            whole = await parts.scripts.get(record.id, size=stored.left_out)
+        async with services.reading.taken(record.account):
+            whole = await services.scripts.get(record.id, size=stored.left_out)
     except TimeoutError as exc:
         raise BackendUnavailable("too many large predictions are read at once") from exc
     if whole is None:
         raise not_found()
     if whole.record.moved:
-        raise moved(whole.record.moved)
+        raise Moved(whole.record.moved)
     return whole
 
 
 log = logging.getLogger(__name__)
 
 
+@Route(
+    "POST",
+    "/predictions",
+    name="predictions.create",
+    summary="Create a prediction of a version, or of the latest version of a model",
+    scopes=("run",),
+    bucket="create",
+    parameters=(WAIT, *HOW),
+    body=Body(VersionPredictionRequest),
+    answers=CREATED,
+    refusals=CREATE,
+)
 async def create(request: Request) -> Response:
     """POST /predictions: the body names the version."""
-    account = await authenticate(request, "run", takes="create")
-    parts = parts_of(request)
-    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    account = request.account
+    services = request.services
+    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
     asked = parse_create(body, version=True)
     version = await version_named(request, parse_version(asked.version or ""), account)
     if version is None:
@@ -107,12 +136,24 @@ async def create(request: Request) -> Response:
     return await submit(request, account=account, version=version, asked=asked, body=body)
 
 
+@Route(
+    "POST",
+    "/models/{owner}/{name}/predictions",
+    name="models.predictions.create",
+    summary="Create a prediction of the latest version of a model",
+    scopes=("run",),
+    bucket="create",
+    parameters=(*OWNER_AND_NAME, WAIT, *HOW),
+    body=Body(PredictionRequest),
+    answers=CREATED,
+    refusals=CREATE,
+)
 async def create_of_model(request: Request) -> Response:
     """POST /models/{owner}/{name}/predictions: the latest version of any model."""
-    account = await authenticate(request, "run", takes="create")
-    parts = parts_of(request)
+    account = request.account
+    services = request.services
     model = parse_model(request.path_params["owner"], request.path_params["name"])
-    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
     asked = parse_create(body, version=False)
     version = await version_named(request, VersionRef(model=model), account)
     if version is None:
@@ -120,48 +161,81 @@ async def create_of_model(request: Request) -> Response:
     return await submit(request, account=account, version=version, asked=asked, body=body)
 
 
+@Route(
+    "GET",
+    "/predictions/{id}",
+    name="predictions.get",
+    summary="Get a prediction",
+    scopes=("read",),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers=SHOWN,
+    refusals=TOKEN | UNKNOWN,
+)
 async def get(request: Request) -> Response:
     """GET /predictions/{id}."""
     return await get_of_kind(request, "")
 
 
+@Route(
+    "GET",
+    "/predictions/{id}/explain",
+    name="predictions.explain",
+    summary="Tell the story of a prediction so far, and what is next",
+    scopes=("read", "admin"),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers={200: Answer("Its story.", Story)},
+    refusals=TOKEN | UNKNOWN,
+)
 async def explain(request: Request) -> Response:
     """GET /predictions/{id}/explain: its story so far, and what is next. For operators over all accounts."""
-    account, prediction_id = await authenticate(request, "read", "admin"), prediction_id_of(request)
-
-    async def explained(parts: Parts) -> Response:
-        began = parts.clock.monotonic()
-        known = await parts.scripts.story(prediction_id)
-        took_ms = (parts.clock.monotonic() - began) * 1000
-        if known is None or (known.record.account != account.name and "admin" not in account.scopes):
-            raise not_found()
-        if known.record.moved:
-            raise Moved(known.record.moved)
-        return json_response(tell(known, took_ms=took_ms))
-
-    return await where_it_is(request, prediction_id, explained)
+    services, began = request.services, request.services.clock.monotonic()
+    known = await story_of(request)
+    took_ms = (services.clock.monotonic() - began) * 1000
+    return json_response(tell(known, took_ms=took_ms))
 
 
+@Route(
+    "POST",
+    "/predictions/{id}/cancel",
+    name="predictions.cancel",
+    summary="Cancel a prediction",
+    scopes=("run",),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers=SHOWN,
+    refusals=TOKEN | UNKNOWN,
+)
 async def cancel(request: Request) -> Response:
     """POST /predictions/{id}/cancel."""
     return await cancel_of_kind(request, "")
 
 
+@Route(
+    "DELETE",
+    "/predictions/{id}",
+    name="predictions.delete",
+    summary="Let go of a prediction that has ended, with its data and files",
+    scopes=("run",),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers={204: NO_BODY},
+    refusals=TOKEN | UNKNOWN | {409},
+)
 async def delete(request: Request) -> Response:
     """DELETE /predictions/{id}: one that has ended is gone at once, with its files. 409 while it has not."""
-    account = await authenticate(request, "run")
-    prediction_id = prediction_id_of(request)
-    parts = parts_at(request, prediction_id)
-    match await parts.scripts.erase(prediction_id, account=account.name):
+    account, prediction_id, services = request.account, request.prediction_id, request.services
+    match await services.scripts.erase(prediction_id, account=account.name):
         case "unknown":
             raise not_found()
         case "running":
             raise not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
         case "erased":
-            await parts.listing.remove(account.name, prediction_id)
-    if parts.files is not None:
-        await _remove_files(parts.files, prediction_id)
-        await parts.scripts.stow(account.name, prediction_id)
+            await services.listing.remove(account.name, prediction_id)
+    if services.files is not None:
+        await _remove_files(services.files, prediction_id)
+        await services.scripts.stow(account.name, prediction_id)
     return Response(status_code=204)
 
 
@@ -177,31 +251,75 @@ async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
 PROCEDURE: Final = "procedure"
 
 
+@Route(
+    "POST",
+    "/procedures",
+    name="procedures.create",
+    summary="Create a procedure: a prediction that waits apart from others",
+    scopes=("run",),
+    bucket="create",
+    parameters=(WAIT, *HOW),
+    body=Body(VersionPredictionRequest),
+    answers=CREATED,
+    refusals=CREATE,
+)
 async def create_procedure(request: Request) -> Response:
     """POST /procedures: the body names the version, and is that of a prediction."""
-    account = await authenticate(request, "run", takes="create")
-    parts = parts_of(request)
-    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    account = request.account
+    services = request.services
+    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
     asked = parse_create(body, version=True)
-    version = await parts.lookups.named(parse_version(asked.version or ""), account)
+    version = await services.lookups.named(parse_version(asked.version or ""), account)
     if version is None:
         raise invalid_version()
-    called = await parts.kinds.of(version, PROCEDURE)
+    called = await services.kinds.of(version, PROCEDURE)
     if called is None:
         raise kind_not_served(PROCEDURE)
     return await submit(request, account=account, version=called, asked=asked, body=body)
 
 
+@Route(
+    "GET",
+    "/procedures",
+    name="procedures.list",
+    summary="List the procedures of the account",
+    scopes=("read",),
+    parameters=FILTERS,
+    answers=LISTED,
+    refusals=TOKEN | PAGED,
+)
 async def list_procedures(request: Request) -> Response:
     """GET /procedures: the caller's, newest first, as predictions are listed."""
     return await list_of_kind(request, PROCEDURE)
 
 
+@Route(
+    "GET",
+    "/procedures/{id}",
+    name="procedures.get",
+    summary="Get a procedure",
+    scopes=("read",),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers=SHOWN,
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_procedure(request: Request) -> Response:
     """GET /procedures/{id}."""
     return await get_of_kind(request, PROCEDURE)
 
 
+@Route(
+    "POST",
+    "/procedures/{id}/cancel",
+    name="procedures.cancel",
+    summary="Cancel a procedure",
+    scopes=("run",),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers=SHOWN,
+    refusals=TOKEN | UNKNOWN,
+)
 async def cancel_procedure(request: Request) -> Response:
     """POST /procedures/{id}/cancel."""
     return await cancel_of_kind(request, PROCEDURE)
@@ -214,36 +332,80 @@ async def cancel_procedure(request: Request) -> Response:
 TRAINING: Final = "training"
 
 
+@Route(
+    "POST",
+    "/models/{owner}/{name}/versions/{id}/trainings",
+    name="trainings.create",
+    summary="Create a training, which makes a version of its destination",
+    scopes=("run",),
+    bucket="create",
+    parameters=(*VERSION_OF_MODEL, WAIT, *HOW),
+    body=Body(TrainingRequest),
+    answers=CREATED,
+    refusals=CREATE,
+)
 async def create_training(request: Request) -> Response:
     """POST /models/{owner}/{name}/versions/{id}/trainings: 201."""
-    account = await authenticate(request, "run", takes="create")
-    parts, params = parts_of(request), request.path_params
+    account = request.account
+    services, params = request.services, request.path_params
     ref = VersionRef(model=parse_model(params["owner"], params["name"]), version=params["id"])
     if not re.fullmatch(VERSION_ID, params["id"]):
         raise not_found()
-    body = await read_body(request, max_bytes=parts.settings.max_body_bytes)
+    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
     asked = parse_create(body, version=False, destination=True)
-    version = await parts.lookups.named(ref, account)
+    version = await services.lookups.named(ref, account)
     if version is None:
         raise not_found()
     if not await _is_theirs(request, account, asked.destination or ""):
         raise no_destination()
-    trained = await parts.kinds.of(version, TRAINING)
+    trained = await services.kinds.of(version, TRAINING)
     if trained is None:
         raise kind_not_served(TRAINING)
     return await submit(request, account=account, version=trained, asked=asked, body=body)
 
 
+@Route(
+    "GET",
+    "/trainings",
+    name="trainings.list",
+    summary="List the trainings of the account",
+    scopes=("read",),
+    parameters=FILTERS,
+    answers=LISTED,
+    refusals=TOKEN | PAGED,
+)
 async def list_trainings(request: Request) -> Response:
     """GET /trainings: the caller's, newest first, as predictions are listed."""
     return await list_of_kind(request, TRAINING)
 
 
+@Route(
+    "GET",
+    "/trainings/{id}",
+    name="trainings.get",
+    summary="Get a training",
+    scopes=("read",),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers=SHOWN,
+    refusals=TOKEN | UNKNOWN,
+)
 async def get_training(request: Request) -> Response:
     """GET /trainings/{id}."""
     return await get_of_kind(request, TRAINING)
 
 
+@Route(
+    "POST",
+    "/trainings/{id}/cancel",
+    name="trainings.cancel",
+    summary="Cancel a training",
+    scopes=("run",),
+    of=prediction_id_of,
+    parameters=PREDICTION_ID,
+    answers=SHOWN,
+    refusals=TOKEN | UNKNOWN,
+)
 async def cancel_training(request: Request) -> Response:
     """POST /trainings/{id}/cancel."""
     return await cancel_of_kind(request, TRAINING)
@@ -252,7 +414,7 @@ async def cancel_training(request: Request) -> Response:
 async def _is_theirs(request: Request, account: Account, destination: str) -> bool:
     if not re.fullmatch(MODEL_NAME, destination):
         return False
-    model = await parts_of(request).lookups.model(destination, account)
+    model = await request.services.lookups.model(destination, account)
     return model is not None and model.may_be_changed_by(account)
 
 
@@ -280,14 +442,26 @@ class BatchResults(Struct, frozen=True):
     results: list[BatchResult]
 
 
+@Route(
+    "POST",
+    "/predictions/batch",
+    name="predictions.batch",
+    summary="Create many predictions, each judged by itself",
+    scopes=("run",),
+    bucket="create",
+    parameters=HOW,
+    body=Body(BatchRequest),
+    answers={200: Answer("What became of each, in the order of the request.", BatchResults)},
+    refusals=TOKEN | BODY,
+)
 async def create_batch(request: Request) -> Response:
     """200 with a result for each; a body that is no batch is refused whole."""
-    account = await authenticate(request, "run", takes="create")
-    parts = parts_of(request)
-    body = await read_body(request, max_bytes=parts.settings.max_batch_bytes)
+    account = request.account
+    services = request.services
+    body = await read_body(request, max_bytes=services.settings.max_batch_bytes)
     bodies = parse_batch(body, most=MOST)
     if sites_of(request) is None:
-        parts.gate.pass_through()
+        services.gate.pass_through()
     results: list[BatchResult] = []
     for first in range(0, len(bodies), AT_ONCE):
         some = enumerate(bodies[first : first + AT_ONCE], start=first)

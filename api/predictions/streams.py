@@ -8,19 +8,19 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.contract import NO_BODY, OPEN, UNKNOWN
 from api.errors import Moved, data_removed, not_found, too_many_streams
 from api.predictions.stream_events import Mark
+from api.request import Request
 from api.response import carry, raw
-from api.services import Parts
-from api.sites.sites import where_it_is
+from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
 
 # An answer of server-sent events: as long as somebody reads it, and broken where it was cut off.
@@ -116,25 +116,64 @@ PREFLIGHT: Final = {
 }
 
 
+IN_PATH: Final = Parameter("address", "The last part of `urls.stream`, which is the permission.", place="path")
+
+
+class StreamEvent(Struct, frozen=True):
+    """One server-sent event. `data`: of output one item, of logs a text, of others an object as JSON."""
+
+    id: str
+    event: Literal["output", "logs", "error", "done"]
+    data: str
+
+
+def _prediction_of(request: Request) -> PredictionId:
+    """The prediction of this stream; else a 404, which any page of a browser may read too."""
+    carry(request, CORS)
+    address = read_address(request.path_params["address"])
+    if address is None:
+        raise not_found()
+    return address.id
+
+
+@Route(
+    "OPTIONS",
+    "/streams/{address}",
+    name="streams.preflight",
+    summary="What a browser asks before it follows a stream",
+    parameters=(IN_PATH,),
+    answers={204: NO_BODY},
+    refusals=OPEN,
+)
 async def preflight(request: Request) -> Response:
     """OPTIONS: what a browser asks before it sends Last-Event-ID."""
     carry(request, CORS)
     return Response(status_code=204, headers=PREFLIGHT)
 
 
+@Route(
+    "GET",
+    "/streams/{address}",
+    name="streams.read",
+    summary="Follow a prediction as it happens, as server-sent events",
+    parameters=(
+        IN_PATH,
+        Parameter("Last-Event-ID", "Go on after this event.", place="header"),
+        Parameter("last_event_id", "The same, for who cannot send the header."),
+    ),
+    answers={
+        200: Answer("Its output and logs, from the start or after an event.", StreamEvent, STREAM["Content-Type"]),
+        204: Answer("The end was told already."),
+    },
+    refusals=OPEN | UNKNOWN | {410, 503},
+    of=_prediction_of,
+)
 async def stream(request: Request) -> Response:
     """GET: from the start, or after Last-Event-ID; 204 for who was told the end, so that browsers do not come again."""
-    carry(request, CORS)
-    address = read_address(request.path_params["address"])
-    if address is None:
-        raise not_found()
-    return await where_it_is(request, address.id, lambda parts: _streamed(request, parts, address))
-
-
-async def _streamed(request: Request, parts: Parts, address: Address) -> Response:
+    readers, address = request.services.readers, read_address(request.path_params["address"])
     mark = Mark.parse(request.headers.get("last-event-id") or request.query_params.get("last_event_id", ""))
-    known = await parts.readers.standing(address.id)
-    if known is None or not address.opens(known.ticket):
+    known = await readers.standing(request.prediction_id)
+    if address is None or known is None or not address.opens(known.ticket):
         raise not_found()
     if known.moved:
         raise Moved(known.moved)
@@ -145,6 +184,6 @@ async def _streamed(request: Request, parts: Parts, address: Address) -> Respons
         return Response(status_code=204)
     if request.method == "HEAD":
         return Response(headers=STREAM)
-    if parts.readers.is_full:
+    if readers.is_full:
         raise too_many_streams(retry_after=RETRY_AFTER_S)
-    return EventStream(partial(parts.readers.read, address.id, mark, is_over=known.is_terminal))
+    return EventStream(partial(readers.read, request.prediction_id, mark, is_over=known.is_terminal))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 from starlette.requests import Request
 
 from api.predictions.glances import Glance
-from api.services import Parts, parts_of
+from api.services import Services, services_of
 from api.sites.sites import sites_of
 from director.broker.gatherer import LARGE_BYTES
 from director.core.errors import BackendUnavailable
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     """A server and what its site is called, '' where there is one."""
 
     name: str
-    parts: Parts
+    services: Services
 
 
 class Listed(NamedTuple):
@@ -55,8 +55,8 @@ class Lists:
     @classmethod
     def of(cls, request: Request) -> "Lists":
         if (sites := sites_of(request)) is None:
-            return cls([Source("", parts_of(request))])
-        up = [Source(site.name, site.parts) for site in sites.all if site.is_up]
+            return cls([Source("", services_of(request))])
+        up = [Source(site.name, site.services) for site in sites.all if site.is_up]
         return cls(up, sorted(sites.by_name.keys() - {source.name for source in up}))
 
     async def ids(
@@ -65,14 +65,14 @@ class Lists:
         """At most `count`, in order, between bounds. What moved is listed where it is, then where it was."""
 
         async def read(source: Source) -> list[Listed]:
-            ids = await source.parts.listing.ids(
+            ids = await source.services.listing.ids(
                 account, kind, low=low, high=high, count=count, newest_first=newest_first
             )
             return [Listed(prediction_id, source) for prediction_id in ids]
 
         found = [one for some in await self._each(read, self._left) for one in some]
         if len(self._sources) > 1:
-            found.sort(key=lambda one: site_of(one.id) == one.source.parts.site)
+            found.sort(key=lambda one: site_of(one.id) == one.source.services.site)
             found.sort(key=lambda one: one.id, reverse=newest_first)
         return found[:count]
 
@@ -81,7 +81,7 @@ class Lists:
 
         async def read(source: Source) -> list[Looked]:
             ids = [one.id for one in listed if one.source is source]
-            return [Looked(glance, source) for glance in await source.parts.glances.at(ids)]
+            return [Looked(glance, source) for glance in await source.services.glances.at(ids)]
 
         found = [one for some in await self._each(read, self._left) for one in some]
         if len(self._sources) == 1:
@@ -95,7 +95,7 @@ class Lists:
 
         async def get(one: Looked) -> Stored | None:
             # why each of a hundred waits is nothing to a list, and the dear part of a look
-            scripts, glance = one.source.parts.scripts, one.glance
+            scripts, glance = one.source.services.scripts, one.glance
             return await scripts.get(glance.id, outlook=False, size=glance.weight if is_heavy else None)
 
         if len(self._sources) == 1:

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from api.errors import invalid_header
-from api.services import Parts
+from api.services import Services
 from api.sites.sites import Site, Sites
 from director.broker.scripts import Accepted
 from director.broker.scripts.caller import Bound
@@ -32,7 +32,7 @@ PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 MOST_TAKEOVERS: Final = 3
 FILE: Final = re.compile(rb"files\\?/[0-9a-z]{26}")  # in JSON a slash may stand behind a backslash
 
-Enter = Callable[[Parts, Version, PredictionId], Awaitable[Accepted]]
+Enter = Callable[[Services, Version, PredictionId], Awaitable[Accepted]]
 """File it there. Raises QueueError where that took nothing, and BackendUnavailable."""
 
 
@@ -59,20 +59,20 @@ def names_a_file(given: bytes) -> bool:
     return FILE.search(given) is not None
 
 
-async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, Parts]:
+async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, Services]:
     """What became of it, and where. Raises QueueError and BackendUnavailable, as `enter` does."""
     order = await _order(sites, wanted)
     bound: PredictionId | None = None
     refused: Exception | None = None
     for site, version in order:
         site.expects(version.queue)  # before anything is awaited: a crowd of one moment is not to choose alike
-        home, now_ms = sites.home, site.parts.clock.now_ms()
+        home, now_ms = sites.home, site.services.clock.now_ms()
         new = wanted.id if site is home else new_prediction_id(model=version.model, now_ms=now_ms, site=site.row.number)
         if (known := await _bound_already(sites, wanted, new, bound)) is not None:
             return known
         bound = new
         try:
-            accepted = await enter(site.parts, version, new)
+            accepted = await enter(site.services, version, new)
         except (QueueRefused, UnknownQueue) as exc:
             site.expects(version.queue, -1)
             refused = refused if isinstance(refused, QueueRefused) else exc
@@ -86,8 +86,8 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, P
                 await _bind(sites, wanted, wanted.idempotency, accepted.id, instead_of=new)
             if not accepted.replayed:
                 how = "forced" if wanted.asked else "chosen" if site is order[0][0] else "failover"
-                home.parts.meters.placed(site.name, how)
-            return accepted, site.parts
+                home.services.meters.placed(site.name, how)
+            return accepted, site.services
     if wanted.idempotency is not None and bound is not None:
         await _bind(sites, wanted, wanted.idempotency, None, instead_of=bound)
     raise refused or BackendUnavailable("no site takes it")
@@ -121,7 +121,7 @@ def _allowed(sites: Sites, wanted: Wanted) -> list[Site]:
 
 async def _bound_already(
     sites: Sites, wanted: Wanted, new: PredictionId, bound: PredictionId | None
-) -> tuple[Accepted, Parts] | None:
+) -> tuple[Accepted, Services] | None:
     """Let its key stand for `new` instead of `bound`; where it stands for another, that one and where it is."""
     if wanted.idempotency is None:
         return None
@@ -134,8 +134,8 @@ async def _bound_already(
         if held.fingerprint != wanted.idempotency[1]:
             raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
         site = sites.of(other)
-        if site is not None and await _is_there(site.parts, held):
-            return Accepted(other, replayed=True), site.parts
+        if site is not None and await _is_there(site.services, held):
+            return Accepted(other, replayed=True), site.services
         if held.age_ms < SETTLED_MS:
             break
         bound = late = other
@@ -150,7 +150,7 @@ async def _bind(
     *,
     instead_of: PredictionId | None,
 ) -> Bound | None:
-    return await sites.home.parts.scripts.bind(
+    return await sites.home.services.scripts.bind(
         new,
         account=wanted.account.name,
         model=wanted.version.model,
@@ -159,11 +159,11 @@ async def _bind(
     )
 
 
-async def _is_there(parts: Parts, held: Bound) -> bool:
+async def _is_there(services: Services, held: Bound) -> bool:
     """Is it, or will it be in a moment?"""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
-        if await parts.scripts.get(held.id, outlook=False) is not None:
+        if await services.scripts.get(held.id, outlook=False) is not None:
             return True
         if held.age_ms >= SETTLED_MS:
             break
@@ -172,7 +172,7 @@ async def _is_there(parts: Parts, held: Bound) -> bool:
 
 async def _taken_over(
     sites: Sites, wanted: Wanted, late: PredictionId, new: PredictionId
-) -> tuple[Accepted, Parts] | None:
+) -> tuple[Accepted, Services] | None:
     """Its key stands for `new`: let `late` not be accepted any more where it was to be. That, where it is there."""
     site, idempotency = sites.of(late), wanted.idempotency
     if idempotency is None or site is None or site is sites.home:  # at home the key itself bars it
@@ -185,12 +185,12 @@ async def _taken_over(
     if held is None or held.fingerprint != idempotency[1]:
         return None
     await _bind(sites, wanted, idempotency, held.id, instead_of=new)
-    return Accepted(held.id, replayed=True), site.parts
+    return Accepted(held.id, replayed=True), site.services
 
 
 async def _barred(site: Site, wanted: Wanted, late: PredictionId, idempotency: tuple[str, str]) -> Bound | None:
     """Let the key stand for a later one there, which never comes; what it stands for instead, where that is there."""
-    scripts, model = site.parts.scripts, wanted.version.model
+    scripts, model = site.services.scripts, wanted.version.model
     bar = new_prediction_id(model=model, now_ms=created_ms_of(late) + 1, site=site.row.number)
     held: Bound | None = None
     for _ in range(2):

@@ -6,21 +6,24 @@ Where there is one server only, there is no `Sites`, and nothing here is asked.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import random
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 import anyio
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import Request as BaseRequest
+from starlette.responses import Response
 
 from api.bodies import VersionRef
 from api.errors import Moved, invalid_header, not_found
 from api.lookups import Cache
 from api.metering import Meters
-from api.services import Clients, Parts, State, parts_of, running
+from api.request import Request
+from api.route import Route
+from api.services import Clients, Services, State, running, services_of
 from api.sites.placement import Candidate, Look, in_order
 from api.sites.table import SiteRow, SiteTable, read_sites
 from director.core.clock import Clock
@@ -48,9 +51,9 @@ NOTHING_STARTS: Final = frozenset({"open"})
 class Site:
     """`is_up`: it answered the last time, and is safe. `reason`: why it is not. `home`: None for the home itself."""
 
-    def __init__(self, row: SiteRow, parts: Parts, clock: Clock, *, home: "Site | None" = None) -> None:
+    def __init__(self, row: SiteRow, services: Services, clock: Clock, *, home: "Site | None" = None) -> None:
         self.row = row
-        self.parts = parts
+        self.services = services
         self.reason = "it was not asked yet"
         self._home = home
         self._clock = clock
@@ -58,7 +61,7 @@ class Site:
         self._placed: dict[QueueName, int] = {}
         self._known: Cache[str, bool] = Cache(
             clock=clock,
-            ttl_s=parts.settings.cache_s,
+            ttl_s=services.settings.cache_s,
             most=MOST_ACCOUNTS,
             believes=lambda: home is not None and not home.is_up,
         )
@@ -69,7 +72,7 @@ class Site:
 
     @property
     def is_up(self) -> bool:
-        return self.parts.gate.is_up
+        return self.services.gate.is_up
 
     async def run(self) -> NoReturn:
         """Look again and again."""
@@ -81,7 +84,7 @@ class Site:
         """Does it answer, and would it keep what it accepts?"""
         was_up = self.is_up
         try:
-            await self.parts.gate.run_once()
+            await self.services.gate.run_once()
         except BackendUnavailable as exc:
             self.failed(str(exc))
         except UnsafeBackend as exc:
@@ -104,7 +107,7 @@ class Site:
 
         async def ask() -> Look | None:
             try:
-                stats = await self.parts.scripts.stats(queue)
+                stats = await self.services.scripts.stats(queue)
             except UnknownQueue:
                 return None
             self._placed.pop(queue, None)
@@ -126,8 +129,8 @@ class Site:
         """Let its directors sign this account's webhooks as those at home do. Raises BackendUnavailable."""
 
         async def copy() -> bool:
-            signing = {} if self._home is None else await self._home.parts.accounts.signing(account)
-            await self.parts.accounts.adopt(account, signing)
+            signing = {} if self._home is None else await self._home.services.accounts.signing(account)
+            await self.services.accounts.adopt(account, signing)
             return True
 
         if self._home is not None:
@@ -136,10 +139,8 @@ class Site:
     def _is_not_up(self, reason: str, *, level: int) -> None:
         if reason != self.reason:
             log.log(level, "a site takes nothing new", extra={"site": self.name, "reason": reason})
-        self.parts.gate.is_up, self.reason = False, reason
+        self.services.gate.is_up, self.reason = False, reason
 
-
-Done = TypeVar("Done")
 
 MOST_MOVES: Final = 4
 
@@ -153,19 +154,35 @@ class Sites:
         self.home: Final = self.all[0]
         self.by_name: Final[Mapping[str, Site]] = {site.name: site for site in sites}
         self._by_number: Final[Mapping[int, Site]] = {site.row.number: site for site in sites}
-        self._called: dict[str, Parts] = {}
+        self._called: dict[str, Services] = {}
 
     def of(self, prediction_id: PredictionId) -> Site | None:
         """Where it was placed; None for a site that is not there, or not any more."""
         return self._by_number.get(site_of(prediction_id))
 
-    async def called(self, server: str) -> Parts | None:
+    def at(self, prediction_id: PredictionId) -> Services:
+        """The services of the site where a prediction was placed; 404 where that is no site, or not any more."""
+        site = self.of(prediction_id)
+        if site is None:
+            raise not_found()
+        return site.services
+
+    def asked(self, request: Request) -> Services:
+        """The services of the site that X-Site names, else the home's; 422 where it names none."""
+        name = request.headers.get("x-site")
+        if name is None:
+            return self.home.services
+        if name not in self.by_name:
+            raise invalid_header("X-Site", " or ".join(self.by_name))
+        return self.by_name[name].services
+
+    async def called(self, server: str) -> Services | None:
         """The server of this name, which a prediction moved to; None where it is none of ours, or does not answer."""
         if server not in self._called:
-            up = [site.parts for site in self.all if site.is_up]
-            names = await asyncio.gather(*(server_name(parts.redis) for parts in up), return_exceptions=True)
+            up = [site.services for site in self.all if site.is_up]
+            names = await asyncio.gather(*(server_name(services.redis) for services in up), return_exceptions=True)
             self._called |= {
-                name: parts for name, parts in zip(names, up, strict=True) if isinstance(name, str) and name
+                name: services for name, services in zip(names, up, strict=True) if isinstance(name, str) and name
             }
         return self._called.get(server)
 
@@ -178,7 +195,7 @@ class Sites:
         is_seen, away = False, None
         latest = ref.version
         for site in self.all:
-            lookups = site.parts.lookups
+            lookups = site.services.lookups
             try:
                 name = ref.model or (await lookups.owner(ref.version) if ref.version else None)
                 if name is None or not await lookups.has_model(name):
@@ -209,7 +226,7 @@ class Sites:
 
     async def _looked(self, site: Site, version: Version, account: str) -> tuple[Site, Version, Look] | None:
         try:
-            own = await site.parts.lookups.version(version.model, version.id)
+            own = await site.services.lookups.version(version.model, version.id)
             look = None if own is None else await site.look(own.queue)
         except BackendUnavailable as exc:
             site.failed(str(exc))
@@ -225,63 +242,72 @@ class Sites:
     def release(self) -> None:
         """The process is to end."""
         for site in self.all:
-            site.parts.release()
+            site.services.release()
 
 
-def sites_of(request: Request) -> Sites | None:
+def sites_of(request: BaseRequest) -> Sites | None:
     """All of them; None where there is one server."""
     sites: Sites | None = request.scope["state"]["sites"]
     return sites
 
 
-def others(request: Request) -> Sequence[Site]:
+def others(request: BaseRequest) -> Sequence[Site]:
     """All sites but the home; none where there is one server."""
     sites = sites_of(request)
     return () if sites is None else sites.all[1:]
 
 
-def parts_at(request: Request, prediction_id: PredictionId) -> Parts:
-    """What to ask for this prediction; 404 where there is no such site."""
-    sites = sites_of(request)
-    if sites is None:
-        return parts_of(request)
-    site = sites.of(prediction_id)
-    if site is None:
-        raise not_found()
-    return site.parts
+async def answer_at_site(request: Request, route: Route) -> Response:
+    """Call a route's handler with the services of the site that the route says.
 
-
-def parts_asked(request: Request) -> Parts:
-    """What an operator asks: the site that `X-Site` names, else the home. 422 where there is none such."""
-    sites, name = sites_of(request), request.headers.get("x-site")
-    if sites is None or name is None:
-        return parts_of(request)
-    if name not in sites.by_name:
-        raise invalid_header("X-Site", " or ".join(sites.by_name))
-    return sites.by_name[name].parts
-
-
-async def where_it_is(request: Request, prediction_id: PredictionId, act: Callable[[Parts], Awaitable[Done]]) -> Done:
-    """What `act` does with the server that has this prediction: the one of its id, or where it moved to since.
-
-    Raises what it does.
+    404 where a prediction's site is not there, and 422 where X-Site names no site.
     """
-    parts, sites = parts_at(request, prediction_id), sites_of(request)
-    for _ in range(MOST_MOVES if sites else 0):
+    request.services, sites = services_of(request), sites_of(request)
+    if route.of is not None:
+        request.prediction_id = route.of(request)
+    if sites is None:
+        return await route.handler(request)
+    if route.site == "asked":
+        request.services = sites.asked(request)
+    if route.of is None:
+        return await route.handler(request)
+
+    async def answer(services: Services) -> Response:
+        request.services = services
+        return await route.handler(request)
+
+    return await where_it_is(request, request.prediction_id, answer)
+
+
+async def where_it_is(
+    request: BaseRequest, prediction_id: PredictionId, act: Callable[[Services], Awaitable[Done]]
+) -> Done:
+    """Call `act` with the services of the site that has the prediction now, also if it moved to another of our sites.
+
+    Raises Moved where it went to a server that is none of ours; 404 where its site is not there.
+    """
+    services, sites = services_at(request, prediction_id), sites_of(request)
+    for _ in range(0 if sites is None else MOST_MOVES):
         try:
-            return await act(parts)
+            return await act(services)
         except Moved as exc:
-            there = await sites.called(exc.to) if sites else None
+            there = await sites.called(exc.to) if sites is not None else None
             if there is None:
                 raise
-            parts = there
-    return await act(parts)
+            services = there
+    return await act(services)
 
 
-async def version_named(request: Request, ref: VersionRef, account: Account) -> Version | None:
+def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
+    """The services of the site where a prediction was placed; 404 where there is no such site."""
+    sites = sites_of(request)
+    return services_of(request) if sites is None else sites.at(prediction_id)
+
+
+async def version_named(request: BaseRequest, ref: VersionRef, account: Account) -> Version | None:
     """The version that this account means, wherever it is."""
     sites = sites_of(request)
-    return await (parts_of(request).lookups if sites is None else sites).named(ref, account)
+    return await (services_of(request).lookups if sites is None else sites).named(ref, account)
 
 
 # Start what is behind the API, one server or several, and end it in the opposite order.
@@ -308,9 +334,9 @@ async def all_running(
 ) -> AsyncIterator[State]:
     """What handlers work with. A site other than the home may be too weak: it is not used then, as the log says."""
     async with AsyncExitStack() as stack:
-        behind: list[Parts] = []
+        behind: list[Services] = []
         for place, (settings, clients) in enumerate(plan.servers):
-            parts = await stack.enter_async_context(
+            services = await stack.enter_async_context(
                 running(
                     settings,
                     clients,
@@ -323,22 +349,22 @@ async def all_running(
                     believes=plan.table is not None,
                 )
             )
-            behind.append(parts)
+            behind.append(services)
         meters.watch(
-            held=lambda: sum(parts.waiters.waiting for parts in behind),
-            readers=lambda: sum(parts.readers.reading for parts in behind),
+            held=lambda: sum(services.waiters.waiting for services in behind),
+            readers=lambda: sum(services.readers.reading for services in behind),
         )
         if plan.table is None:
-            yield {"parts": behind[0], "sites": None}
+            yield {"services": behind[0], "sites": None}
             return
         home = Site(plan.table.site[0], behind[0], clock)
         others = zip(plan.table.site[1:], behind[1:], strict=True)
-        sites = Sites(plan.table, [home, *(Site(row, parts, clock, home=home) for row, parts in others)])
+        sites = Sites(plan.table, [home, *(Site(row, services, clock, home=home) for row, services in others)])
         meters.watch_sites({site.name: _up(site) for site in sites.all})
         async with anyio.create_task_group() as tasks:
             for site in sites.all:
                 tasks.start_soon(site.run)
-            yield {"parts": behind[0], "sites": sites}
+            yield {"services": behind[0], "sites": sites}
             tasks.cancel_scope.cancel()
 
 

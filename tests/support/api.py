@@ -15,12 +15,11 @@ import anyio
 import httpx
 from anyio.abc import Process
 from msgspec import Struct
-from starlette.routing import Router
 
-from api.app import create_app
+from api.app import Api, create_app
 from api.dashboard.page import elsewhere
-from api.door import Door, Entrance, Handler
 from api.metering import Meters
+from api.route import Handler, Route
 from director.broker.scripts import Scripts
 from director.core.errors import UnsafeBackend
 from director.core.ids import QueueName
@@ -60,10 +59,11 @@ async def api_client(
 
 def door_to(handler: Handler, *, method: str = "GET") -> Callable[..., Awaitable[None]]:
     """The API's own door, with nothing behind it but this, at /."""
-    door = Door({"/": Entrance("/", {method: handler})}, elsewhere=elsewhere, router=Router(), meters=Meters())
+    route = Route(method, "/", handler=handler)
+    door = Api([route], otherwise=elsewhere, meters=Meters())
 
     async def with_state(scope: Any, receive: Any, send: Any) -> None:
-        await door({**scope, "state": {}}, receive, send)
+        await door({**scope, "state": {"services": None, "sites": None}}, receive, send)
 
     return with_state
 

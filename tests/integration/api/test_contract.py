@@ -23,11 +23,12 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from api.admin.overview import MOST_SNAPSHOTS
-from api.openapi.document import encoded
+from api.app import ROUTES
+from api.openapi import encoded
 from tests.support.contract import Scene, scene
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
-SCHEMA = schemathesis.openapi.from_dict(msgspec.json.decode(encoded("http://director.test")))
+SCHEMA = schemathesis.openapi.from_dict(msgspec.json.decode(encoded("http://director.test", ROUTES)))
 # what takes something away comes last, so that it is there for the others
 OPERATIONS = {
     f"{one.method.upper()} {one.path}": one

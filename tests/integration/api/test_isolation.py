@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct, field
 from redis.asyncio import Redis
 
-from api.routes import ROUTES
+from api.app import ROUTES
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.settings import ApiSettings
@@ -217,7 +217,7 @@ RUN_SOMETHING: Final = (
     ("POST", "/deployments/{owner}/{name}/predictions"),
 )
 READS: Final = ("GET", "QUERY")
-EVERY_ROUTE: Final = [(method, path) for method, path, _ in ROUTES]
+EVERY_ROUTE: Final = [(route.method, route.path) for route in ROUTES if route.name]
 ASKED_FOR_A_TOKEN: Final = [
     (route, one) for route in EVERY_ROUTE if route not in WITHOUT_A_TOKEN for one in TRIES.get(route, [Try(answer=0)])
 ]

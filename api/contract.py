@@ -1,39 +1,58 @@
-"""The parameters that several routes take, each described once."""
+"""Describe once what several routes take and answer."""
 
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
 from api.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
-from api.openapi.operation import Parameter
+from api.route import Answer, Parameter
 from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID
+from director.core.schema import Page, Prediction
 from director.core.states import Status
 from director.store.accounts import ACCOUNT_NAME
-from director.store.collections import SLUG
+
+# Statuses of refusals that routes have in common
+OPEN: Final = frozenset({431})  # asks for no token, and nothing of Redis
+TOKEN: Final = OPEN | {401, 403, 429, 503}
+HOST: Final = frozenset({400})  # the answer has addresses on the host that was asked for
+UNKNOWN: Final = frozenset({404})
+BODY: Final = frozenset({400, 408, 413, 422})
+PAGED: Final = HOST | {422}
+# 404: the prediction that an Idempotency-Key names is gone; 500: the model's schema is at fault
+CREATE: Final = TOKEN | BODY | {402, 404, 500}
+
+TEXT: Final = "text/plain"
+
+NO_BODY: Final = Answer("Done; there is no body.")
+SHOWN: Final = {200: Answer("As it is now.", Prediction)}
+LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}
+MADE: Final = ("Location", "Preference-Applied", "Idempotency-Replayed")
+CREATED: Final = {
+    201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
+    202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
+}
 
 
 def one_of(*words: str) -> Any:
-    """A text that is one of these."""
+    """Return the type of a text that is one of these words."""
     return Annotated[str, Meta(extra_json_schema={"enum": list(words)})]
 
 
 Id = Annotated[str, Meta(pattern="^[0-9a-hjkmnp-tv-z]{26}$")]
-Part = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
+NamePart = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 CURSOR: Final = Parameter("cursor", "Where the page begins: part of the `next` and `previous` of another one.")
 PREDICTION_ID: Final = (Parameter("id", "The id of a prediction.", Id, "path"),)
-FILE_ID: Final = (Parameter("id", "The id of a file.", Id, "path"),)
-MODEL: Final = (
-    Parameter("owner", "Who has it.", Part, "path"),
-    Parameter("name", "Its name.", Part, "path"),
+OWNER_AND_NAME: Final = (
+    Parameter("owner", "Who has it.", NamePart, "path"),
+    Parameter("name", "Its name.", NamePart, "path"),
 )
 VERSION_OF_MODEL: Final = (
-    *MODEL,
+    *OWNER_AND_NAME,
     Parameter("id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path"),
 )
-SLUG_OF_COLLECTION: Final = (Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),)
 QUEUE: Final = (
-    *MODEL,
+    *OWNER_AND_NAME,
     Parameter(
         "version",
         "The first 12 digits of a version, and behind a `~` the kind of its runs where they are no predictions.",
@@ -41,8 +60,6 @@ QUEUE: Final = (
         "path",
     ),
 )
-ACCOUNT: Final = (Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path"),)
-TOKEN_ID: Final = (*ACCOUNT, Parameter("id", "The id of a token, which is no secret.", str, "path"))
 
 FILTERS: Final = (
     CURSOR,

@@ -1,25 +1,25 @@
-"""Write the table down as an OpenAPI document, with the schemas of the very types that handlers encode.
+"""Write the contract of the API as an OpenAPI 3.1 document, from the declared routes, and serve it.
 
-Pure, and the same every time, but for the address of the service.
+The schemas are those of the very types that handlers encode. The document is the same every time, except for the
+address of the service.
 """
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
+from starlette.responses import Response
 
+from api.contract import HOST, OPEN
 from api.errors import MEDIA_TYPE, ProblemDocument
-from api.openapi.catalogue import CATALOGUE
-from api.openapi.files import ACCOUNTS_OWN, FILES
-from api.openapi.operation import Operation, Operations, Parameter
-from api.openapi.operators import OPERATORS
-from api.openapi.runs import RUNS
+from api.request import Request
+from api.response import base_url
+from api.route import Answer, Parameter, Route
 from director import __version__
-
-OPERATIONS: Final[Operations] = {**RUNS, **CATALOGUE, **FILES, **ACCOUNTS_OWN, **OPERATORS}
 
 # 3.1 knows no other methods; 3.2 has QUERY, and few read it
 METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE"})
@@ -72,9 +72,9 @@ REFUSED_WITH: Final = {
 }
 
 
-def encoded(base: str) -> bytes:
-    """The document as JSON, for a service whose public URL is `base`."""
-    return msgspec.json.encode({**_head(base), **_fixed()})
+def encoded(base: str, routes: Iterable[Route]) -> bytes:
+    """The document as JSON, for a service whose public URL is `base`. Routes without a name are left out."""
+    return msgspec.json.encode({**_head(base), **_fixed(tuple(route for route in routes if route.name))})
 
 
 def _head(base: str) -> dict[str, Any]:
@@ -91,29 +91,29 @@ def _head(base: str) -> dict[str, Any]:
 
 
 @cache
-def _fixed() -> dict[str, Raw]:
-    """All that is the same for every address, encoded once."""
-    types = list(_types())
+def _fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
+    """Everything that does not depend on the service's address, encoded once."""
+    types = list(_types(routes))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     # by identity, since two types may be equal and yet differ in what is said of them
     schema_of = {id(type_): schema for type_, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    for (method, path), operation in OPERATIONS.items():
-        name = method.lower() if method in METHODS else f"x-{method.lower()}"
-        paths.setdefault(path, {})[name] = _operation(operation, schema_of)
+    for route in routes:
+        method = route.method.lower() if route.method in METHODS else f"x-{route.method.lower()}"
+        paths.setdefault(route.path, {})[method] = _operation(route, schema_of)
     parts = {"paths": paths, "components": _components(components, schema_of)}
     return {name: Raw(msgspec.json.encode(part)) for name, part in parts.items()}
 
 
-def _types() -> Iterator[Any]:
+def _types(routes: Sequence[Route]) -> Iterator[Any]:
     yield ProblemDocument
     for _, type_ in HEADERS.values():
         yield type_
-    for operation in OPERATIONS.values():
-        yield from (parameter.type for parameter in operation.parameters)
-        yield from (answer.type for answer in operation.answers.values() if answer.type is not None)
-        if operation.body is not None:
-            yield operation.body.type
+    for route in routes:
+        yield from (parameter.type for parameter in route.parameters)
+        yield from (answer.type for answer in route.answers.values() if answer.type is not None)
+        if route.body is not None:
+            yield route.body.type
 
 
 def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str, Any]:
@@ -139,25 +139,25 @@ def _in_one_line(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "description": " ".join(schema.get("description", "").split())}
 
 
-def _operation(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any]:
-    body, scopes = operation.body, operation.scopes
+def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
+    body, scopes = route.body, route.scopes
     written: dict[str, Any] = {
-        "operationId": operation.name,
-        "tags": [operation.name.partition(".")[0]],
-        "summary": operation.what,
+        "operationId": route.name,
+        "tags": [route.name.partition(".")[0]],
+        "summary": route.summary,
         # each is an alternative: one of the scopes is enough
         "security": [{"token": [scope]} for scope in scopes],
-        "parameters": [_parameter(parameter, schema_of) for parameter in operation.parameters],
+        "parameters": [_parameter(parameter, schema_of) for parameter in route.parameters],
         "responses": {},
     }
     if body is not None:
         written["requestBody"] = {"required": True, "content": {body.media_type: {"schema": schema_of[id(body.type)]}}}
-    for status, answer in operation.answers.items():
+    for status, answer in route.answers.items():
         found = {"description": answer.what, **_headers((*answer.headers, *(RATE if scopes else ())))}
         if answer.type is not None:
             found["content"] = {answer.media_type: {"schema": schema_of[id(answer.type)]}}
         written["responses"][str(status)] = found
-    for status in sorted(operation.refusals):
+    for status in sorted(route.refusals):
         written["responses"][str(status)] = {"$ref": f"#/components/responses/{_refusal(status)}"}
     return written
 
@@ -178,3 +178,26 @@ def _headers(names: tuple[str, ...]) -> dict[str, Any]:
 
 def _refusal(status: int) -> str:
     return HTTPStatus(status).phrase.replace(" ", "")
+
+
+@Route(
+    "GET",
+    "/openapi.json",
+    name="openapi.get",
+    summary="Get this document",
+    parameters=(Parameter("If-None-Match", "The `ETag` of the document that is there already.", place="header"),),
+    answers={
+        200: Answer("The document.", dict[str, Any], headers=("ETag",)),
+        304: Answer("It is still the same.", headers=("ETag",)),
+    },
+    refusals=OPEN | HOST,
+)
+async def get_document(request: Request) -> Response:
+    """With an ETag of its own: 304 for who has it already."""
+    body = encoded(base_url(request), request.app.routes)
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Host"}
+    known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
+    if known & {tag, "*"}:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type="application/json")
