@@ -1,9 +1,8 @@
-"""The caller's own account, and the secret that its webhooks are signed with."""
+"""Serve the caller's own account, and the secret that its webhooks are signed with."""
 
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.contract import TOKEN, UNKNOWN
 from api.errors import not_found
 from api.request import Request
 from api.response import json_response
@@ -40,10 +39,8 @@ class WebhookSecret(Struct, frozen=True):
     summary="Tell who the caller is",
     scopes=("read",),
     answers={200: Answer("The account.", OwnAccountView)},
-    refusals=TOKEN,
 )
 async def get_account(request: Request) -> Response:
-    """GET /account."""
     account = request.account
     return json_response(
         OwnAccountView(username=account.name, name=account.name, type=account.type, scopes=account.scopes)
@@ -57,10 +54,10 @@ async def get_account(request: Request) -> Response:
     summary="Get what the account's webhooks are signed with",
     scopes=("run",),
     answers={200: Answer("The secret.", WebhookSecret)},
-    refusals=TOKEN | UNKNOWN,
+    refusals={404},
 )
 async def get_webhook_secret(request: Request) -> Response:
-    """GET /webhooks/default/secret. Not for tokens that may only look: whoever has it can sign as we do."""
+    """Answer 403 to a token that may only read: with the secret a caller can sign as we do."""
     account = request.account
     secrets = await request.services.accounts.webhook_secrets(account.name)
     if not secrets:

@@ -1,4 +1,6 @@
-"""Who is asking, may they, and have they asked too often? Every route but health and streams comes here first."""
+"""Check who is asking, whether they may, and whether they ask too often. Every route that declares scopes does this
+first.
+"""
 
 from typing import Final, Literal
 
@@ -19,10 +21,11 @@ SCHEMES: Final = frozenset({"bearer", "token"})
 
 
 async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "read") -> Account:
-    """The account whose token came with the request; 401 where there is none, 403 where it has none of these scopes
-    or is suspended and wants something run, 429 where its rate is exceeded: before a body is read.
+    """Return the account of the request's token, before a body is read.
 
-    An account that is suspended operates nothing: it could resume itself, or go on as another.
+    401 without a valid token, 429 above the account's rate, 403 without one of these scopes, and 403 where a suspended
+    account wants something run. A suspended account operates nothing: it could resume itself, or go on as another
+    account.
     """
     header = request.headers.get("authorization")
     if header is None:
@@ -42,7 +45,10 @@ async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "re
 
 
 async def may_still(request: Request, scope: Scope) -> bool:
-    """Has the token of a request that is still being answered this scope now? While Redis is away, as it had."""
+    """Return whether the token of a request that is still being answered has this scope now.
+
+    While Redis is away, the token is believed to have it.
+    """
     try:
         account = await _known(request, request.headers.get("authorization", ""))
     except BackendUnavailable:
@@ -51,7 +57,7 @@ async def may_still(request: Request, scope: Scope) -> bool:
 
 
 async def _known(request: Request, header: str) -> Account | None:
-    """Whose token this is, None where it is nobody's."""
+    """Return the token's account, or None if the token is unknown."""
     scheme, _, token = header.strip().partition(" ")
     token = token.strip()
     if scheme.lower() not in SCHEMES or not token:
@@ -60,11 +66,11 @@ async def _known(request: Request, header: str) -> Account | None:
 
 
 def refuse_suspended(account: Account) -> None:
-    """403 where it is, with the reason."""
+    """Raise 403 with the reason if the account is suspended."""
     if account.suspension is not None:
         raise account_suspended(account.suspension.reason)
 
 
 def named(operator: Account) -> str:
-    """Who changes something, as the log of changes has it: account and token, and of the token its id, no secret."""
+    """Name the operator for the log of changes: account, and the token's id, which is no secret."""
     return f"{operator.name}/{operator.token_id}"

@@ -11,18 +11,9 @@ from director.core.schema import Page, Prediction
 from director.core.states import Status
 from director.store.accounts import ACCOUNT_NAME
 
-# Statuses of refusals that routes have in common
-OPEN: Final = frozenset({431})  # asks for no token, and nothing of Redis
-TOKEN: Final = OPEN | {401, 403, 429, 503}
-HOST: Final = frozenset({400})  # the answer has addresses on the host that was asked for
-UNKNOWN: Final = frozenset({404})
-BODY: Final = frozenset({400, 408, 413, 422})
-PAGED: Final = HOST | {422}
-# 404: the prediction that an Idempotency-Key names is gone; 500: the model's schema is at fault
-CREATE: Final = TOKEN | BODY | {402, 404, 500}
-
-TEXT: Final = "text/plain"
-
+# Refusals of a route that creates a prediction. 404: the prediction that an Idempotency-Key names is gone.
+# 500: the model's schema is at fault.
+CREATE: Final = frozenset({402, 404, 500})
 NO_BODY: Final = Answer("Done; there is no body.")
 SHOWN: Final = {200: Answer("As it is now.", Prediction)}
 LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}

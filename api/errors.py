@@ -26,7 +26,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 MAX_INVALID_FIELDS: Final = 20
 MAX_NAME: Final = 100
 MAX_DESCRIPTION: Final = 500
-MOVED_RETRY_S: Final = 5  # whoever moves queues between sites also sends their callers to the other site
+MOVED_RETRY_S: Final = 5  # the operator who moves queues also sends callers to the other site
 
 
 class Code(StrEnum):
@@ -304,7 +304,7 @@ def kind_not_served(kind: str) -> Problem:
 
 
 def unusable_schema(reason: str) -> Problem:
-    """500: whoever runs the model must mend its schema. `reason` finishes 'it …'."""
+    """500: the operator of the model must mend its schema. `reason` finishes 'it …'."""
     detail = f"The schema of this model cannot be used: it {reason}."
     return Refusal(500, detail, "Unusable model schema", Code.UNUSABLE_SCHEMA)()
 

@@ -43,13 +43,13 @@ class Readiness(Struct, frozen=True, kw_only=True):
 
 @Route("GET", "/livez")
 async def livez(_request: Request) -> Response:
-    """GET /livez: the process turns its loop. Redis is no part of it, or an outage would restart every replica."""
+    """Answer that the process turns its loop. Redis is no part of it, or an outage would restart every replica."""
     return json_response(Liveness())
 
 
 @Route("GET", "/readyz")
 async def readyz(request: Request) -> Response:
-    """GET /readyz: looks at Redis now; 503 where it is away, or loses what it accepts; of several, where all are."""
+    """Look at Redis now. 503 where it is away or loses what it accepts; of several sites, where all do."""
     services = request.services
     load = Load(
         services.readers.reading, services.waiters.waiting, services.descriptors.open, services.descriptors.limit

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Raw
 from starlette.responses import Response
 
-from api.contract import HOST, OPEN
 from api.errors import MEDIA_TYPE, ProblemDocument
 from api.request import Request
 from api.response import base_url
@@ -157,7 +156,7 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
         if answer.type is not None:
             found["content"] = {answer.media_type: {"schema": schema_of[id(answer.type)]}}
         written["responses"][str(status)] = found
-    for status in sorted(route.refusals):
+    for status in sorted(route.refused):
         written["responses"][str(status)] = {"$ref": f"#/components/responses/{_refusal(status)}"}
     return written
 
@@ -190,10 +189,10 @@ def _refusal(status: int) -> str:
         200: Answer("The document.", dict[str, Any], headers=("ETag",)),
         304: Answer("It is still the same.", headers=("ETag",)),
     },
-    refusals=OPEN | HOST,
+    refusals={400},
 )
 async def get_document(request: Request) -> Response:
-    """With an ETag of its own: 304 for who has it already."""
+    """Serve the document with an ETag. A caller that has it already is answered 304."""
     body = encoded(base_url(request), request.app.routes)
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Host"}

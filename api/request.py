@@ -1,8 +1,7 @@
-"""Take in a request's body: counted while it arrives, then read as JSON that nothing behind us can choke on.
+"""Read a request: its body as checked JSON, its headers, and the ids in its path.
 
-Never holds more than the limit, never waits longer than the limit, never goes deeper than the limit, and raises
-nothing but a Problem. Requests that need no body (a cancel, which official clients send as application/json with
-nothing in it) must not come here.
+A body never exceeds the limits of size, time and depth, and nothing but a Problem is raised. Routes that need no body
+must not read it: official clients send a cancel as application/json with nothing in it.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ STEPS: Final = {**dict.fromkeys(OPEN, 1), **dict.fromkeys(CLOSE, -1)}
 
 
 async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
-    """The whole body. 413 as soon as its announced or its counted length is over `max_bytes`; 408 if it is slow."""
+    """Return the whole body. 413 as soon as its announced or counted length exceeds `max_bytes`; 408 if it is slow."""
     announced = request.headers.get("content-length", "")
     # cut, since Python refuses to read a number of thousands of digits
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
@@ -56,7 +55,7 @@ async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:
-    """One JSON text as `kind`; 400 for anything else. Of two equal keys the last wins."""
+    """Decode one JSON text as `kind`; 400 for anything else. Of two equal keys the last wins."""
     if not body.strip():
         raise malformed("The body is empty: a JSON object is required.")
     try:
@@ -94,7 +93,9 @@ async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
 
 
 def _depth(body: bytes) -> int:
-    """How deep arrays and objects nest, in linear time and without recursion. An upper bound where there are few."""
+    """Return how deep arrays and objects nest, in linear time and without recursion. An upper bound where there are
+    few.
+    """
     openings = sum(map(body.count, OPEN))
     if openings <= MAX_NESTING:
         return openings
@@ -120,7 +121,10 @@ TYPES: Final = {
 
 
 class Members:
-    """The members of the body's object, and what was found wrong with them so far; 422 where it is no object."""
+    """The members of a body's object, one by one, and every fault found in them, in gojsonschema's words.
+
+    422 where the body is not an object. The caller knows which members there are and what they mean.
+    """
 
     def __init__(self, body: bytes) -> None:
         self.faults: list[InvalidField] = []
@@ -133,7 +137,7 @@ class Members:
         self.faults.append(InvalidField(kind, field, description))
 
     def take(self, name: str, expected: str, *, required: bool = False) -> Raw | None:
-        """A member of the type expected, or None; an optional one may be null."""
+        """Return a member of the expected type, or None. An optional member may be null."""
         value = self._members.get(name)
         if value is None:
             if required:
@@ -151,7 +155,7 @@ class Members:
         return None if value is None else msgspec.json.decode(value, type=str)
 
     def matching(self, name: str, pattern: re.Pattern[str], *, required: bool = False) -> str | None:
-        """A text that is all as the pattern has it."""
+        """Return a text that matches the whole pattern."""
         value = self.text(name, required=required)
         if value is None or pattern.fullmatch(value):
             return value
@@ -159,7 +163,7 @@ class Members:
         return None
 
     def integer(self, name: str, *, most: int, required: bool = False) -> int | None:
-        """A whole number from 0 on."""
+        """Return a whole number from 0 to `most`."""
         value = self.take(name, "number", required=required)
         if value is None:
             return None
@@ -179,21 +183,17 @@ class Members:
 
 
 def type_of(value: bytes) -> str:
-    """What a JSON value is, by its first byte."""
+    """Return the type of a JSON value, by its first byte."""
     text = value.lstrip(b" \t\r\n")[:1]
     return TYPES.get(text[0], "number") if text else "null"
 
 
 def wrong_type(field: str, expected: str, given: str) -> InvalidField:
-    """A member that is not of the type expected."""
     return InvalidField("invalid_type", field, f"Invalid type. Expected: {expected}, given: {given}")
 
 
-# What a path names. What cannot be an id is answered without asking Redis.
-
-
 def prediction_id_of(request: BaseRequest) -> PredictionId:
-    """The prediction of this path; 404 where that is no id."""
+    """Return the prediction id of the path. 404 for a text that cannot be an id, without asking Redis."""
     text = request.path_params["id"]
     if not is_prediction_id(text):
         raise not_found()
@@ -201,9 +201,9 @@ def prediction_id_of(request: BaseRequest) -> PredictionId:
 
 
 class Request(BaseRequest):
-    """A request as handlers get it. Its headers are read once: a handler asks for a dozen, and most are not there.
+    """A request as handlers get it. The route says which attributes are set: see `api.route.Route`.
 
-    Which of these are there, the route of the handler says: see `api.route.Route`.
+    Its headers are indexed once: a handler looks for a dozen, and most are missing.
     """
 
     account: Account
@@ -220,7 +220,7 @@ class Request(BaseRequest):
 
 
 class _Indexed(Headers):
-    """Of a header that was sent more than once, the first counts, as in Starlette; `getlist` has each."""
+    """`get` returns the first of several equal headers, as in Starlette, and `getlist` returns all."""
 
     def __init__(self, *, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)

@@ -3,7 +3,7 @@
 The router, the check of the token's scopes and the OpenAPI document all come from this declaration.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any, Final, Literal
 
@@ -16,6 +16,7 @@ from director.core.account_limits import BucketName
 from director.core.ids import PredictionId
 
 JSON: Final = "application/json"
+TEXT: Final = "text/plain"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -70,8 +71,22 @@ class Route(Struct, eq=False):
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
     answers: Mapping[int, Answer] = {}
-    refusals: frozenset[int] = frozenset()
+    refusals: Collection[int] = ()
     handler: Handler = None  # type: ignore[assignment] # `__call__` sets it
+
+    @property
+    def refused(self) -> frozenset[int]:
+        """All statuses of refusals: `refusals`, and those that follow from what the route takes."""
+        found = {431, *self.refusals}
+        if self.scopes:
+            found |= {401, 403, 429, 503}
+        if self.body is not None:
+            found |= {400, 408, 413} if self.body.media_type == TEXT else {400, 408, 413, 422}
+        if "{" in self.path and self.method != "OPTIONS":
+            found.add(404)
+        if any(parameter.name == "cursor" for parameter in self.parameters):
+            found |= {400, 422}
+        return frozenset(found)
 
     def __call__(self, handler: Handler) -> Handler:
         self.handler = handler

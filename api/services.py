@@ -1,4 +1,4 @@
-"""What every handler works with: built once when the API starts, taken down in the opposite order when it ends."""
+"""Build once what every handler works with, and take it down in the opposite order when the API ends."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -49,13 +49,13 @@ from director.store.queues import QueueAdministration, Queues
 from director.store.removal import Removal
 from director.store.suspensions import Suspensions
 
-# Turns: so many at once, of one account and of all. Who comes later waits, and is not kept waiting for ever.
-#
-# In order of arrival. One account never holds more than its part, however many of its requests wait.
-
 
 class Turns:
-    """`most` at once, `each` of one account; a wait of more than `patience_s` is a TimeoutError."""
+    """Let `most` requests work at once, and `each` of one account, in order of arrival.
+
+    However many requests of one account wait, it never holds more than `each` turns. A wait of more than `patience_s`
+    raises TimeoutError.
+    """
 
     def __init__(self, most: int, *, each: int, patience_s: float) -> None:
         self._all = asyncio.Semaphore(most)
@@ -65,11 +65,11 @@ class Turns:
 
     @asynccontextmanager
     async def taken(self, account: str) -> AsyncGenerator[None]:
-        """A turn of this account, for as long as the block takes."""
+        """Hold a turn of this account while the block runs."""
         own = self._accounts.setdefault(account, asyncio.Semaphore(self._each))
         async with AsyncExitStack() as held:
             async with asyncio.timeout(self._patience_s):
-                await held.enter_async_context(own)  # first: who waits for its own account keeps nobody else
+                await held.enter_async_context(own)  # first: a wait for its own account keeps no other account waiting
                 await held.enter_async_context(self._all)
             yield
 
@@ -92,14 +92,14 @@ READ_PATIENCE_S: Final = 60.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
-    """Our ways to Redis: one for what is answered at once, one that listens."""
+    """Our clients of Redis: `redis` for what is answered at once, and `subscriber`, which listens."""
 
     redis: Redis
     subscriber: Redis
 
     @classmethod
     def of(cls, settings: ApiSettings) -> "Clients":
-        """Connects to nothing yet. Raises SettingsError where the URL is none."""
+        """Connects to nothing yet. Raises SettingsError for an invalid URL."""
         return cls(
             redis=client(settings.redis_url, connections=CONNECTIONS, name="director-api"),
             subscriber=blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits"),
@@ -107,7 +107,7 @@ class Clients(Struct, frozen=True, kw_only=True):
 
 
 class Services(Struct, frozen=True, kw_only=True):
-    """The API's rooms, by hand. `site`: the number in the ids of what is placed here."""
+    """Everything behind the handlers, for one Redis server. `site`: the number in the ids of what is placed here."""
 
     site: int
     redis: Redis
@@ -149,20 +149,20 @@ class Services(Struct, frozen=True, kw_only=True):
     reading: Turns
 
     def release(self) -> None:
-        """The process is to end: let go of all who are held."""
+        """Release all callers who are held, because the process ends."""
         self.waiters.release()
         self.readers.release()
 
 
 class State(TypedDict):
-    """What the lifespan hands to each request."""
+    """The state that the lifespan gives to each request."""
 
     services: Services
     sites: "Sites | None"
 
 
 def services_of(request: Request) -> Services:
-    """What is behind us; of several sites, the home."""
+    """Return the services of the home, or of the only server."""
     services: Services = request.scope["state"]["services"]  # asked for often, and `request.state` is slow
     return services
 
@@ -180,9 +180,10 @@ async def running(
     is_home: bool = True,
     believes: bool = False,
 ) -> AsyncIterator[Services]:
-    """All services, with their loops running. Closes the clients at the end.
+    """Run all services and their loops. Closes the clients at the end.
 
-    `believes`: tokens and models that are known hold while the server is away. What is shown of Redis is of the home.
+    `believes`: while the server is away, known tokens and models are still accepted. The metrics show the Redis of
+    the home.
     """
     redis, glances = clients.redis, Glances(clients.redis)
     gate = Gate(redis, settings, clock=clock, on_unsafe=on_unsafe)

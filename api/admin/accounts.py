@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.contract import BODY, CURSOR, NO_BODY, PAGED, TOKEN, UNKNOWN
+from api.contract import CURSOR, NO_BODY
 from api.errors import InvalidField, account_exists, invalid_input, not_found
 from api.request import Request, decode_json, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
@@ -144,10 +144,8 @@ NAMED: Final = (Parameter("name", "The account.", Name, "path"),)
     scopes=("admin",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, by name.", Page[AccountDetail])},
-    refusals=TOKEN | PAGED,
 )
 async def list_accounts(request: Request) -> Response:
-    """GET /admin/accounts?cursor=: by name."""
     administration = request.services.administration
     cursor = cursor_of(request)
     names = [name for name in await administration.accounts.names() if cursor is None or name > cursor.at]
@@ -164,10 +162,9 @@ async def list_accounts(request: Request) -> Response:
     scopes=("admin",),
     body=Body(NewAccount),
     answers={201: Answer("The account.", AccountDetail)},
-    refusals=TOKEN | BODY | {409},
+    refusals={409},
 )
 async def create_account(request: Request) -> Response:
-    """POST /admin/accounts: 409 where there is one of this name."""
     administration, by = request.services.administration, named(request.account)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), NewAccount)
     if not await administration.create(asked.name, asked.type, by=by):
@@ -183,10 +180,8 @@ async def create_account(request: Request) -> Response:
     scopes=("admin",),
     parameters=NAMED,
     answers={200: Answer("The account.", AccountDetail)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_account_of_all(request: Request) -> Response:
-    """GET /admin/accounts/{name}: its limits, and what became of them lately."""
     return json_response(await _view(request, await _named(request)))
 
 
@@ -199,10 +194,9 @@ async def get_account_of_all(request: Request) -> Response:
     parameters=NAMED,
     body=Body(AccountChange),
     answers=DETAIL,
-    refusals=TOKEN | BODY | UNKNOWN,
 )
 async def change_account(request: Request) -> Response:
-    """PATCH /admin/accounts/{name}: its type, its limits, or both. All of it is judged before any is changed."""
+    """Check the whole body before anything is changed."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AccountChange)
@@ -223,10 +217,9 @@ async def change_account(request: Request) -> Response:
     parameters=NAMED,
     body=Body(AskedSuspension),
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
-    refusals=TOKEN | BODY | UNKNOWN,
 )
 async def suspend_account(request: Request) -> Response:
-    """POST /admin/accounts/{name}/suspend: once this is answered nothing of the account starts any more."""
+    """Suspend the account at every site. After the answer nothing of the account starts any more."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
@@ -247,10 +240,9 @@ async def suspend_account(request: Request) -> Response:
     scopes=("admin",),
     parameters=NAMED,
     answers=DETAIL,
-    refusals=TOKEN | UNKNOWN,
 )
 async def resume_account(request: Request) -> Response:
-    """POST /admin/accounts/{name}/resume: what was held runs; what was ended does not come back."""
+    """Run again what was held. What was ended does not come back."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     await administration.resume(name, by=by)
@@ -268,10 +260,8 @@ async def resume_account(request: Request) -> Response:
     scopes=("admin",),
     parameters=NAMED,
     answers={200: Answer("All of them, oldest first.", Page[TokenView])},
-    refusals=TOKEN | UNKNOWN,
 )
 async def list_tokens(request: Request) -> Response:
-    """GET /admin/accounts/{name}/tokens: all of them, oldest first."""
     administration = request.services.administration
     tokens = await administration.accounts.tokens.of(await _named(request))
     return json_response(Page(next=None, previous=None, results=[TokenView.of(token) for token in tokens]))
@@ -286,10 +276,9 @@ async def list_tokens(request: Request) -> Response:
     parameters=NAMED,
     body=Body(AskedToken),
     answers={201: Answer("The token, this once with its secret.", MadeToken)},
-    refusals=TOKEN | BODY | UNKNOWN,
 )
 async def create_token(request: Request) -> Response:
-    """POST /admin/accounts/{name}/tokens: the one answer with its secret, as `token`."""
+    """Return the secret as `token`. No other answer ever has it."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedToken)
@@ -312,10 +301,9 @@ async def create_token(request: Request) -> Response:
     scopes=("admin",),
     parameters=(*NAMED, Parameter("id", "The id of a token, which is no secret.", str, "path")),
     answers={204: NO_BODY},
-    refusals=TOKEN | UNKNOWN,
 )
 async def revoke_token(request: Request) -> Response:
-    """DELETE /admin/accounts/{name}/tokens/{id}: an API that knows it forgets it once its cache is over."""
+    """Revoke the token. An API process that has it cached accepts it until the cache expires."""
     administration, by = request.services.administration, named(request.account)
     tokens = await administration.accounts.tokens.of(await _named(request))
     found = next((token for token in tokens if token.id == request.path_params["id"]), None)

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.contract import TOKEN
 from api.errors import InvalidField, invalid_input
 from api.predictions.events import number_of
 from api.request import Request
@@ -74,10 +73,9 @@ class ChangesView(Struct, frozen=True, kw_only=True):
         Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
     ),
     answers={200: Answer("A page.", ChangesView)},
-    refusals=TOKEN | {422},
+    refusals={422},
 )
 async def list_changes(request: Request) -> Response:
-    """GET /admin/audit?order=&after=&limit=."""
     after, order = request.query_params.get("after") or None, request.query_params.get("order") or "asc"
     if after is not None and not PLACE.fullmatch(after):
         raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])

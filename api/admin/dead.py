@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.contract import BODY, CURSOR, PAGED, PREDICTION_ID, TOKEN, UNKNOWN
+from api.contract import CURSOR, PREDICTION_ID
 from api.errors import InvalidField, invalid_input, not_found
 from api.request import Request, decode_json, prediction_id_of, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
@@ -57,10 +57,8 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
     site="asked",
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, newest first.", Page[DeadLetter])},
-    refusals=TOKEN | PAGED,
 )
 async def list_dead(request: Request) -> Response:
-    """GET /admin/dead?queue=&cursor=: newest first."""
     dead = request.services.dead
     queue, cursor = request.query_params.get("queue", ""), cursor_of(request)
     before = None if cursor is None else _place(cursor.at)
@@ -79,10 +77,8 @@ async def list_dead(request: Request) -> Response:
     site="asked",
     parameters=PREDICTION_ID,
     answers={200: Answer("The letter.", WholeLetter)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_dead(request: Request) -> Response:
-    """GET /admin/dead/{id}: the letter, and the input that it would run on again."""
     dead = request.services.dead
     shown = await dead.show(prediction_id_of(request))
     if shown is None:
@@ -99,10 +95,8 @@ async def get_dead(request: Request) -> Response:
     site="asked",
     parameters=PREDICTION_ID,
     answers=DONE,
-    refusals=TOKEN | UNKNOWN,
 )
 async def revive_one_dead(request: Request) -> Response:
-    """POST /admin/dead/{id}/revive."""
     dead, by = request.services.dead, named(request.account)
     return await _one(request, dead, partial(dead.revive, by=by))
 
@@ -116,10 +110,8 @@ async def revive_one_dead(request: Request) -> Response:
     site="asked",
     parameters=PREDICTION_ID,
     answers=DONE,
-    refusals=TOKEN | UNKNOWN,
 )
 async def drop_one_dead(request: Request) -> Response:
-    """POST /admin/dead/{id}/drop."""
     dead, by = request.services.dead, named(request.account)
     return await _one(request, dead, partial(dead.drop, by=by))
 
@@ -133,10 +125,8 @@ async def drop_one_dead(request: Request) -> Response:
     site="asked",
     body=Body(ManyLetters),
     answers=DONE,
-    refusals=TOKEN | BODY,
 )
 async def revive_dead(request: Request) -> Response:
-    """POST /admin/dead/revive: see `ManyLetters`."""
     dead, by = request.services.dead, named(request.account)
     return await _many(request, dead, partial(dead.revive, by=by))
 
@@ -150,10 +140,8 @@ async def revive_dead(request: Request) -> Response:
     site="asked",
     body=Body(ManyLetters),
     answers=DONE,
-    refusals=TOKEN | BODY,
 )
 async def drop_dead(request: Request) -> Response:
-    """POST /admin/dead/drop: see `ManyLetters`."""
     dead, by = request.services.dead, named(request.account)
     return await _many(request, dead, partial(dead.drop, by=by))
 

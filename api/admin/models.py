@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from api.auth import named
 from api.bodies import parse_model
-from api.contract import BODY, NO_BODY, OWNER_AND_NAME, TOKEN, UNKNOWN
+from api.contract import NO_BODY, OWNER_AND_NAME
 from api.errors import InvalidField, config_changed, invalid_header, invalid_input, newer_release, not_found
 from api.request import Request, decode_json, read_body
 from api.response import json_response
@@ -59,10 +59,10 @@ CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView,
     site="asked",
     parameters=OWNER_AND_NAME,
     answers=CONFIG,
-    refusals=TOKEN | UNKNOWN | {501},
+    refusals={501},
 )
 async def get_config(request: Request) -> Response:
-    """GET /admin/models/{owner}/{name}/config, with its revision as the ETag."""
+    """Return the revision as the ETag too."""
     return await _answer(request, _named(request))
 
 
@@ -76,10 +76,10 @@ async def get_config(request: Request) -> Response:
     parameters=(*OWNER_AND_NAME, IF_MATCH),
     body=Body(ModelConfig),
     answers=CONFIG,
-    refusals=TOKEN | BODY | UNKNOWN | {412},
+    refusals={412},
 )
 async def change_config(request: Request) -> Response:
-    """PUT /admin/models/{owner}/{name}/config: all of it; with `If-Match`, only where it is still that revision."""
+    """Replace the whole configuration. With `If-Match`, only while the revision is still that one."""
     model, was = _named(request), _was(request)
     config = decode_json(await read_body(request, max_bytes=MAX_BODY), ModelConfig)
     await _write(request, model, config, by=named(request.account), was=was)
@@ -95,10 +95,9 @@ async def change_config(request: Request) -> Response:
     site="asked",
     parameters=(*OWNER_AND_NAME, IF_MATCH),
     answers={204: NO_BODY},
-    refusals=TOKEN | UNKNOWN | {412, 422},
+    refusals={412, 422},
 )
 async def remove_config(request: Request) -> Response:
-    """DELETE /admin/models/{owner}/{name}/config: directors go by their own settings again."""
     model, was = _named(request), _was(request)
     await _write(request, model, ModelConfig(), by=named(request.account), was=was)
     return Response(status_code=204)

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.auth import authenticate, may_still
-from api.contract import CURSOR, PAGED, TOKEN
+from api.contract import CURSOR
 from api.errors import InvalidField, invalid_input, too_many_streams
 from api.predictions.events import number_of
 from api.predictions.stream_events import KEEP_ALIVE
@@ -40,10 +40,8 @@ PATH: Final = "/admin/directors"
     site="asked",
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, by name.", Page[DirectorView])},
-    refusals=TOKEN | PAGED,
 )
 async def list_directors(request: Request) -> Response:
-    """GET /admin/directors?queue=&cursor=: by name, of one queue or of all."""
     services, queue, cursor = request.services, request.query_params.get("queue", ""), cursor_of(request)
     queues = await services.queues.all()
     if queue and queue not in queues:
@@ -72,10 +70,9 @@ LONGEST_HOST: Final = 300
     site="asked",
     parameters=(Parameter("host", "Only to this host.", Annotated[str, Meta(max_length=LONGEST_HOST)]),),
     answers={200: Answer("What is owed, those whose next attempt comes first.", OwedView)},
-    refusals=TOKEN | {422},
+    refusals={422},
 )
 async def get_owed(request: Request) -> Response:
-    """GET /admin/owed?host=: all of it, and those whose next attempt comes first."""
     host = request.query_params.get("host", "")
     if len(host) > LONGEST_HOST:
         raise invalid_input([InvalidField("max_length", "host", f"Has at most {LONGEST_HOST} characters")])
@@ -89,7 +86,7 @@ async def get_owed(request: Request) -> Response:
 
 @Route("GET", "/metrics")
 async def get_metrics(request: Request) -> Response:
-    """GET /metrics: as text, or as OpenMetrics for who accepts that."""
+    """Answer as text, or as OpenMetrics where the caller accepts it."""
     services = request.services
     if not _has_token(request, services.settings.metrics_token):
         await authenticate(request, "admin")
@@ -129,10 +126,10 @@ class LiveEvent(Struct, frozen=True):
         Parameter("snapshots", "End after so many; without, never.", Annotated[int, Meta(ge=1, le=MOST_SNAPSHOTS)]),
     ),
     answers={200: Answer("A snapshot each few seconds.", LiveEvent, "text/event-stream")},
-    refusals=TOKEN | {422},
+    refusals={422},
 )
 async def follow_live(request: Request) -> Response:
-    """A `snapshot` at once, then one each few seconds; `away` while Redis is. `snapshots=`: so many, and the end."""
+    """Send a `snapshot` at once, and one every few seconds. While Redis is away, send `away`."""
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from api.admin.models import ConfigView
 from api.auth import named
-from api.contract import BODY, CURSOR, PAGED, QUEUE, TOKEN, UNKNOWN, one_of
+from api.contract import CURSOR, QUEUE, one_of
 from api.errors import InvalidField, invalid_input, not_found
 from api.predictions.events import number_of
 from api.request import Request, decode_json, read_body
@@ -99,10 +99,8 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
         Parameter("q", "Only those with this in their names.", Annotated[str, Meta(max_length=LONGEST_FILTER)]),
     ),
     answers={200: Answer("A page, by name.", Page[QueueView])},
-    refusals=TOKEN | PAGED,
 )
 async def list_queues(request: Request) -> Response:
-    """GET /admin/queues?q=&cursor=: by name; `q`: only those with this in their names."""
     wanted, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
     if len(wanted) > LONGEST_FILTER:
         raise invalid_input([InvalidField("max_length", "q", f"Has at most {LONGEST_FILTER} characters")])
@@ -124,10 +122,9 @@ async def list_queues(request: Request) -> Response:
     site="asked",
     parameters=(*QUEUE, HISTORY),
     answers={200: Answer("The queue.", QueueDetail)},
-    refusals=TOKEN | UNKNOWN | {422},
+    refusals={422},
 )
 async def get_queue(request: Request) -> Response:
-    """GET /admin/queues/{owner}/{name}/{version}?history=: with so many samples of its history."""
     queue, samples = queue_of(request), number_of(request, "history", default=SAMPLES, least=0, most=MOST_SAMPLES)
     services, stats = request.services, await stats_of(request, queue)
     tenants, history = await services.queues.tenants(queue, most=MOST_TENANTS), await services.history.of(queue)
@@ -155,10 +152,8 @@ async def get_queue(request: Request) -> Response:
     site="asked",
     parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
     answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
-    refusals=TOKEN | UNKNOWN | PAGED,
 )
 async def list_live(request: Request) -> Response:
-    """GET …/predictions?state=&cursor=: what is live in it, oldest first."""
     queue, state = queue_of(request), request.query_params.get("state") or None
     if state is not None and state not in STATES:
         raise invalid_input([InvalidField("enum", "state", f"Must be one of {', '.join(STATES)}")])
@@ -269,10 +264,9 @@ class Migrated(Struct, frozen=True, kw_only=True):
     parameters=QUEUE,
     body=Body(AskedPause),
     answers=QUEUE_THEN,
-    refusals=TOKEN | UNKNOWN | BODY,
 )
 async def pause_queue(request: Request) -> Response:
-    """POST …/pause: nothing is handed out any more, of one account or at all; what runs goes on."""
+    """Hand out nothing more, of one account or of all. What runs goes on."""
     queue, by = await _entered(request)
     account = await _account(request)
     await request.services.queue_administration.pause(queue, account=account, by=by)
@@ -289,10 +283,8 @@ async def pause_queue(request: Request) -> Response:
     parameters=QUEUE,
     body=Body(AskedPause),
     answers=QUEUE_THEN,
-    refusals=TOKEN | UNKNOWN | BODY,
 )
 async def resume_queue(request: Request) -> Response:
-    """POST …/resume: what waits is handed out again."""
     queue, by = await _entered(request)
     account = await _account(request)
     await request.services.queue_administration.resume(queue, account=account, by=by)
@@ -308,10 +300,9 @@ async def resume_queue(request: Request) -> Response:
     site="asked",
     parameters=QUEUE,
     answers={200: Answer("How far it is.", Drained)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def drain_queue(request: Request) -> Response:
-    """POST …/drain: pause it, and say whether anything still runs. Asked again, it tells how far it is."""
+    """Pause the queue, and say whether anything still runs. Call it again to see how far it is."""
     queue, by = await _entered(request)
     try:
         view = view_of(queue, await request.services.queue_administration.drain(queue, by=by))
@@ -330,10 +321,9 @@ async def drain_queue(request: Request) -> Response:
     parameters=QUEUE,
     body=Body(AskedSize),
     answers=QUEUE_THEN,
-    refusals=TOKEN | UNKNOWN | BODY,
 )
 async def resize_queue(request: Request) -> Response:
-    """POST …/resize: change the streams of each lane; `read` is more than `streams` until the others are empty."""
+    """Change the streams of each lane. `read` is more than `streams` until the other streams are empty."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSize)
     await request.services.queue_administration.resize(queue, streams=asked.streams, by=by)
@@ -350,10 +340,8 @@ async def resize_queue(request: Request) -> Response:
     parameters=QUEUE,
     body=Body(AskedBound),
     answers=QUEUE_THEN,
-    refusals=TOKEN | UNKNOWN | BODY,
 )
 async def bound_queue(request: Request) -> Response:
-    """POST …/bound: see `AskedBound`."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedBound)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
@@ -372,10 +360,8 @@ async def bound_queue(request: Request) -> Response:
     parameters=QUEUE,
     body=Body(AskedMigration),
     answers={200: Answer("What was moved.", Migrated)},
-    refusals=TOKEN | UNKNOWN | BODY,
 )
 async def migrate_queue(request: Request) -> Response:
-    """POST …/migrate: what waits goes to the queue of another version, with its records."""
     queue, by = await _entered(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedMigration)
     services = request.services

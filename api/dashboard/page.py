@@ -82,13 +82,12 @@ ASSETS: Final = _assets()
 
 @Route("GET", "/")
 async def page(request: Request) -> Response:
-    """GET /."""
     return _served(request, ASSETS["index.html"])
 
 
 @Route("GET", "/p/{id}")
 async def for_people(request: Request) -> Response:
-    """GET /p/{id}, the address of a prediction for people: where the page shows it."""
+    """Redirect the address of a prediction for people to the page that shows it."""
     return _shown(f"predictions/{quote(request.path_params['id'], safe='')}")
 
 
@@ -102,7 +101,6 @@ async def elsewhere(request: Request) -> Response:
 
 @Route("GET", "/dashboard/{path:path}")
 async def asset(request: Request) -> Response:
-    """GET /dashboard/{path}: one of its files."""
     found = ASSETS.get(request.path_params["path"])
     if found is None:
         raise not_found()

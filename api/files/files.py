@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.auth import refuse_suspended
-from api.contract import BODY, CURSOR, HOST, NO_BODY, OPEN, PAGED, TOKEN, UNKNOWN, Id
+from api.contract import CURSOR, NO_BODY, Id
 from api.errors import (
     InvalidField,
     Problem,
@@ -155,10 +155,10 @@ class File(Struct, frozen=True, kw_only=True):
     scopes=("run",),
     body=Body(FileUpload, "multipart/form-data"),
     answers={201: Answer("The file.", File, headers=("Location",))},
-    refusals=TOKEN | BODY | {501},
+    refusals={501},
 )
 async def create_file(request: Request) -> Response:
-    """POST /files: 501 where none are stored. The JavaScript client then sends data URIs, not so after a 4xx."""
+    """Answer 501 where no files are stored: the JavaScript client then sends data URIs, but not after a 4xx."""
     account = request.account
     refuse_suspended(account)
     services = request.services
@@ -184,10 +184,9 @@ async def create_file(request: Request) -> Response:
     scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[File])},
-    refusals=TOKEN | PAGED,
 )
 async def list_files(request: Request) -> Response:
-    """GET /files?cursor=: pages of 100, newest first. One that expired lately is missing from its page."""
+    """List 100 files a page. A file that expired recently is missing from its page."""
     account = request.account
     services, cursor, base = request.services, cursor_of(request), base_url(request)
     newest_first = cursor is None or not cursor.backwards
@@ -214,10 +213,9 @@ async def list_files(request: Request) -> Response:
     scopes=("read",),
     parameters=FILE_ID,
     answers={200: Answer("What is known of it.", File)},
-    refusals=TOKEN | HOST | UNKNOWN,
+    refusals={400},
 )
 async def get_file(request: Request) -> Response:
-    """GET /files/{id}."""
     account = request.account
     return json_response(_view(await _asked(request, account.name), base_url(request)))
 
@@ -230,10 +228,9 @@ async def get_file(request: Request) -> Response:
     scopes=("run",),
     parameters=FILE_ID,
     answers={204: NO_BODY},
-    refusals=TOKEN | UNKNOWN,
 )
 async def delete_file(request: Request) -> Response:
-    """DELETE /files/{id}: gone for everybody at once; a run that was given it keeps what it fetched."""
+    """Delete the file at once. A prediction that was given it keeps what it fetched."""
     account = request.account
     services = request.services
     file = await _asked(request, account.name)
@@ -251,7 +248,7 @@ async def delete_file(request: Request) -> Response:
     summary="Fetch the bytes of a file at a signed address",
     parameters=(*FILE_ID, *SIGNED, *PART),
     answers=BYTES,
-    refusals=OPEN | UNKNOWN | {416, 503},
+    refusals={416, 503},
 )
 @Route(
     "GET",
@@ -265,12 +262,10 @@ async def delete_file(request: Request) -> Response:
         *PART,
     ),
     answers=BYTES,
-    refusals=OPEN | UNKNOWN | {416, 503},
+    refusals={416, 503},
 )
 async def download_file(request: Request) -> Response:
-    """GET /files/{id}/download?owner=&expiry=&signature=: the bytes, or a `Range` of them; 404 for whatever is not
-    good about it.
-    """
+    """Answer 404 for anything wrong with the address."""
     services, query = request.services, request.query_params
     owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
     file_id = _id_of(request)

@@ -15,7 +15,6 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from api.contract import OPEN, UNKNOWN
 from api.errors import (
     InvalidField,
     file_not_stored,
@@ -66,7 +65,7 @@ def _prediction_of(request: Request) -> PredictionId:
 
 @Route("GET", "/internal/files")
 async def look_at_files(request: Request) -> Response:
-    """GET /internal/files: 204 where they are stored; 501 where none are, 503 where their store does not work."""
+    """Answer 204 where files are stored, 501 where they are not, and 503 where the store does not work."""
     services, _ = request.services, store_of(request)
     if services.store_check is not None and await services.store_check.missing():
         raise file_not_stored(retry_after=RETRY_S)
@@ -75,7 +74,7 @@ async def look_at_files(request: Request) -> Response:
 
 @Route("PUT", "/internal/outputs/{name}", of=_prediction_of)
 async def put_output(request: Request) -> Response:
-    """PUT /internal/outputs/{name}?expires=&signature=: 204 once it is kept, 422 for other bytes than its name says."""
+    """Answer 204 once the file is stored, and 422 for other bytes than its name says."""
     name = _name(request)
     store = await _ordered(request, "put", str(name))
     kind = request.headers.get("content-type", PLAIN_TYPE)
@@ -96,7 +95,7 @@ async def put_output(request: Request) -> Response:
 
 @Route("DELETE", "/internal/predictions/{id}/outputs", of=prediction_id_of)
 async def delete_outputs(request: Request) -> Response:
-    """DELETE /internal/predictions/{id}/outputs?expires=&signature=: 204, also where there were none."""
+    """Answer 204, also where there were no files."""
     store = await _ordered(request, "remove", request.prediction_id)
     await store.remove(request.prediction_id)
     return Response(status_code=204)
@@ -206,13 +205,11 @@ RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
         *PART,
     ),
     answers=BYTES,
-    refusals=OPEN | UNKNOWN | {403, 416, 503},
+    refusals={403, 416, 503},
     of=_prediction_of,
 )
 async def get_output(request: Request) -> Response:
-    """GET /outputs/{name}?expires=&signature=: the bytes, or a `Range` of them; 403 where the signature is not good
-    or is over, 404 where it is gone.
-    """
+    """Answer 403 for a wrong or expired signature, and 404 for a file that is gone."""
     name, query, services = _name(request), request.query_params, request.services
     if services.files is None:
         raise not_found()

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from api.accounts import AccountView
 from api.auth import Scope
 from api.bodies import MODEL, VERSION, PredictionRequest, VersionRef, parse_create
-from api.contract import BODY, CREATE, CREATED, CURSOR, HOW, NO_BODY, OWNER_AND_NAME, PAGED, TOKEN, UNKNOWN, WAIT
+from api.contract import CREATE, CREATED, CURSOR, HOW, NO_BODY, OWNER_AND_NAME, WAIT
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
@@ -116,10 +116,8 @@ class DeploymentView(Struct, frozen=True):
     scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[DeploymentView])},
-    refusals=TOKEN | PAGED,
 )
 async def list_deployments(request: Request) -> Response:
-    """GET /deployments: the caller's, newest first."""
     account = request.account
     cursor, deployments = cursor_of(request), request.services.deployments
     marks = {f"{created:014}-{name}": name for created, name in await deployments.names(account.name)}
@@ -143,10 +141,9 @@ async def list_deployments(request: Request) -> Response:
     bucket="create",
     body=Body(NewDeployment),
     answers={200: Answer("The deployment, with its first release.", DeploymentView)},
-    refusals=TOKEN | BODY,
 )
 async def create_deployment(request: Request) -> Response:
-    """POST /deployments: 200, as Replicate answers."""
+    """Answer 200 and not 201, as Replicate does."""
     account = request.account
     services = request.services
     asked = _asked(await read_body(request, max_bytes=services.settings.max_body_bytes), is_new=True)
@@ -173,10 +170,8 @@ async def create_deployment(request: Request) -> Response:
     scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The deployment.", DeploymentView)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_deployment(request: Request) -> Response:
-    """GET /deployments/{owner}/{name}."""
     account, deployment = await _theirs(request, "read")
     return await _answer(request, account, deployment)
 
@@ -190,10 +185,9 @@ async def get_deployment(request: Request) -> Response:
     parameters=OWNER_AND_NAME,
     body=Body(DeploymentChange),
     answers={200: Answer("The deployment as it is then.", DeploymentView)},
-    refusals=TOKEN | BODY | UNKNOWN,
 )
 async def update_deployment(request: Request) -> Response:
-    """PATCH /deployments/{owner}/{name}: a new release, if it changes anything."""
+    """Make a new release, if the body changes anything."""
     account, deployment = await _theirs(request, "run")
     services = request.services
     asked = _asked(await read_body(request, max_bytes=services.settings.max_body_bytes), is_new=False)
@@ -227,10 +221,9 @@ async def update_deployment(request: Request) -> Response:
     scopes=("run",),
     parameters=OWNER_AND_NAME,
     answers={204: NO_BODY},
-    refusals=TOKEN | UNKNOWN,
 )
 async def delete_deployment(request: Request) -> Response:
-    """DELETE /deployments/{owner}/{name}: 204. What was created by it goes on."""
+    """Delete the deployment. What was created by it goes on."""
     account, deployment = await _theirs(request, "run")
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
@@ -252,7 +245,6 @@ async def delete_deployment(request: Request) -> Response:
     refusals=CREATE,
 )
 async def create_of_deployment(request: Request) -> Response:
-    """POST /deployments/{owner}/{name}/predictions: the version of its current release."""
     account, deployment = await _theirs(request, "run", takes="create")
     services = request.services
     body = await read_body(request, max_bytes=services.settings.max_body_bytes)

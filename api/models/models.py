@@ -14,15 +14,9 @@ from starlette.responses import Response
 from api.auth import Scope
 from api.bodies import parse_model
 from api.contract import (
-    BODY,
     CURSOR,
-    HOST,
     NO_BODY,
     OWNER_AND_NAME,
-    PAGED,
-    TEXT,
-    TOKEN,
-    UNKNOWN,
     VERSION_OF_MODEL,
     one_of,
 )
@@ -39,7 +33,7 @@ from api.models.model_views import (
 )
 from api.request import Members, Request, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import Answer, Body, Parameter, Route
+from api.route import TEXT, Answer, Body, Parameter, Route
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
@@ -165,10 +159,8 @@ MOST_OWNED: Final = 1_000
         Parameter("sort_direction", "From which end.", one_of(*DIRECTIONS)),
     ),
     answers={200: Answer("A page.", Page[ModelView])},
-    refusals=TOKEN | PAGED,
 )
 async def list_models(request: Request) -> Response:
-    """GET /models?sort_by=&sort_direction=&cursor=: the public ones, and the caller's own."""
     account = request.account
     cursor, asked = cursor_of(request), _sorting(request)
     backwards = cursor is not None and cursor.backwards
@@ -204,10 +196,10 @@ async def list_models(request: Request) -> Response:
     scopes=("run",),
     body=Body(NewModel),
     answers={201: Answer("The model, which has no version yet.", ModelView)},
-    refusals=TOKEN | BODY | {404, 409},
+    refusals={404, 409},
 )
 async def make_model(request: Request) -> Response:
-    """POST /models: 201 with a model that has no version yet; a director brings it one."""
+    """Create a model without a version. A director brings it one."""
     account = request.account
     name, said = parse_make(await read_body(request, max_bytes=MOST_BODY))
     if not Model(name=name, created_ms=0).may_be_changed_by(account):
@@ -229,10 +221,9 @@ async def make_model(request: Request) -> Response:
     scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The model.", ModelView)},
-    refusals=TOKEN | HOST | UNKNOWN,
+    refusals={400},
 )
 async def get_model(request: Request) -> Response:
-    """GET /models/{owner}/{name}, with its latest version."""
     return json_response((await shown_models(request, [await seen_model(request, "read")]))[0])
 
 
@@ -245,10 +236,8 @@ async def get_model(request: Request) -> Response:
     parameters=OWNER_AND_NAME,
     body=Body(ModelChange),
     answers={200: Answer("The model as it is then.", ModelView)},
-    refusals=TOKEN | BODY | UNKNOWN,
 )
 async def change_model(request: Request) -> Response:
-    """PATCH /models/{owner}/{name}: 200 with the model as it is then."""
     model = await own_model(request)
     said = parse_change(await read_body(request, max_bytes=MOST_BODY))
     if not await request.services.catalog.models.change(model.name, said):
@@ -265,10 +254,9 @@ async def change_model(request: Request) -> Response:
     scopes=("run",),
     parameters=OWNER_AND_NAME,
     answers={204: NO_BODY},
-    refusals=TOKEN | UNKNOWN | {422},
+    refusals={422},
 )
 async def delete_model(request: Request) -> Response:
-    """DELETE /models/{owner}/{name}: 204. Private ones without versions alone."""
     model = await own_model(request, private="a private model")
     if not await request.services.catalog.models.remove(model.name):
         raise in_use("This model has versions: delete them first.")
@@ -284,10 +272,8 @@ async def delete_model(request: Request) -> Response:
     scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The text.", str, TEXT)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_readme(request: Request) -> Response:
-    """GET /models/{owner}/{name}/readme, as text."""
     model = await seen_model(request, "read")
     readme = await request.services.catalog.models.readme(model.name)
     if not readme:
@@ -304,10 +290,8 @@ async def get_readme(request: Request) -> Response:
     scopes=("read",),
     parameters=(*OWNER_AND_NAME, CURSOR),
     answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
-    refusals=TOKEN | PAGED | UNKNOWN,
 )
 async def get_examples(request: Request) -> Response:
-    """GET /models/{owner}/{name}/examples: predictions that an operator chose, as they were then, newest first."""
     model, cursor = await seen_model(request, "read"), cursor_of(request)
     models, path = request.services.catalog.models, f"/models/{model.name}/examples"
     sizes = await models.example_sizes(model.name)
@@ -405,10 +389,9 @@ NEEDED: Final = {
     scopes=("read",),
     parameters=(*OWNER_AND_NAME, CURSOR),
     answers={200: Answer("A page, newest first.", Page[VersionView])},
-    refusals=TOKEN | PAGED | UNKNOWN,
 )
 async def list_versions(request: Request) -> Response:
-    """GET /models/{owner}/{name}/versions, newest first; as many at once as one answer may hold with their schemas."""
+    """List as many versions as one answer may hold with their schemas, newest first."""
     model = await seen_model(request, "read")
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"
@@ -436,10 +419,9 @@ async def list_versions(request: Request) -> Response:
     scopes=("read",),
     parameters=VERSION_OF_MODEL,
     answers={200: Answer("The version, with how the last setup of a server of it went.", WholeVersionView)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_version(request: Request) -> Response:
-    """GET /models/{owner}/{name}/versions/{id}. `run()` of the official Python client reads its output schema."""
+    """Show the version with its schema, from which `run()` of the official Python client reads the output's type."""
     model, version_id = await seen_model(request, "read"), _id(request)
     version = await request.services.lookups.version(model.name, version_id)
     if version is None:
@@ -456,13 +438,10 @@ async def get_version(request: Request) -> Response:
     scopes=("run",),
     parameters=VERSION_OF_MODEL,
     answers={202: NO_BODY},
-    refusals=TOKEN | UNKNOWN | {422},
+    refusals={422},
 )
 async def delete_version(request: Request) -> Response:
-    """DELETE /models/{owner}/{name}/versions/{id}: 202. Of private models alone, but for operators.
-
-    A version that is needed stays: 422 that says by what.
-    """
+    """Delete a version of a private model; operators may delete any. 422 says what still needs the version."""
     model = await own_model(request, private="a version of a private model")
     version_id, services = _id(request), request.services
     if not await services.catalog.has_version(model.name, version_id):

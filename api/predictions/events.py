@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.contract import PREDICTION_ID, TOKEN, UNKNOWN
+from api.contract import PREDICTION_ID
 from api.errors import InvalidField, Moved, Problem, data_removed, invalid_input, no_webhook, not_found, not_terminal
 from api.request import Request, prediction_id_of
 from api.response import json_response
@@ -47,10 +47,10 @@ class Events(Struct, frozen=True, kw_only=True):
         Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
     ),
     answers={200: Answer("A page.", Events)},
-    refusals=TOKEN | UNKNOWN | {422},
+    refusals={422},
 )
 async def get_events(request: Request) -> Response:
-    """GET /predictions/{id}/events?after=&limit=. What an operator revived begins again with number 1."""
+    """List the events. After an operator revived the prediction, they begin again with number 1."""
     after = number_of(request, "after", default=0, least=0, most=MOST_AFTER)
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
     scripts, account = request.services.scripts, request.account
@@ -106,10 +106,8 @@ class Webhooks(Struct, frozen=True):
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers={200: Answer("Every attempt, and when the next one is.", Webhooks)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_webhooks(request: Request) -> Response:
-    """GET /predictions/{id}/webhooks: every attempt to tell its end, and when the next one is. For operators of all."""
     known = await story_of(request)
     return json_response(Webhooks(request.prediction_id, tell(known).webhook, data_removed=not known.events))
 
@@ -123,10 +121,9 @@ async def get_webhooks(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers={200: Answer("It is told at once.", Webhooks)},
-    refusals=TOKEN | UNKNOWN | {409, 410},
+    refusals={409, 410},
 )
 async def redeliver(request: Request) -> Response:
-    """POST /predictions/{id}/webhooks/redeliver: tell its end again, now. For operators of all."""
     account = request.account
     whose = None if "admin" in account.scopes else account.name
     if refusal := REFUSALS.get(await request.services.scripts.redeliver(request.prediction_id, account=whose)):
@@ -135,7 +132,7 @@ async def redeliver(request: Request) -> Response:
 
 
 async def story_of(request: Request) -> Known:
-    """The story of the prediction of this path, for its owner and for operators; else 404."""
+    """Return the story of the path's prediction to its owner or an operator; else raise 404."""
     known, account = await request.services.scripts.story(request.prediction_id), request.account
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise not_found()

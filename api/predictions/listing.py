@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.contract import FILTERS, LISTED, PAGED, TOKEN
+from api.contract import FILTERS, LISTED
 from api.errors import InvalidField, forbidden, invalid_input
 from api.predictions.glances import Glance
 from api.request import Request
@@ -141,15 +141,13 @@ class Found(Struct, frozen=True, kw_only=True):
     scopes=("read",),
     parameters=FILTERS,
     answers=LISTED,
-    refusals=TOKEN | PAGED,
 )
 async def list_predictions(request: Request) -> Response:
-    """GET /predictions, with a cursor and the filters of list_filters. Another account's only for operators."""
     return await list_of_kind(request, "")
 
 
 async def list_of_kind(request: Request, kind: Kind) -> Response:
-    """GET …, of one kind."""
+    """List the runs of one kind. Another account's are listed for operators only."""
     path = f"/{PATHS[kind]}"
     account = request.account
     cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)

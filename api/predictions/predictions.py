@@ -23,7 +23,6 @@ from api.bodies import (
     parse_version,
 )
 from api.contract import (
-    BODY,
     CREATE,
     CREATED,
     FILTERS,
@@ -31,11 +30,8 @@ from api.contract import (
     LISTED,
     NO_BODY,
     OWNER_AND_NAME,
-    PAGED,
     PREDICTION_ID,
     SHOWN,
-    TOKEN,
-    UNKNOWN,
     VERSION_OF_MODEL,
     WAIT,
 )
@@ -74,7 +70,7 @@ from director.store.accounts import Account
 
 
 async def cancel_of_kind(request: Request, kind: Kind) -> Response:
-    """POST …/{id}/cancel: 200 with the run, whether it waited, runs or has ended.
+    """Answer 200 with the run, whether it waited, runs or has ended.
 
     The body is not read: official clients announce JSON and send nothing.
     """
@@ -83,7 +79,7 @@ async def cancel_of_kind(request: Request, kind: Kind) -> Response:
 
 
 async def get_of_kind(request: Request, kind: Kind) -> Response:
-    """GET …/{id}."""
+    """Show a run. A run of another kind or account looks as if it did not exist."""
     stored = await request.services.scripts.get(request.prediction_id, whole=False)
     if stored is None or stored.record.account != request.account.name or stored.record.kind != kind:
         raise not_found()
@@ -125,7 +121,6 @@ log = logging.getLogger(__name__)
     refusals=CREATE,
 )
 async def create(request: Request) -> Response:
-    """POST /predictions: the body names the version."""
     account = request.account
     services = request.services
     body = await read_body(request, max_bytes=services.settings.max_body_bytes)
@@ -149,7 +144,6 @@ async def create(request: Request) -> Response:
     refusals=CREATE,
 )
 async def create_of_model(request: Request) -> Response:
-    """POST /models/{owner}/{name}/predictions: the latest version of any model."""
     account = request.account
     services = request.services
     model = parse_model(request.path_params["owner"], request.path_params["name"])
@@ -170,10 +164,8 @@ async def create_of_model(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers=SHOWN,
-    refusals=TOKEN | UNKNOWN,
 )
 async def get(request: Request) -> Response:
-    """GET /predictions/{id}."""
     return await get_of_kind(request, "")
 
 
@@ -186,10 +178,8 @@ async def get(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers={200: Answer("Its story.", Story)},
-    refusals=TOKEN | UNKNOWN,
 )
 async def explain(request: Request) -> Response:
-    """GET /predictions/{id}/explain: its story so far, and what is next. For operators over all accounts."""
     services, began = request.services, request.services.clock.monotonic()
     known = await story_of(request)
     took_ms = (services.clock.monotonic() - began) * 1000
@@ -205,10 +195,8 @@ async def explain(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers=SHOWN,
-    refusals=TOKEN | UNKNOWN,
 )
 async def cancel(request: Request) -> Response:
-    """POST /predictions/{id}/cancel."""
     return await cancel_of_kind(request, "")
 
 
@@ -221,10 +209,10 @@ async def cancel(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers={204: NO_BODY},
-    refusals=TOKEN | UNKNOWN | {409},
+    refusals={409},
 )
 async def delete(request: Request) -> Response:
-    """DELETE /predictions/{id}: one that has ended is gone at once, with its files. 409 while it has not."""
+    """Delete a terminal prediction with its files. 409 for any other."""
     account, prediction_id, services = request.account, request.prediction_id, request.services
     match await services.scripts.erase(prediction_id, account=account.name):
         case "unknown":
@@ -264,7 +252,6 @@ PROCEDURE: Final = "procedure"
     refusals=CREATE,
 )
 async def create_procedure(request: Request) -> Response:
-    """POST /procedures: the body names the version, and is that of a prediction."""
     account = request.account
     services = request.services
     body = await read_body(request, max_bytes=services.settings.max_body_bytes)
@@ -286,10 +273,8 @@ async def create_procedure(request: Request) -> Response:
     scopes=("read",),
     parameters=FILTERS,
     answers=LISTED,
-    refusals=TOKEN | PAGED,
 )
 async def list_procedures(request: Request) -> Response:
-    """GET /procedures: the caller's, newest first, as predictions are listed."""
     return await list_of_kind(request, PROCEDURE)
 
 
@@ -302,10 +287,8 @@ async def list_procedures(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers=SHOWN,
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_procedure(request: Request) -> Response:
-    """GET /procedures/{id}."""
     return await get_of_kind(request, PROCEDURE)
 
 
@@ -318,10 +301,8 @@ async def get_procedure(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers=SHOWN,
-    refusals=TOKEN | UNKNOWN,
 )
 async def cancel_procedure(request: Request) -> Response:
-    """POST /procedures/{id}/cancel."""
     return await cancel_of_kind(request, PROCEDURE)
 
 
@@ -345,7 +326,6 @@ TRAINING: Final = "training"
     refusals=CREATE,
 )
 async def create_training(request: Request) -> Response:
-    """POST /models/{owner}/{name}/versions/{id}/trainings: 201."""
     account = request.account
     services, params = request.services, request.path_params
     ref = VersionRef(model=parse_model(params["owner"], params["name"]), version=params["id"])
@@ -372,10 +352,8 @@ async def create_training(request: Request) -> Response:
     scopes=("read",),
     parameters=FILTERS,
     answers=LISTED,
-    refusals=TOKEN | PAGED,
 )
 async def list_trainings(request: Request) -> Response:
-    """GET /trainings: the caller's, newest first, as predictions are listed."""
     return await list_of_kind(request, TRAINING)
 
 
@@ -388,10 +366,8 @@ async def list_trainings(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers=SHOWN,
-    refusals=TOKEN | UNKNOWN,
 )
 async def get_training(request: Request) -> Response:
-    """GET /trainings/{id}."""
     return await get_of_kind(request, TRAINING)
 
 
@@ -404,10 +380,8 @@ async def get_training(request: Request) -> Response:
     of=prediction_id_of,
     parameters=PREDICTION_ID,
     answers=SHOWN,
-    refusals=TOKEN | UNKNOWN,
 )
 async def cancel_training(request: Request) -> Response:
-    """POST /trainings/{id}/cancel."""
     return await cancel_of_kind(request, TRAINING)
 
 
@@ -452,10 +426,9 @@ class BatchResults(Struct, frozen=True):
     parameters=HOW,
     body=Body(BatchRequest),
     answers={200: Answer("What became of each, in the order of the request.", BatchResults)},
-    refusals=TOKEN | BODY,
 )
 async def create_batch(request: Request) -> Response:
-    """200 with a result for each; a body that is no batch is refused whole."""
+    """Answer 200 with a result for each. A body that is not a batch is refused whole."""
     account = request.account
     services = request.services
     body = await read_body(request, max_bytes=services.settings.max_batch_bytes)

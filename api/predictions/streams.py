@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.contract import NO_BODY, OPEN, UNKNOWN
+from api.contract import NO_BODY
 from api.errors import Moved, data_removed, not_found, too_many_streams
 from api.predictions.stream_events import Mark
 from api.request import Request
@@ -143,10 +143,8 @@ def _prediction_of(request: Request) -> PredictionId:
     summary="What a browser asks before it follows a stream",
     parameters=(IN_PATH,),
     answers={204: NO_BODY},
-    refusals=OPEN,
 )
 async def preflight(request: Request) -> Response:
-    """OPTIONS: what a browser asks before it sends Last-Event-ID."""
     carry(request, CORS)
     return Response(status_code=204, headers=PREFLIGHT)
 
@@ -165,11 +163,11 @@ async def preflight(request: Request) -> Response:
         200: Answer("Its output and logs, from the start or after an event.", StreamEvent, STREAM["Content-Type"]),
         204: Answer("The end was told already."),
     },
-    refusals=OPEN | UNKNOWN | {410, 503},
+    refusals={410, 503},
     of=_prediction_of,
 )
 async def stream(request: Request) -> Response:
-    """GET: from the start, or after Last-Event-ID; 204 for who was told the end, so that browsers do not come again."""
+    """Answer 204 to a reader that already has the end, so that browsers do not connect again."""
     readers, address = request.services.readers, read_address(request.path_params["address"])
     mark = Mark.parse(request.headers.get("last-event-id") or request.query_params.get("last_event_id", ""))
     known = await readers.standing(request.prediction_id)

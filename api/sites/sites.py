@@ -1,16 +1,17 @@
-"""All Redis servers of one API, by name and by the number that ids have. The first is the home of accounts.
+"""Hold all Redis servers of one API, by name and by the number that is part of each id. The first is the home of
+accounts.
 
-Where there is one server only, there is no `Sites`, and nothing here is asked.
+A route says whose services its handler gets. Where there is one server only, there is no `Sites`.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import random
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -35,11 +36,9 @@ from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.departure import server_name
 
-# One Redis server of several: all that the API has for it, whether it answers, and what its queues told lately.
-#
-# Believes no failure for longer than until its next look, a second later.
-
 log = logging.getLogger(__name__)
+
+Done = TypeVar("Done")
 
 LOOK_S: Final = 1.0  # between two looks whether it answers
 FRESH_S: Final = 1.0  # of what a queue told
@@ -49,7 +48,11 @@ NOTHING_STARTS: Final = frozenset({"open"})
 
 
 class Site:
-    """`is_up`: it answered the last time, and is safe. `reason`: why it is not. `home`: None for the home itself."""
+    """One Redis server of several: its services, whether it answers, and what its queues reported recently.
+
+    `is_up`: it answered at the last look, and is safe. `reason`: why it is not up. `home`: None for the home itself. A
+    failure is believed until the next look, a second later.
+    """
 
     def __init__(self, row: SiteRow, services: Services, clock: Clock, *, home: "Site | None" = None) -> None:
         self.row = row
@@ -75,13 +78,12 @@ class Site:
         return self.services.gate.is_up
 
     async def run(self) -> NoReturn:
-        """Look again and again."""
         while True:
             await self.run_once()
             await self._clock.sleep(LOOK_S)
 
     async def run_once(self) -> None:
-        """Does it answer, and would it keep what it accepts?"""
+        """Check whether the server answers and would keep what it accepts."""
         was_up = self.is_up
         try:
             await self.services.gate.run_once()
@@ -95,15 +97,15 @@ class Site:
             self.reason = ""
 
     def failed(self, reason: str) -> None:
-        """It did not answer: nothing new goes there until it does."""
+        """Note that the server did not answer: nothing new goes there until it does."""
         self._is_not_up(reason, level=logging.WARNING)
 
     def expects(self, queue: QueueName, more: int = 1) -> None:
-        """So many more are there, or on their way, than it told."""
+        """Count `more` predictions as there or on their way, beyond what the queue reported."""
         self._placed[queue] = max(0, self._placed.get(queue, 0) + more)
 
     async def look(self, queue: QueueName) -> Look | None:
-        """What one of its queues told lately; None where it has none such."""
+        """Return what a queue reported at most a second ago, or None if the site has no such queue."""
 
         async def ask() -> Look | None:
             try:
@@ -122,11 +124,10 @@ class Site:
         return await self._looks.get(queue, ask)
 
     def candidate(self, queue: QueueName, look: Look) -> Candidate:
-        """How it stands with a queue that told this."""
         return Candidate(name=self.name, weight=self.row.weight, look=look, since=self._placed.get(queue, 0))
 
     async def introduce(self, account: str) -> None:
-        """Let its directors sign this account's webhooks as those at home do. Raises BackendUnavailable."""
+        """Let the site's directors sign this account's webhooks as those at home do. Raises BackendUnavailable."""
 
         async def copy() -> bool:
             signing = {} if self._home is None else await self._home.services.accounts.signing(account)
@@ -146,7 +147,7 @@ MOST_MOVES: Final = 4
 
 
 class Sites:
-    """`table` says what each may have; `all` has them in its order."""
+    """All sites, in the order of the table. `table` says what each site may have."""
 
     def __init__(self, table: SiteTable, sites: Sequence[Site]) -> None:
         self.table: Final = table
@@ -157,18 +158,18 @@ class Sites:
         self._called: dict[str, Services] = {}
 
     def of(self, prediction_id: PredictionId) -> Site | None:
-        """Where it was placed; None for a site that is not there, or not any more."""
+        """Return the site where the prediction was placed, or None if that site is not there any more."""
         return self._by_number.get(site_of(prediction_id))
 
     def at(self, prediction_id: PredictionId) -> Services:
-        """The services of the site where a prediction was placed; 404 where that is no site, or not any more."""
+        """Return the services of the site where the prediction was placed; 404 if there is no such site."""
         site = self.of(prediction_id)
         if site is None:
             raise not_found()
         return site.services
 
     def asked(self, request: Request) -> Services:
-        """The services of the site that X-Site names, else the home's; 422 where it names none."""
+        """Return the services of the site that X-Site names, else the home's. 422 for an unknown name."""
         name = request.headers.get("x-site")
         if name is None:
             return self.home.services
@@ -177,7 +178,9 @@ class Sites:
         return self.by_name[name].services
 
     async def called(self, server: str) -> Services | None:
-        """The server of this name, which a prediction moved to; None where it is none of ours, or does not answer."""
+        """Return the server of this name, which a prediction moved to. None if it is not one of ours or does not
+        answer.
+        """
         if server not in self._called:
             up = [site.services for site in self.all if site.is_up]
             names = await asyncio.gather(*(server_name(services.redis) for services in up), return_exceptions=True)
@@ -187,10 +190,11 @@ class Sites:
         return self._called.get(server)
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
-        """The version that this account means. The first site that knows the model says who may see it.
+        """Return the version that this account means. The first site that knows the model says who may see it.
 
-        Raises BackendUnavailable where the home is away, and what it says of this was not asked lately; and where it
-        is nowhere else than perhaps at a site that is away.
+        Raises BackendUnavailable where the home is away and its answer is not cached, and where only a site that is
+        away
+        may have the version.
         """
         is_seen, away = False, None
         latest = ref.version
@@ -216,11 +220,11 @@ class Sites:
         return None
 
     async def tried(self, version: Version, account: str, allowed: Sequence[Site]) -> list[tuple[Site, Version]]:
-        """Those of these that have the version and answer, the best first, each with the version as it has it."""
+        """Return the sites of `allowed` that have the version and answer, best first, each with its own version."""
         looks = await asyncio.gather(*(self._looked(site, version, account) for site in allowed if site.is_up))
         found = list(filter(None, looks))
         known = {site.name: (site, own) for site, own, _ in found}
-        # from here to the first await of whoever asked, nobody else chooses
+        # until the caller's first await, no other request chooses
         candidates = [site.candidate(own.queue, look) for site, own, look in found]
         return [known[name] for name in in_order(candidates, self.table.placement, random)]
 
@@ -240,19 +244,18 @@ class Sites:
         return site, own, look
 
     def release(self) -> None:
-        """The process is to end."""
         for site in self.all:
             site.services.release()
 
 
 def sites_of(request: BaseRequest) -> Sites | None:
-    """All of them; None where there is one server."""
+    """Return all sites, or None where there is one server."""
     sites: Sites | None = request.scope["state"]["sites"]
     return sites
 
 
 def others(request: BaseRequest) -> Sequence[Site]:
-    """All sites but the home; none where there is one server."""
+    """Return all sites except the home."""
     sites = sites_of(request)
     return () if sites is None else sites.all[1:]
 
@@ -260,7 +263,7 @@ def others(request: BaseRequest) -> Sequence[Site]:
 async def answer_at_site(request: Request, route: Route) -> Response:
     """Call a route's handler with the services of the site that the route says.
 
-    404 where a prediction's site is not there, and 422 where X-Site names no site.
+    404 where the prediction's site is not there, and 422 where X-Site names no site.
     """
     request.services, sites = services_of(request), sites_of(request)
     if route.of is not None:
@@ -299,29 +302,26 @@ async def where_it_is(
 
 
 def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
-    """The services of the site where a prediction was placed; 404 where there is no such site."""
+    """Return the services of the site where the prediction was placed; 404 if there is no such site."""
     sites = sites_of(request)
     return services_of(request) if sites is None else sites.at(prediction_id)
 
 
 async def version_named(request: BaseRequest, ref: VersionRef, account: Account) -> Version | None:
-    """The version that this account means, wherever it is."""
+    """Return the version that this account means, wherever it is."""
     sites = sites_of(request)
     return await (services_of(request).lookups if sites is None else sites).named(ref, account)
 
 
-# Start what is behind the API, one server or several, and end it in the opposite order.
-
-
 class Plan(Struct, frozen=True):
-    """The servers that there are, each with what holds there. Without a `table` there is one."""
+    """The servers of this API, each with its clients. Without a `table` there is one server."""
 
     servers: Sequence[tuple[ApiSettings, Clients]]
     table: SiteTable | None = None
 
     @classmethod
     def of(cls, settings: ApiSettings) -> "Plan":
-        """Connects to nothing yet. Raises SettingsError."""
+        """Read the settings. Connects to nothing yet. Raises SettingsError."""
         if not settings.sites:
             return cls([(settings, Clients.of(settings))])
         table = read_sites(Path(settings.sites))
@@ -332,7 +332,7 @@ class Plan(Struct, frozen=True):
 async def all_running(
     plan: Plan, meters: Meters, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None], tracing: Tracing
 ) -> AsyncIterator[State]:
-    """What handlers work with. A site other than the home may be too weak: it is not used then, as the log says."""
+    """Run the services of every server. A site other than the home may be too weak: it is not used, as the log says."""
     async with AsyncExitStack() as stack:
         behind: list[Services] = []
         for place, (settings, clients) in enumerate(plan.servers):
@@ -372,5 +372,4 @@ def _up(site: Site) -> Callable[[], float]:
     return lambda: float(site.is_up)
 
 
-def _ignored(_: UnsafeBackend) -> None:
-    """Its site says so itself."""
+def _ignored(_: UnsafeBackend) -> None: ...
