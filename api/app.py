@@ -59,9 +59,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[State]:
-        time, told = clock or SystemClock(), on_unsafe or _refuse
         spans = tracing or tracing_of("api", accounts=settings.trace_accounts)
-        async with all_running(plan, meters, clock=time, on_unsafe=told, tracing=spans) as state:
+        async with all_running(
+            plan, meters, clock=clock or SystemClock(), on_unsafe=on_unsafe or _refuse, tracing=spans
+        ) as state:
             yield state
         await spans.aclose()
 

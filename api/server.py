@@ -1,7 +1,7 @@
 """Bound what a connection may send that is no body: the request line, the headers and what frames a chunked body.
 
-The parser has no limit of its own: it keeps a header until it ends, and takes ever longer to do so. Never counts a
-body, which `body.py` does. An answer leaves in one write where it can, and everything else is left to uvicorn.
+The parser has no limit of its own: it keeps a header until it ends, and takes ever longer to do so. Bodies
+are counted in `request.py`. An answer leaves in one write where it can, and everything else is left to uvicorn.
 """
 
 import asyncio

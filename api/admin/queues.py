@@ -1,6 +1,6 @@
 """What operators see of queues, over HTTP: all of them with their numbers, one with all that is known, what is in it.
 
-For tokens with the scope `admin` alone. Changes nothing: see `queue_changes.py`.
+For tokens with the scope `admin` alone.
 """
 
 import re
