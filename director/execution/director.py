@@ -449,6 +449,9 @@ class Director:
                 await self._look_at_registries()
             except BackendUnavailable as exc:
                 log.warning("looking for the queue failed", extra={"error": str(exc)})
+            except Exception:
+                # the claims of this director must not end because its queue could not be registered again
+                log.exception("registering the queue again failed")
 
     async def _look_at_registries(self) -> bool:
         """One write to the socket. True where something was missing and is registered again."""

@@ -406,7 +406,7 @@ class Run:
             delay_s=delay_s,
             error=end.error,
             code=end.code,
-            began=_may_have_begun(self._tracker, end),
+            began=_may_have_begun(self.active, end),
             claimed_ms=self.active.claimed_ms,
         )
         crash.at("after_release")
@@ -469,14 +469,17 @@ class Run:
         return self._clock.monotonic()
 
 
-def _may_have_begun(tracker: Tracker, end: GiveBack) -> bool:
+def _may_have_begun(active: ActiveClaim, end: GiveBack) -> bool:
     """Return whether another attempt could be a second run: a model server that died may have begun what it was sent.
 
-    A slow refusal looks like a run that began, so there the answer of the server decides.
+    A slow refusal looks like a run that began, so there the answer of the server decides. A run that was left to the
+    next director goes on: that director follows it and starts none.
     """
-    if end.fault is ErrorClass.INFRASTRUCTURE or tracker.is_accepted:
+    if active.is_left:
+        return False
+    if end.fault is ErrorClass.INFRASTRUCTURE or active.tracker.is_accepted:
         return True
-    return end.fault is None and tracker.began_at is not None
+    return end.fault is None and active.tracker.began_at is not None
 
 
 def _snapshot(claim: Claim, tracker: Tracker, clock: Clock, started_ms: int | None) -> Stored:

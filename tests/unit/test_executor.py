@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,8 +17,8 @@ from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
 from director.execution.active_claims import ActiveClaims
-from director.execution.ends import Limits
-from director.execution.executor import AWAY_S, TELL_S, Executor
+from director.execution.ends import DRAINED, Limits
+from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
 from director.execution.storing import Storing
 from director.files.local import LocalFiles
 from director.files.store import FileName
@@ -529,3 +530,10 @@ async def test_beyond_a_number_and_a_time_the_end_is_left_to_the_courier(
     owed = keys.owed(partition_of(claim.id))
     assert list(await driver.members(owed)) == [claim.id]
     await driver.redis.delete(owed)
+
+
+@pytest.mark.parametrize(("is_left", "began"), [(True, False), (False, True)])
+def test_run_left_to_the_next_director_is_no_second_run(is_left: bool, began: bool) -> None:
+    tracker = SimpleNamespace(is_accepted=True, began_at=1.0)
+    active = SimpleNamespace(is_left=is_left, tracker=tracker)
+    assert _may_have_begun(active, DRAINED) is began

@@ -277,8 +277,9 @@ class CallerScripts(Wire):
         told then. One event may be larger than `most_bytes` by itself: unless `whole`, what comes ends before it.
         """
         args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
-        # what is large is read whole, and how large it is nobody knows before
-        traffic, answer_bytes = (Traffic.LARGE_READS, BATCH_BYTES) if whole and count else (Traffic.SMALL, 0)
+        # the size of the answer is not known before: a page may be as large as its bound, and what is whole larger
+        is_large = count > 0 and (whole or most_bytes >= LARGE_BYTES)
+        traffic, answer_bytes = (Traffic.LARGE_READS, BATCH_BYTES) if is_large else (Traffic.SMALL, 0)
         reply = await self._call(
             "replay", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=answer_bytes
         )
