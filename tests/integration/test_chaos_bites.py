@@ -302,14 +302,14 @@ FAULTS: Final[dict[str, Fault]] = {
         breaks=frozenset({"I3"}),
     ),
     "replay shows again what is known": Fault(
-        old=re.escape("last, after + 1 }, 0, after"),
-        new="last, after + 1 }, 0, math.max(0, after - 1)",
+        old=re.escape("local head = #reply"),
+        new="local head = #reply; at = math.max(0, at - 1)",
         story=a_reader_comes_back,
         breaks=frozenset({"I10"}),
     ),
     "replay leaves one out": Fault(
-        old=re.escape("last, after + 1 }, 0, after"),
-        new="last, after + 1 }, 0, after > 0 and after + 1 or 0",
+        old=re.escape("local head = #reply"),
+        new="local head = #reply; at = at > 0 and at + 1 or 0",
         story=a_reader_comes_back,
         breaks=frozenset({"I10"}),
     ),

@@ -215,7 +215,7 @@ async def test_the_command_prints_a_line_for_each_check_and_ends_with_1_where_on
 async def test_a_server_that_is_not_there_is_one_failed_check(tmp_path: Path) -> None:
     ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/nobody")
     assert (ended.returncode, ended.stderr) == (1, "")
-    assert ended.stdout.startswith("fail  reachable  nothing can be asked at unix://")
+    assert ended.stdout.startswith("fail  reachable  no answer from Redis at unix://")
     assert "→ start the server" in ended.stdout
 
 

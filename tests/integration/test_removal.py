@@ -72,9 +72,9 @@ class _Stepped:
     def _pipeline(self, pipe: Any) -> Any:
         execute = pipe.execute
 
-        async def step() -> Any:
+        async def step(**options: Any) -> Any:
             await self._steps.take()
-            return await execute()
+            return await execute(**options)
 
         pipe.execute = step
         return pipe

@@ -134,9 +134,10 @@ async def test_collections_are_looked_up_at_once_however_many_there_are(
 ) -> None:
     for number in range(120):
         await Collections(redis).put(f"shelf{number:03}", Collection(name="Painters"))
-    asked = Mock(side_effect=collections.ask)
+    asked, together = Mock(side_effect=collections.ask), Mock(side_effect=collections.pipelined)
     monkeypatch.setattr(collections, "ask", asked)
+    monkeypatch.setattr(collections, "pipelined", together)
     results = (await api.get("/v1/search", params={"query": "painters"})).json()["collections"]
     page = (await api.get("/v1/collections")).json()
-    assert (len(results), len(page["results"]), asked.call_count) == (120, 100, 4)
+    assert (len(results), len(page["results"]), asked.call_count, together.call_count) == (120, 100, 2, 2)
     assert (await api.get(page["next"])).json()["results"][0]["slug"] == "shelf100"

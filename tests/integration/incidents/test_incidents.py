@@ -102,7 +102,7 @@ async def test_an_account_that_floods_a_queue(stage: Scene) -> None:
             assert "noisy has 120 of the 121 that wait" in finding.detail
             assert "noisy floods this queue" in await stage.command("doctor")
         assert "of its own account go first" in await stage.command("explain", last)
-        assert "place 1 of its account's" in await stage.command("explain", other)
+        assert "place 1 in its account's line" in await stage.command("explain", other)
 
 
 async def test_a_receiver_that_is_dead(stage: Scene) -> None:
