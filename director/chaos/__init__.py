@@ -1,1 +1,1 @@
-"""A fault-injection run: real processes, a seeded nemesis, and a checker that believes only what others wrote down."""
+"""A fault-injection run: real processes, a seeded nemesis, and a checker that uses only what other parties recorded."""

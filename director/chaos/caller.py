@@ -1,4 +1,4 @@
-"""I3, I6, I8: what the caller was promised: to be told, to be obeyed, to be heard once. Pure."""
+"""Judge the promises to the caller: I3 webhooks, I6 cancels, I8 idempotency keys, I10 event streams. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,21 @@ from director.chaos.journal import Delivered, Heard, Visited
 from director.chaos.journal import Final as Prediction
 from director.core.states import TERMINAL
 
-GONE: Final = 410  # a receiver that answers so wants to hear no more
+GONE: Final = 410  # a receiver answers so to refuse all further webhooks
 MISMATCH: Final = 422
-NOT_JUDGED: Final = frozenset({0, 429})  # no answer at all, or not now: nothing was said about the key
+NOT_JUDGED: Final = frozenset({0, 429})  # no answer, or "not now": neither says anything about the key
 STOPPED: Final = frozenset({"canceled", "aborted"})
+RETRIED: Final = "retried"
+DONE: Final = {"succeeded": "{}", "failed": '{"reason":"error"}'}
+CANCELED: Final = '{"reason":"canceled"}'
+WORDS: Final = {"error": 1, "done": 2}  # the last part of an id, in order
 
 
 def webhooks_tell_the_end(evidence: Evidence) -> list[Breach]:
-    """I3. What never ended is I1's."""
+    """I3: the caller's webhooks are signed, share one id, and the last one has the final status.
+
+    A prediction that did not end is a breach of I1 instead.
+    """
     breaches = []
     for prediction_id, tries in evidence.accepted().items():
         if any(each.sent.webhook for each in tries) and evidence.is_terminal(prediction_id):
@@ -35,36 +42,40 @@ def _told_wrong(evidence: Evidence, prediction_id: str, told: list[Delivered]) -
     status = evidence.status(prediction_id)
     ends = [each for each in told if each.status in TERMINAL]
     if not any(200 <= each.answered < 300 or each.answered == GONE for each in ends):
-        yield f"missing: it {status}, and no webhook that says so arrived"
+        yield f"missing: it {status}, but no webhook that says so arrived"
         return
     revivals = len(lives(evidence.finals[prediction_id].events)) - 1
     names = sorted({each.webhook_id for each in ends})
     if len(names) > 1 + revivals:
         yield f"copies of one webhook came as {', '.join(names)}"
     if not all(each.signed for each in told):
-        yield "a webhook with a wrong signature"
+        yield "a webhook has a wrong signature"
     if ends[-1].status != status:
         yield f"the last webhook says {ends[-1].status}, the record says {status}"
     late = [each for each in told if each.at > ends[0].at and each.status not in TERMINAL]
     if not revivals:
-        yield from (f"told {each.status} after the end" for each in late if not _was_on_its_way(evidence, each))
+        yield from (f"webhook {each.status} after the end" for each in late if not _was_on_its_way(evidence, each))
 
 
 def _was_on_its_way(evidence: Evidence, late: Delivered) -> bool:
-    """A director that was frozen, or cut off, in the middle of sending: no fence reaches what has left it."""
+    """Return whether the webhook may have left before the end, from a director that was frozen or cut off while
+    sending.
+
+    No fence reaches a request that has left the director.
+    """
     since = late.at - evidence.rules.lease_s * 1000
     return any(not fault.is_kill and fault.overlaps(since, late.at) for fault in evidence.faults)
 
 
 def canceled_stays_canceled(evidence: Evidence) -> list[Breach]:
-    """I6."""
+    """I6: a canceled prediction stays canceled, and a cancel is quick."""
     breaches = []
     for prediction_id, tries in evidence.by_id.items():
         status, final = evidence.status(prediction_id), evidence.finals.get(prediction_id)
         if final is None or len(lives(final.events)) > 1:
             continue
         shown = sorted({each.shown for each in tries if each.shown in STOPPED and each.shown != status})
-        breaches += [Breach("I6", prediction_id, f"shown {each}, and now it is {status}") for each in shown]
+        breaches += [Breach("I6", prediction_id, f"shown {each}, but now it is {status}") for each in shown]
     return breaches + [
         Breach("I6", prediction_id, f"ended {ms} ms after the cancel")
         for prediction_id, ms in cancel_times(evidence)
@@ -73,7 +84,7 @@ def canceled_stays_canceled(evidence: Evidence) -> list[Breach]:
 
 
 def cancel_times(evidence: Evidence) -> list[tuple[str, int]]:
-    """(id, milliseconds from the answer to a cancel to the end), of all that no fault stood in the way of."""
+    """Return (id, ms from the answer to a cancel until the end) of every cancel that no fault hindered."""
     times = []
     for prediction_id, tries in evidence.by_id.items():
         final = evidence.finals.get(prediction_id)
@@ -87,7 +98,10 @@ def cancel_times(evidence: Evidence) -> list[tuple[str, int]]:
 
 
 def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) -> bool:
-    """Did a fault hit what stopping it needs? Redis, and where it ran: what broke takes time to come back."""
+    """Return whether a fault hit Redis, or a server that it ran on, from one recovery time before `asked` on.
+
+    A target that broke before needs that time to come back.
+    """
     needed = {name for run in evidence.runs.get(prediction_id, []) for name in leaned_on(run.server)}
     final = evidence.finals.get(prediction_id)
     holder = pid_of(final.record.get("holder", "")) if final else 0
@@ -101,7 +115,7 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
 
 
 def one_key_one_id(evidence: Evidence) -> list[Breach]:
-    """I8."""
+    """I8: one idempotency key is one prediction, and a different body under it is refused."""
     breaches = []
     keys_of: dict[str, set[str]] = defaultdict(set)
     for key, tries in evidence.creates.items():
@@ -114,7 +128,7 @@ def one_key_one_id(evidence: Evidence) -> list[Breach]:
         for prediction_id, keys in keys_of.items()
         if len(keys) > 1
     ]
-    # the client may not have heard of what was accepted under a key, but only once for each
+    # the client may have missed the acceptance of a key, but only once for each key
     unheard = sum(not any(each.ok for each in tries) for tries in evidence.creates.values())
     unknown = sorted((evidence.finals.keys() | evidence.runs.keys()) - keys_of.keys())
     unknown = [each for each in unknown if evidence.status(each) or each in evidence.runs]
@@ -130,25 +144,16 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
         yield f"one key made {', '.join(ids)}"
     plan = accepted[0].sent.plan
     if any(each.sent.plan == plan and each.status == MISMATCH for each in tries):
-        yield "a repeated body was refused as another one"
+        yield "a repeated body was refused as a different one"
     for each in tries[tries.index(accepted[0]) :]:
         if each.sent.plan != plan and each.status < 500 and each.status not in (MISMATCH, *NOT_JUDGED):
-            yield f"another body under the same key was answered {each.status}"
-
-
-# I10: what those heard who followed a prediction by its event stream, and how its events are numbered. Pure.
-#
-# What there was to hear is worked out anew, from the events and the output that Redis has at rest. Of output alone:
-# the model servers of a run print nothing.
-
-RETRIED: Final = "retried"
-DONE: Final = {"succeeded": "{}", "failed": '{"reason":"error"}'}
-CANCELED: Final = '{"reason":"canceled"}'
-WORDS: Final = {"error": 1, "done": 2}  # what an id ends with, in their order
+            yield f"a different body under the same key was answered {each.status}"
 
 
 class Told(NamedTuple):
-    """An event as its reader should hear it. `number`: its place in the log; 0 for what is told at the end only."""
+    """An event that a reader should receive. `number` is its place in the log, or 0 if only the end of the stream has
+    it.
+    """
 
     event: str
     data: str = ""
@@ -156,7 +161,11 @@ class Told(NamedTuple):
 
 
 def followed_once_in_order(evidence: Evidence) -> list[Breach]:
-    """I10. What never ended is I1's."""
+    """I10: a reader receives every event once, in order, and the events are numbered without gaps.
+
+    The expected stream is derived from the events and the output that Redis has at rest. The model servers of a run
+    print nothing, so there are no logs. A prediction that did not end is a breach of I1 instead.
+    """
     return [
         Breach("I10", prediction_id, what)
         for prediction_id in evidence.followed
@@ -172,14 +181,14 @@ def followed_once_in_order(evidence: Evidence) -> list[Breach]:
 def _misnumbered(evidence: Evidence, final: Prediction) -> Iterator[str]:
     listed = evidence.listed.get(final.id)
     if listed is None:
-        yield "nobody was given the list of its events"
+        yield "no reader received the list of its events"
         return
     numbers = [number for number, _ in listed.events]
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"its events are numbered {numbers}"
     kinds, there = [kind for _, kind in listed.events], [kind for kind, _, _ in final.events]
     if kinds != there:
-        yield f"its events are listed as {kinds}, and are {there}"
+        yield f"its events are listed as {kinds}, but are {there}"
 
 
 def _turned_away(visits: Sequence[Visited]) -> Iterator[str]:
@@ -187,17 +196,17 @@ def _turned_away(visits: Sequence[Visited]) -> Iterator[str]:
         if 300 <= visit.status < 500:
             yield f"a reader was answered {visit.status}"
         if visit.end == "whole":
-            yield "a stream ended as if it were whole, and nobody had said that it is done"
+            yield "a stream ended without an error and without a done event"
 
 
 def _misheard(heard: Sequence[Heard], final: Prediction) -> Iterator[str]:
     if len(lives(final.events)) > 1:
-        return  # an operator revived it, and numbers began anew
+        return  # an operator revived it, and the numbers began again
     told = _collapsed(heard)
     wanted = list(_wanted(final))
     for place, (one, other) in enumerate(zip(told, wanted, strict=False)):
         if (one.event, one.data) != (other.event, other.data):
-            yield f"heard {one.event} {one.data} as number {place + 1}, where {other.event} {other.data} is due"
+            yield f"heard {one.event} {one.data} as number {place + 1}, but {other.event} {other.data} is due"
             return
         if other.number and _place(one.mark)[0] != other.number:
             yield f"heard event {other.number} under the id {one.mark}"
@@ -207,11 +216,11 @@ def _misheard(heard: Sequence[Heard], final: Prediction) -> Iterator[str]:
         if _place(after) <= _place(before):
             yield f"heard the id {after} after {before}"
     if final.record["status"] == "succeeded" and (shown := _last_attempt(told)) != _items(final.output):
-        yield f"heard {shown}, and its output is {_items(final.output)}"
+        yield f"heard {shown}, but its output is {_items(final.output)}"
 
 
 def _collapsed(heard: Sequence[Heard]) -> list[Heard]:
-    """A comment has no id, so one who left behind it hears it again."""
+    """Drop repeated `retried` comments: a comment has no id, so a reader that left after it receives it again."""
     told: list[Heard] = []
     for one in heard:
         if not (told and one.event == told[-1].event == RETRIED):
@@ -220,7 +229,7 @@ def _collapsed(heard: Sequence[Heard]) -> list[Heard]:
 
 
 def _wanted(final: Prediction) -> Iterator[Told]:
-    """All that there was to hear, in order: what the log has, what else the end has, the end."""
+    """Yield all expected events in order: those of the log, then those that only the end adds, then `done`."""
     shown = 0
     for number, (kind, _, data) in enumerate(final.events, start=1):
         if kind in RESTARTS:
@@ -259,5 +268,5 @@ def _text(item: bytes) -> str:
 
 
 def _place(mark: str) -> tuple[int, ...]:
-    """An id, to compare by."""
+    """Return an id as numbers that can be compared."""
     return tuple(WORDS[part] if part in WORDS else int(part) for part in mark.split(":"))

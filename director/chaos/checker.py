@@ -1,7 +1,7 @@
-"""The verdict on a run: every invariant against the journals of its folder and what was left in Redis.
+"""Judge a run: check every invariant against the journals of its folder and the leftovers in Redis.
 
-Believes only what the parties wrote down and what Redis holds at rest; never a counter, log or metric of the code under
-test. A run that shows nothing is no good run: what is missing is a breach too.
+The checker uses only what the parties recorded and what Redis holds at rest. It never uses a counter, log or metric of
+the code under test. A run without evidence does not pass: each missing piece is a breach too.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,14 +42,12 @@ from director.chaos.recovery import (
 )
 from director.chaos.rest import Leftovers
 
-# What has to hold after a run, one function each: I1 to I18 of the reliability plan.
-#
-# Pure: each takes the evidence and returns what breaks its sentence. None leans on another, so that a fault of the
-# code shows under the name of the promise that it breaks.
-
 Invariant = Callable[[Evidence], list[Breach]]
+MOST_LINES: Final = 40
+MOST_SHOWN: Final = 20
+NO_EVIDENCE: Final = "evidence"
 
-# What may be left of a queue, and why it may not.
+# The fields of a queue's leftovers that must be 0, with the words for a breach.
 RESTS: Final = {
     "entries": "entries in its streams",
     "pending": "pending entries",
@@ -61,10 +59,10 @@ RESTS: Final = {
 
 
 def all_is_at_rest(evidence: Evidence) -> list[Breach]:
-    """I7. Queue by queue, then what belongs to none."""
+    """I7: nothing is left in Redis that should not be there. Report each queue, then what belongs to no queue."""
     left = evidence.leftovers
     if left is None:
-        return [Breach("I7", "", "nobody looked at what was left in Redis")]
+        return [Breach("I7", "", "the leftovers in Redis were not read")]
     breaches = [
         Breach("I7", rest.queue, f"{count} {what}")
         for rest in left.queues
@@ -77,76 +75,73 @@ def all_is_at_rest(evidence: Evidence) -> list[Breach]:
 
 
 def what_is_served_is_registered(evidence: Evidence) -> list[Breach]:
-    """I16. Queue by queue; that nobody looked is told by I7."""
+    """I16: each queue that a director serves is in every registry. I7 reports missing leftovers."""
     queues = evidence.leftovers.queues if evidence.leftovers else []
     return [
-        Breach("I16", rest.queue, f"it is served, and missing in {', '.join(rest.lost_by)}")
+        Breach("I16", rest.queue, f"a director serves it, but it is missing in {', '.join(rest.lost_by)}")
         for rest in queues
         if rest.lost_by
     ]
 
 
 INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
-    "I1": ("What was answered with a 2xx has ended.", nothing_is_lost),
-    "I2": ("It ended once, as its record says, and nothing changed that.", one_end),
-    "I3": ("Its caller was told so: signed, under one id, last of all.", webhooks_tell_the_end),
-    "I4": ("Only the run that held the claim wrote, and nothing after the end.", only_current_runs_write),
-    "I5": ("It ran no more often than its attempts, and never twice at once.", attempts_are_bounded),
-    "I6": ("What was canceled stays canceled, and a cancel is quick.", canceled_stays_canceled),
-    "I7": ("Once healed, nothing is left in Redis that should not be there.", all_is_at_rest),
-    "I8": ("One idempotency key is one prediction; another body is refused.", one_key_one_id),
+    "I1": ("Every prediction answered with a 2xx has ended.", nothing_is_lost),
+    "I2": ("It ended once, as its record says, and its end did not change.", one_end),
+    "I3": ("Its webhook came last: signed, under one id, with its status.", webhooks_tell_the_end),
+    "I4": ("Only the run that held the claim wrote, and only before the end.", only_current_runs_write),
+    "I5": ("It ran at most as often as its attempts, and never twice at once.", attempts_are_bounded),
+    "I6": ("A canceled prediction stays canceled, and a cancel is quick.", canceled_stays_canceled),
+    "I7": ("Once healed, Redis holds nothing that should not be there.", all_is_at_rest),
+    "I8": ("One idempotency key is one prediction. Other bodies are refused.", one_key_one_id),
     "I9": ("No model server ever ran more than its slots.", slots_are_kept),
-    "I10": ("Who followed it heard every event once, in order, through every break.", followed_once_in_order),
-    "I11": ("Who came first was handed out first, by the server's own log.", first_come_first_claimed),
-    "I12": ("After a death, what was running starts again in time.", recovery_is_quick),
-    "I13": ("Nothing was handed out too late, or worked on for nobody.", no_work_for_the_dead),
-    "I14": ("Equal tenants got equal shares, and small ones did not wait.", equal_shares),
-    "I16": ("What a director serves is in every registry.", what_is_served_is_registered),
-    "I17": ("What a model made is written soon, over narrow links too.", ends_are_written),
+    "I10": ("Each reader got every event once, in order, through every break.", followed_once_in_order),
+    "I11": ("Predictions were claimed in order of arrival, by the server's log.", first_come_first_claimed),
+    "I12": ("After the death of a holder, its predictions start again in time.", recovery_is_quick),
+    "I13": ("Nothing was claimed too late, and little work was useless.", no_work_for_the_dead),
+    "I14": ("Equal tenants got equal shares. Light ones did not wait for others.", equal_shares),
+    "I16": ("Every queue that a director serves is in every registry.", what_is_served_is_registered),
+    "I17": ("The end of a run is written soon, over narrow links too.", ends_are_written),
     "I18": ("No claim was taken back before its holder was silent for a lease.", only_the_silent_lose),
 }
 
 
-# All that the journals say about one prediction, in order: what a person reads when it went wrong. Pure.
-
-MOST: Final = 40
-
-
 def timeline(evidence: Evidence, prediction_id: str) -> tuple[str, ...]:
-    """One line for each thing that happened to it, by whoever saw it; of very many the first and the last."""
+    """Return one line for each event of a prediction, in order of time, by the party that saw it.
+
+    This is for a person who studies a breach. A long timeline keeps its first and last lines.
+    """
     shown = [f"{at} {what}" for at, what in sorted(_rows(evidence, prediction_id), key=lambda row: row[0])]
-    return tuple(shown if len(shown) <= MOST else [*shown[: MOST // 2], "…", *shown[-MOST // 2 :]])
+    return tuple(shown if len(shown) <= MOST_LINES else [*shown[: MOST_LINES // 2], "…", *shown[-MOST_LINES // 2 :]])
 
 
 def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
     for each in evidence.by_id.get(prediction_id, []):
         yield each.sent.at, f"client: sends {each.sent.action}, key {each.sent.key}, plan {each.sent.plan!r}"
         if each.answer is not None:
-            yield each.answer.at, f"client: hears {each.status} {each.shown}".rstrip()
+            yield each.answer.at, f"client: receives {each.status} {each.shown}".rstrip()
     if arrived := evidence.arrivals.get(prediction_id):
         yield arrived.at, f"server: accepted for {arrived.tenant}, {arrived.queue} {arrived.lane}"
     for claimed in evidence.claims.get(prediction_id, []):
         yield claimed.at, f"server: claimed from stream {claimed.stream} by {claimed.holder}"
     for run in evidence.runs.get(prediction_id, []):
         yield run.began, f"{run.server}: run {run.run} begins in process {run.pid}"
-        yield run.ended, f"{run.server}: run {run.run} ends, {run.outcome or 'and told nobody'}"
+        yield run.ended, f"{run.server}: run {run.run} ends, {run.outcome or 'without a record'}"
     for told in evidence.told.get(prediction_id, []):
-        yield told.at, f"sink: hears {told.status} as {told.webhook_id}, answers {told.answered}"
+        yield told.at, f"sink: receives {told.status} as {told.webhook_id}, answers {told.answered}"
     for heard in evidence.heard.get(prediction_id, []):
-        yield heard.at, f"reader: hears {heard.event} {heard.mark} {heard.data}".rstrip()
+        yield heard.at, f"reader: receives {heard.event} {heard.mark} {heard.data}".rstrip()
     for visit in evidence.visits.get(prediction_id, []):
-        yield visit.at, f"reader: comes after {visit.after or 'nothing'}, answered {visit.status}; then: {visit.end}"
+        yield visit.at, f"reader: asks after {visit.after or 'nothing'}, answered {visit.status}, ends {visit.end}"
     if final := evidence.finals.get(prediction_id):
         for kind, at, data in final.events:
             yield at, f"event: {kind} {data}".rstrip()
 
 
-MOST_SHOWN: Final = 20
-NO_EVIDENCE: Final = "evidence"
-
-
 class Report(Struct, frozen=True, kw_only=True):
-    """What `--json` writes. `breaches`: of each invariant, the first with their evidence; `counts`: all of them."""
+    """The content of the `--json` file.
+
+    `breaches` holds the first breaches of each invariant with their evidence; `counts` counts all of them.
+    """
 
     ok: bool
     seed: int
@@ -183,7 +178,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
-    """Judge the run whose journals are in `folder`. `leftovers` is there too, unless it is given."""
+    """Judge the run whose journals are in `folder`. The leftovers are read from there too, unless they are given."""
     evidence = gather(folder, rules or Rules(), leftovers)
     breaches = {name: judge(evidence) for name, (_, judge) in INVARIANTS.items()}
     breaches[NO_EVIDENCE] = _missing(evidence)
@@ -233,7 +228,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
 
 
 def text(report: Report) -> str:
-    """The verdict for people: what happened, each invariant, then the first breaches of each with their evidence."""
+    """Return the verdict for people: the figures, each invariant, then the first breaches of each with evidence."""
     lines = [
         f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {_named(report.faults)}",
         *([report.left_out] if report.left_out else []),
@@ -244,10 +239,10 @@ def text(report: Report) -> str:
         f"recovery of {report.recoveries} orphans: p50 {_s(report.recovery_p50_ms)}, p99 {_s(report.recovery_p99_ms)}"
         f" (with waits for a slot {_s(report.recovery_p99_with_waits_ms)})",
         f"{report.cancels_timed} cancels that no fault hindered: the slowest took {_s(report.cancel_slowest_ms)}",
-        f"ends that nothing hindered but narrow links: the slowest was written after {_s(report.end_slowest_ms)}",
+        f"ends that only narrow links hindered: the slowest was written after {_s(report.end_slowest_ms)}",
         f"{report.first_claims} first claims, {report.overtaken} of them overtaken; {report.dead_work:.2%} of the model"
-        f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults account for)",
-        f"{report.followed} were followed by readers, who came back {report.resumed} times after an event",
+        f" servers' time went to dead work ({report.dead_work_in_all:.2%} with what faults explain)",
+        f"{report.followed} were followed by readers, which resumed {report.resumed} times after an event",
         *(f"the breaker of {queue} was open for {open_s:.0f} s" for queue, open_s in report.breaker_open_s.items()),
         *(_fair(each) for each in report.saturations),
         "",
@@ -262,7 +257,7 @@ def text(report: Report) -> str:
         for breach in breaches:
             lines.append(f"  {breach.id or '(the run)'}: {breach.what}")
             lines += [f"      {each}" for each in breach.evidence]
-    verdict = "nothing accepted was lost, and every promise held" if report.ok else "BROKEN PROMISES"
+    verdict = "no accepted prediction was lost, and every promise held" if report.ok else "BROKEN PROMISES"
     return "\n".join([*lines, "", f"{verdict}  (seed {report.seed})"])
 
 
@@ -276,26 +271,26 @@ def _fair(each: Saturation) -> str:
 
 
 def _missing(evidence: Evidence) -> list[Breach]:
-    """What a run must have to be judged at all."""
+    """Return a breach for each piece of evidence that a run needs to be judged at all."""
     wanted = {
-        "nobody was answered with a 2xx": evidence.accepted(),
+        "no request was answered with a 2xx": evidence.accepted(),
         "no model server ran anything": evidence.runs,
-        "nobody looked at the predictions in Redis": evidence.finals,
-        "it was never healed": evidence.healed is not None,
-        "nobody read the server's log": evidence.claims,
-        "tenants came in a rush, and saturated nothing": not is_rushed(evidence) or saturations(evidence),
+        "the predictions in Redis were not read": evidence.finals,
+        "the run was not healed": evidence.healed is not None,
+        "the server's log was not read": evidence.claims,
+        "the rush of tenants saturated no queue": not is_rushed(evidence) or saturations(evidence),
     }
     return [*(Breach(NO_EVIDENCE, "", what) for what, there in wanted.items() if not there), *_not_in_the_log(evidence)]
 
 
 def _not_in_the_log(evidence: Evidence) -> Iterator[Breach]:
-    """The server's log has to be whole, and its time that of the records."""
+    """Check that the server's log is complete, and that its times agree with the records."""
     for prediction_id in evidence.runs.keys() - evidence.claims.keys():
-        yield Breach(NO_EVIDENCE, prediction_id, "it ran, and the server's log has no claim of it")
+        yield Breach(NO_EVIDENCE, prediction_id, "it ran, but the server's log has no claim of it")
     for prediction_id, claims in evidence.claims.items():
         for claimed in claims:
             if claimed.delivered and abs(claimed.at - claimed.delivered) > evidence.rules.clock_s * 1000:
-                what = f"claimed at {claimed.at}, and the server says at {claimed.delivered}"
+                what = f"its record says claimed at {claimed.at}, the server says {claimed.delivered}"
                 yield Breach(NO_EVIDENCE, prediction_id, what)
 
 

@@ -1,6 +1,7 @@
-"""What the journals of a run say together: tries and their answers, runs with their ends, faults with theirs.
+"""Read the journals of a run's folder and join them: requests with answers, runs with ends, faults with mends.
 
-Pure, and judges nothing: that is for invariants.py. gather.py puts it together.
+This module judges nothing: the invariants in history.py, caller.py, recovery.py and fairness.py do. A process that
+died could not record its end. `gather` derives that end from the other journals.
 """
 
 import math
@@ -36,12 +37,14 @@ from director.chaos.journal import (
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 
+Kind = TypeVar("Kind")
+OfOne = TypeVar("OfOne", Delivered, Heard, Visited)
 Event = tuple[str, int, str]
 """(kind, at, data) of a prediction, as `Final` has it."""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What the run was told to do, and what its promises were."""
+    """The settings of a run, and the bounds that its promises are judged by."""
 
     seed: int = 0
     seconds: float = 0
@@ -49,19 +52,19 @@ class Rules(Struct, frozen=True, kw_only=True):
     attempts: int = 3
     slots: int = 8
     cancel_s: float = 2
-    grace_s: float = 5  # for a run whose claim was lost to be stopped, beyond one lease
-    write_s: float = 13  # for an end to be written, however narrow the links are: the large ones take 8 s
-    clock_s: float = 1  # most that a time of the code under test may differ from the server's own
-    left_out: str = ""  # faults that this run could not have, and why
+    grace_s: float = 5  # time beyond one lease until a run whose claim was lost has stopped
+    write_s: float = 13  # time until an end is written, over narrow links too: the large ends take 8 s
+    clock_s: float = 1  # largest difference between a time of the code under test and the server's own
+    left_out: str = ""  # the faults that this run could not have, and why
 
     @property
     def recovery_s(self) -> float:
-        """From the death of a holder to the next start: 20 s with the default lease, 4 s with one of 3 s."""
+        """Seconds from the death of a holder to the next start: 20 with the default lease, 4 with a lease of 3 s."""
         return self.lease_s + max(1.0, self.lease_s / 3)
 
 
 class Try(Struct, frozen=True):
-    """One request of the client, and the answer where one came."""
+    """One request of the client, with its answer if one came."""
 
     sent: Sent
     answer: Answered | None = None
@@ -84,9 +87,10 @@ class Try(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """One run on a model server. `outcome` is '' when it ended with its server, or not within what was written.
+    """One run on a model server.
 
-    `asked`: when it was told to stop, 0 for never.
+    `outcome` is '' if the run died with its server, or if the journals stop before its end. `asked` is the time at
+    which the model server was asked to stop the run, or 0.
     """
 
     id: str
@@ -100,7 +104,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """A fault from its beginning to its mending."""
+    """A fault from its beginning to its end."""
 
     kind: str
     target: str
@@ -118,7 +122,7 @@ class Window(Struct, frozen=True, kw_only=True):
 
     @property
     def is_outage(self) -> bool:
-        """Nobody could reach Redis, not only one of its clients."""
+        """Whether Redis was out of reach of all its clients, not of one only."""
         if self.target.startswith("redis"):
             return self.is_kill or self.is_freeze
         return self.kind == "partition" and self.target.startswith("all:")
@@ -128,27 +132,28 @@ class Window(Struct, frozen=True, kw_only=True):
 
 
 class ServerClock(Struct, frozen=True):
-    """The server's clock against that of the machine, from `since` on. `steps`: (when, ms), in order, by the machine's.
+    """The server's clock compared with the machine's clock, from `since` on.
 
-    A step back is longer than the run, so a time of the server's belongs to one stretch between two steps.
+    `steps` holds (when, ms) in order, by the machine's clock. A step back is longer than the run. A time of the server
+    therefore belongs to exactly one stretch between two steps.
     """
 
     since: int = 0
     steps: tuple[tuple[int, int], ...] = ()
 
     def machine(self, server_ms: int) -> int:
-        """The machine's time at this time of the server's. What was read just before a step stays before it."""
+        """Return the machine's time at this time of the server. A time from just before a step stays before it."""
         if not self.steps:
             return server_ms
         begin, end, offset = min(self._stretches(), key=lambda each: _beyond(server_ms - each[2], each[0], each[1]))
         return round(min(max(begin, server_ms - offset), end))
 
     def server(self, at: int) -> int:
-        """The server's time at this time of the machine's."""
+        """Return the server's time at this time of the machine."""
         return at + sum(ms for when, ms in self.steps if when <= at)
 
     def reached(self, server_ms: int, *, since: int) -> float:
-        """When the server's clock first showed this time or a later one, from `since` on."""
+        """Return when the server's clock first showed this time or a later one, from `since` on; infinity for never."""
         for begin, end, offset in self._stretches():
             at = max(begin, since, server_ms - offset)
             if at <= end:
@@ -156,7 +161,7 @@ class ServerClock(Struct, frozen=True):
         return math.inf
 
     def _stretches(self) -> Iterator[tuple[int, float, int]]:
-        """(first, last, how far ahead the server's clock is)."""
+        """Yield (first ms, last ms, ms by which the server's clock is ahead)."""
         begin, offset = self.since, 0
         for when, ms in self.steps:
             yield begin, when - 1, offset
@@ -169,11 +174,11 @@ def _beyond(at: float, begin: float, end: float) -> float:
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """All of it, by what it is about. `until`: when the last line was written."""
+    """All evidence of a run, grouped by subject. `until` is the time of the last line."""
 
     rules: Rules
-    creates: dict[str, list[Try]]  # by key
-    by_id: dict[str, list[Try]]  # creates and cancels, where an answer named the prediction
+    creates: dict[str, list[Try]]  # by idempotency key
+    by_id: dict[str, list[Try]]  # creates and cancels whose answer named the prediction
     runs: dict[str, list[Run]]
     told: dict[str, list[Delivered]]
     followed: frozenset[str]
@@ -184,19 +189,19 @@ class Evidence(Struct, frozen=True, kw_only=True):
     healed: int | None
     arrivals: dict[str, Arrived]
     claims: dict[str, list[Claimed]]
-    breakers: dict[str, list[tuple[int, int]]]  # queue → from when until when it handed nothing out
+    breakers: dict[str, list[tuple[int, int]]]  # queue → (from, until) of each time in which it handed nothing out
     finals: dict[str, Final]
     leftovers: Leftovers | None
     until: int
     clock: ServerClock = ServerClock()
 
     def was_hit(self, begin: float, end: float) -> bool:
-        """Did anything break in this time: a planned fault, or a model server by what it ran?"""
+        """Return whether anything broke in this time: by a planned fault, or by a run that crashed its model server."""
         crashes = (run.ended for run in self.every_run() if run.outcome == "crashed")
         return any(fault.overlaps(begin, end) for fault in self.faults) or any(begin <= at <= end for at in crashes)
 
     def accepted(self) -> dict[str, list[Try]]:
-        """id → the creates that were answered with it and a 2xx."""
+        """Return the creates that were answered with a 2xx, by prediction id."""
         found: dict[str, list[Try]] = defaultdict(list)
         for tries in self.creates.values():
             for each in tries:
@@ -205,7 +210,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
         return found
 
     def status(self, prediction_id: str) -> str:
-        """Its status at rest; '' without a record."""
+        """Return the status at rest, or '' without a record."""
         final = self.finals.get(prediction_id)
         return "" if final is None else final.record.get("status", "")
 
@@ -218,27 +223,19 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 def leaned_on(server: str) -> tuple[str, ...]:
-    """What a run on this server needs: the server, the director of the same number beside it, and its way to Redis."""
+    """Return what a run on this server depends on: the server, its director, and that director's link to Redis."""
     director = f"director-{server.rpartition('-')[2]}"
     return server, director, f"{director}:redis"
 
 
 def pid_of(holder: str) -> int:
-    """The process of a director, by its name: `<host>-<pid>-<random>`; 0 where it says none."""
+    """Return the process id in a director's name, `<host>-<pid>-<random>`, or 0 if the name has none."""
     parts = holder.split("-")
     return int(parts[-2]) if len(parts) > 2 and parts[-2].isdecimal() else 0
 
 
-# Read the journals of a run's folder, and put together what belongs together.
-#
-# Judges nothing. What nobody wrote down, because a process died before, is closed where the others show that it ended.
-
-Kind = TypeVar("Kind")
-OfOne = TypeVar("OfOne", Delivered, Heard, Visited)
-
-
 def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Evidence:
-    """Read every journal of a folder, and what was left in Redis where it is not given."""
+    """Read every journal of a folder. Read the leftovers in Redis from the folder too, unless they are given."""
     written = [line for path in sorted(folder.glob("*.jsonl")) for line in read(path)]
     clock = _clock(written)
     lines = sorted((_by_the_machine(line, clock) for line in written), key=_at)
@@ -288,7 +285,7 @@ def _at(line: Line) -> int:
 
 
 def _by_the_machine(line: Line, clock: ServerClock) -> Line:
-    """Times that the server told, by the clock that all else is written down by."""
+    """Translate times of the server's clock to the machine's clock, which all other lines use."""
     if isinstance(line, Arrived | Breaker):
         return replace(line, at=clock.machine(line.at))
     if isinstance(line, Claimed):
@@ -310,7 +307,7 @@ def _by_prediction(lines: Iterable[OfOne]) -> dict[str, list[OfOne]]:
 
 
 def _tries(lines: Iterable[Line]) -> list[Try]:
-    """Each request with the answer that followed it under its key."""
+    """Pair each request with the answer that followed it under its key."""
     tries: list[Try] = []
     waiting: dict[tuple[str, str], list[int]] = defaultdict(list)
     for line in lines:
@@ -324,7 +321,7 @@ def _tries(lines: Iterable[Line]) -> list[Try]:
 
 
 def _claims(lines: list[Line]) -> dict[str, list[Claimed]]:
-    """Claims by prediction, in the server's order: of two in one millisecond too."""
+    """Return claims by prediction, in the order of the server's log. Two claims may have the same millisecond."""
     claims: dict[str, list[Claimed]] = defaultdict(list)
     for claimed in sorted(_only(lines, Claimed), key=lambda line: line.number):
         claims[claimed.id].append(claimed)
@@ -332,7 +329,7 @@ def _claims(lines: list[Line]) -> dict[str, list[Claimed]]:
 
 
 def _breakers(changes: list[Breaker], until: int) -> dict[str, list[tuple[int, int]]]:
-    """One that was open at the end was so to the end."""
+    """Return when each queue's breaker was open. A breaker without a closing line stays open until the end."""
     times: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for change in sorted(changes, key=lambda line: line.number):
         if change.is_open:
@@ -343,7 +340,7 @@ def _breakers(changes: list[Breaker], until: int) -> dict[str, list[tuple[int, i
 
 
 def _windows(faults: Iterable[Fault], healed: int) -> list[Window]:
-    """A fault that nobody saw the end of lasts until all was healed."""
+    """Pair the lines of each fault. A fault without a recorded end lasts until everything was healed."""
     windows: list[Window] = []
     begun: dict[tuple[str, str], list[Fault]] = defaultdict(list)
     for fault in faults:
@@ -360,7 +357,7 @@ def _window(fault: Fault, end: int) -> Window:
 
 
 def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list[Run]]:
-    """Runs by prediction, in order. One that told no end ended with its server's process."""
+    """Return runs by prediction, in order. A run without a recorded end ended with its server's process."""
     started = _only(lines, CogStarted)
     ends = {end.run: end for end in _only(lines, CogEnded)}
     deaths = _deaths(started, ends, faults)
@@ -384,7 +381,7 @@ def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list
 
 
 def _deaths(started: list[CogStarted], ends: dict[str, CogEnded], faults: list[Window]) -> dict[int, list[int]]:
-    """Process of a model server → when it died: killed, crashed by a run, or followed by another process."""
+    """Return when each model server's process died: it was killed, a run crashed it, or another process replaced it."""
     deaths: dict[int, list[int]] = defaultdict(list)
     serving: dict[str, int] = {}
     for start in started:
@@ -399,11 +396,11 @@ def _deaths(started: list[CogStarted], ends: dict[str, CogEnded], faults: list[W
     return deaths
 
 
-# A promise that was broken: which, for whom, how, and what the journals say about it. Pure.
-
-
 class Breach(Struct, frozen=True):
-    """`id` is a prediction's, or whatever else broke it: a queue, a key, a server. `evidence` is in order of time."""
+    """One broken promise. `id` is a prediction, or whatever else broke it: a queue, a key, a server.
+
+    `evidence` holds lines of the journals, in order of time.
+    """
 
     invariant: str
     id: str

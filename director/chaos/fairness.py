@@ -1,9 +1,10 @@
-"""I14: tenants of one size get one share while all of them wait, and small ones do not wait for large ones. Pure.
+"""Judge fairness, I14: equal tenants get equal shares while all wait, and small tenants do not wait for large ones.
+Pure.
 
-Judged by the server's log of arrivals and claims, wherever a queue was saturated: as long as each of the equal tenants
-had something waiting in one lane of it. A share is time of slots; under faults, which keep slots from ending what they
-hold, time of model servers. What was lost with a server is nobody's service. A wait is judged by the turns that others
-had meanwhile: while nobody is served, time says nothing of fairness.
+The evidence is the server's log of arrivals and claims. A queue is judged wherever it was saturated: as long as each
+of the equal tenants had something waiting in one lane of it. A share is slot time. Under faults slots cannot end what
+they hold, so a share is then model server time. Work that was lost with a server counts for no tenant. A wait is
+counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
 """
 
 from bisect import bisect_left
@@ -19,19 +20,19 @@ from director.chaos.recovery import percentile
 from director.core.figures import jain
 
 QUIET_JAIN: Final = 0.98
-JAIN: Final = 0.95  # where runs are lost and done again
-SHORTEST_MS: Final = 2_000  # in less, one run more or less decides
+JAIN: Final = 0.95  # for faults, under which runs are lost and done again
+SHORTEST_MS: Final = 2_000  # in a shorter time, a single run decides the index
 
 
 class Wait(Struct, frozen=True):
-    """Of light tenants what 99 of 100 wait at most, of the heavy one what half of its predictions do."""
+    """The 99th percentile of the waits of light tenants, or the median of the heavy tenant."""
 
     turns: int | None
     ms: int | None
 
 
 class Saturation(Struct, frozen=True, kw_only=True):
-    """A time in which all equal tenants of a lane waited. `served_ms`: what each of them got."""
+    """A time in which all equal tenants of a lane waited. `served_ms` is the share of each."""
 
     queue: str
     lane: str
@@ -45,7 +46,7 @@ class Saturation(Struct, frozen=True, kw_only=True):
 
 
 def equal_shares(evidence: Evidence) -> list[Breach]:
-    """I14."""
+    """I14: equal tenants get equal shares, and light tenants wait no longer than the heavy one."""
     return [Breach("I14", each.queue, what) for each in saturations(evidence) for what in _unfair(each)]
 
 
@@ -60,12 +61,12 @@ def _unfair(each: Saturation) -> Iterator[str]:
 
 
 def is_rushed(evidence: Evidence) -> bool:
-    """Did equal tenants come at all?"""
+    """Return whether any predictions of equal tenants were accepted."""
     return EQUAL in _plans(evidence).values()
 
 
 def saturations(evidence: Evidence) -> list[Saturation]:
-    """Every one that lasted long enough to be judged."""
+    """Return every saturation that lasted long enough to be judged."""
     plans = _plans(evidence)
     lanes: dict[tuple[str, str], set[str]] = defaultdict(set)
     for arrived in evidence.arrivals.values():
@@ -83,7 +84,7 @@ def _plans(evidence: Evidence) -> dict[str, str]:
 
 
 def _waits(evidence: Evidence, queue: str, lane: str) -> Iterator[tuple[str, str, int, int]]:
-    """(id, tenant, from, until) of each prediction of a lane: until its first claim, or its end without one."""
+    """Yield (id, tenant, from, until) of each prediction of a lane, until its first claim or its end without one."""
     for arrived in evidence.arrivals.values():
         if (arrived.queue, arrived.lane) == (queue, lane):
             final, claims = evidence.finals.get(arrived.id), evidence.claims.get(arrived.id)
@@ -93,7 +94,7 @@ def _waits(evidence: Evidence, queue: str, lane: str) -> Iterator[tuple[str, str
 
 
 def _windows(evidence: Evidence, queue: str, lane: str, tenants: set[str]) -> Iterator[tuple[int, int]]:
-    """From when each of these has something waiting until the first of them has nothing."""
+    """Yield (from, until) of each time in which all of these tenants have something waiting."""
     steps = sorted(
         (at, -step, tenant)
         for _, tenant, since, until in _waits(evidence, queue, lane)
@@ -151,7 +152,7 @@ def _wait(ids: list[str], share: float, turns: dict[str, int], ms: dict[str, int
 
 
 def _turns(evidence: Evidence, queue: str, lane: str) -> dict[str, int]:
-    """id → how many others of its lane were handed out from its arrival to its own first claim."""
+    """Return for each id how many others of its lane were claimed between its arrival and its own first claim."""
     arrivals = [each for each in evidence.arrivals.values() if (each.queue, each.lane) == (queue, lane)]
     claims = {each.id: evidence.claims[each.id] for each in arrivals if each.id in evidence.claims}
     numbers = sorted(claimed.number for several in claims.values() for claimed in several)
@@ -163,7 +164,7 @@ def _turns(evidence: Evidence, queue: str, lane: str) -> dict[str, int]:
 
 
 def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """How long its last claim held a slot, where that brought a result."""
+    """Return how long its last claim held a slot, if it succeeded."""
     final, claims = evidence.finals.get(prediction_id), evidence.claims.get(prediction_id)
     if final is None or not claims or final.record.get("status") != "succeeded":
         return 0
@@ -172,6 +173,6 @@ def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> in
 
 
 def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """How long it ran on a model server, where that brought a result."""
+    """Return how long its last successful run took on a model server."""
     runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
     return max(0, min(runs[-1].ended, end) - max(runs[-1].began, begin)) if runs else 0

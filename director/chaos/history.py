@@ -1,6 +1,7 @@
-"""I1, I2, I4: what became of each prediction, by its events, its record and the runs that the model servers saw.
+"""Judge the history of each prediction: I1, I2, I4, I5, I9, I11, and the figure I15. Pure.
 
-Pure. A prediction's events are read as lives (a revived one has several) of attempts (a retry begins another).
+The evidence is its events, its record, the runs that the model servers recorded, and the server's log. A prediction's
+events are read as lives (a revived one has several) of attempts (a retry begins another).
 """
 
 from collections import Counter, defaultdict
@@ -18,17 +19,18 @@ from director.core.states import TERMINAL
 
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
 MODEL_FAILED: Final = "model_failed"
+IN_ORDER: Final = 0.999  # share of all first claims
 
 
 class Attempt(Struct, frozen=True):
-    """Events from the moment that a prediction could be claimed anew."""
+    """The events since the prediction could be claimed again."""
 
     opened: int
     events: list[Event]
 
 
 def lives(events: list[Event]) -> list[list[Event]]:
-    """Cut where an operator revived it."""
+    """Split the events where an operator revived the prediction."""
     cut: list[list[Event]] = [[]]
     for event in events:
         if event[0] == "revived":
@@ -38,19 +40,19 @@ def lives(events: list[Event]) -> list[list[Event]]:
 
 
 def nothing_is_lost(evidence: Evidence) -> list[Breach]:
-    """I1."""
+    """I1: every accepted prediction ended."""
     breaches = []
     for prediction_id in evidence.accepted():
         status = evidence.status(prediction_id)
         if not status:
-            breaches.append(Breach("I1", prediction_id, "it was accepted, and there is no record of it"))
+            breaches.append(Breach("I1", prediction_id, "it was accepted, but there is no record of it"))
         elif status not in TERMINAL:
-            breaches.append(Breach("I1", prediction_id, f"it was accepted, and is {status} for ever"))
+            breaches.append(Breach("I1", prediction_id, f"it was accepted, but is still {status}"))
     return breaches
 
 
 def one_end(evidence: Evidence) -> list[Breach]:
-    """I2."""
+    """I2: a prediction ended once, as its record says."""
     breaches = []
     for final in evidence.finals.values():
         status = final.record.get("status", "")
@@ -60,12 +62,12 @@ def one_end(evidence: Evidence) -> list[Breach]:
         wanted = [1] * len(former) + [int(status in TERMINAL)]
         ends = [[data for kind, _, data in life if kind == "completed"] for life in [*former, last]]
         if [len(each) for each in ends] != wanted:
-            breaches.append(Breach("I2", final.id, f"it is {status}, and its ends are {ends}"))
+            breaches.append(Breach("I2", final.id, f"it is {status}, but its ends are {ends}"))
         elif ends[-1] and ends[-1][-1] != status:
-            breaches.append(Breach("I2", final.id, f"it ended as {ends[-1][-1]}, and its record says {status}"))
+            breaches.append(Breach("I2", final.id, f"it ended as {ends[-1][-1]}, but its record says {status}"))
         elif not former:
             breaches += [
-                Breach("I2", final.id, f"its caller was shown {shown}, and now it is {status}")
+                Breach("I2", final.id, f"its caller was shown {shown}, but now it is {status}")
                 for shown in _shown(evidence, final.id)
                 if shown != status
             ]
@@ -73,13 +75,13 @@ def one_end(evidence: Evidence) -> list[Breach]:
 
 
 def _shown(evidence: Evidence, prediction_id: str) -> list[str]:
-    """Ends that the client was shown; canceled ones are I6's."""
+    """Return the ends that the client was shown. Canceled ones belong to I6."""
     tries = evidence.by_id.get(prediction_id, [])
     return sorted({each.shown for each in tries if each.shown in ("succeeded", "failed")})
 
 
 def only_current_runs_write(evidence: Evidence) -> list[Breach]:
-    """I4."""
+    """I4: only the run that held the claim wrote, and only before the end."""
     breaches = []
     for final in evidence.finals.values():
         runs = {run.run: run for run in evidence.runs.get(final.id, [])}
@@ -92,12 +94,12 @@ def _after_the_end(final: Prediction) -> Iterator[str]:
     for life in lives(final.events):
         kinds = [kind for kind, _, _ in life]
         after = kinds[kinds.index("completed") + 1 :] if "completed" in kinds else []
-        if wrong := [kind for kind in after if kind != "webhook"]:  # how its caller was told is noted behind it
+        if wrong := [kind for kind in after if kind != "webhook"]:  # the delivery of its webhook is noted after the end
             yield f"after its end: {', '.join(wrong)}"
 
 
 def _by_strangers(final: Prediction, runs: dict[str, Run]) -> Iterator[str]:
-    """Outputs of an attempt are from one run, which began after the attempt could be claimed."""
+    """Check that the outputs of an attempt come from one run, which began after the attempt could be claimed."""
     for attempt in _attempts(final.events):
         writers = sorted({_writer(data) for kind, _, data in attempt.events if kind == "output"})
         if len(writers) > 1:
@@ -108,7 +110,7 @@ def _by_strangers(final: Prediction, runs: dict[str, Run]) -> Iterator[str]:
 
 
 def _end_of_a_stranger(final: Prediction, runs: dict[str, Run]) -> Iterator[str]:
-    """The output at rest, and the status, are those of a run of the last attempt which ended so on its server."""
+    """Check that output and status at rest come from a run of the last attempt that ended so on its server."""
     status = final.record.get("status", "")
     if status not in TERMINAL:
         return
@@ -119,9 +121,11 @@ def _end_of_a_stranger(final: Prediction, runs: dict[str, Run]) -> Iterator[str]
     for writer in writers:
         if (why := _stranger(writer, runs, attempt)) is not None:
             yield f"at rest: {why}"
-    told = "failed" if final.record.get("code") == MODEL_FAILED else "succeeded" if status == "succeeded" else None
-    if told and not any(_ended_so(run, told, attempt) for run in runs.values() if not writers or run.run in writers):
-        yield f"it {told}, and no run of its last attempt did"
+    outcome = "failed" if final.record.get("code") == MODEL_FAILED else "succeeded" if status == "succeeded" else None
+    if outcome and not any(
+        _ended_so(run, outcome, attempt) for run in runs.values() if not writers or run.run in writers
+    ):
+        yield f"it {outcome}, but no run of its last attempt did"
 
 
 def _ended_so(run: Run, outcome: str, attempt: Attempt) -> bool:
@@ -129,12 +133,12 @@ def _ended_so(run: Run, outcome: str, attempt: Attempt) -> bool:
 
 
 def _stranger(writer: str, runs: dict[str, Run], attempt: Attempt) -> str | None:
-    """Why this run may not have written in this attempt; None when it may."""
+    """Return why this run must not write in this attempt, or None if it may."""
     run = runs.get(writer)
     if run is None:
-        return f"an output of the run {writer or 'of nobody'}, which no model server had of it"
+        return f"an output of the run {writer or '(none)'}, which no model server had"
     if run.began < attempt.opened:
-        return f"an output of the run {writer}, whose claim was taken away before"
+        return f"an output of the run {writer}, whose claim had been taken back"
     return None
 
 
@@ -148,7 +152,7 @@ def _attempts(events: list[Event]) -> list[Attempt]:
 
 
 def _writer(item: str) -> str:
-    """The run that made one item of output; '' where it names none."""
+    """Return the run that made one item of output, or '' if the item names none."""
     made = msgspec.json.decode(item)
     return str(made.get("run", "")) if isinstance(made, dict) else ""
 
@@ -159,11 +163,8 @@ def _writers(output: str) -> list[str]:
     return sorted({str(item.get("run", "")) if isinstance(item, dict) else "" for item in items})
 
 
-# I5, I9, I15: how often and how many at once, by what the model servers wrote down. Pure.
-
-
 def attempts_are_bounded(evidence: Evidence) -> list[Breach]:
-    """I5. What was given back unspent may run again on top."""
+    """I5: a prediction ran at most as often as its attempts. An attempt that was given back unused does not count."""
     rules = evidence.rules
     breaches = []
     for prediction_id, runs in evidence.runs.items():
@@ -171,19 +172,19 @@ def attempts_are_bounded(evidence: Evidence) -> list[Breach]:
         events = final.events if final else []
         most = rules.attempts * len(lives(events)) + sum(kind == "released" for kind, _, _ in events)
         if len(runs) > most:
-            breaches.append(Breach("I5", prediction_id, f"it ran {len(runs)} times, and {most} are allowed"))
-        # a run whose claim was lost may go on until its director has noticed
+            breaches.append(Breach("I5", prediction_id, f"it ran {len(runs)} times, but {most} are allowed"))
+        # a run whose claim was lost may go on until its director notices
         allowed_ms = (rules.lease_s + rules.grace_s) * 1000
         for earlier, later in pairwise(sorted(runs, key=lambda run: run.began)):
             both_ms = min(earlier.ended, later.ended) - later.began
             if both_ms > allowed_ms:
-                what = f"the runs {earlier.run} and {later.run} went on beside each other for {both_ms} ms"
+                what = f"the runs {earlier.run} and {later.run} overlapped for {both_ms} ms"
                 breaches.append(Breach("I5", prediction_id, what))
     return breaches
 
 
 def slots_are_kept(evidence: Evidence) -> list[Breach]:
-    """I9. One breach for each server, where it was at its worst."""
+    """I9: no model server ran more than its slots. Report one breach for each server, at its worst moment."""
     by_server: dict[str, list[Run]] = defaultdict(list)
     for run in evidence.every_run():
         by_server[run.server].append(run)
@@ -197,7 +198,7 @@ def slots_are_kept(evidence: Evidence) -> list[Breach]:
 
 
 def _peak(runs: list[Run]) -> tuple[int, int]:
-    """Most runs at once, and when. In one millisecond ends come before beginnings."""
+    """Return the most runs at once, and when. In one millisecond ends come before beginnings."""
     steps = sorted([(run.began, 1) for run in runs] + [(run.ended, -1) for run in runs])
     running = most = when = 0
     for at, step in steps:
@@ -208,27 +209,22 @@ def _peak(runs: list[Run]) -> tuple[int, int]:
 
 
 def runs_per_prediction(evidence: Evidence) -> dict[int, int]:
-    """I15, which is told and not judged: number of runs → predictions that had so many."""
+    """I15, a figure that is reported and not judged: number of runs → predictions with that number."""
     counts = Counter(len(evidence.runs.get(each, [])) for each in evidence.finals.keys() | evidence.runs.keys())
     return dict(sorted(counts.items()))
 
 
-# I11: who came first is handed out first, by the order of the server's own log. Pure.
-#
-# Judged are first claims: a retry goes to the head again, and so overtakes on purpose. A tenant's line may lie on
-# several streams, between which nothing is promised; a lane that had only one stream keeps the order exactly.
-
-IN_ORDER: Final = 0.999  # of all first claims
-
-
 class Line(Struct, frozen=True, kw_only=True):
-    """First claims of one tenant out of one stream, in the order of claims. `is_exact`: its lane has no other."""
+    """First claims of one tenant out of one stream, in the order of claims.
+
+    `is_exact` says that the lane has no other stream.
+    """
 
     claims: list[tuple[Arrived, Claimed]]
     is_exact: bool
 
     def overtaken(self) -> list[tuple[Arrived, Claimed]]:
-        """Those that one which came later was claimed before."""
+        """Return the claims that came after the claim of a later arrival."""
         found, last = [], -1
         for arrived, claimed in self.claims:
             if arrived.number < last:
@@ -238,7 +234,12 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 def first_come_first_claimed(evidence: Evidence) -> list[Breach]:
-    """I11."""
+    """I11: predictions are claimed in the order of their arrival.
+
+    Only first claims are judged, by the order of the server's own log: a retry goes to the head of its line, and so
+    overtakes on purpose. A tenant's line may lie on several streams, and no order is promised between them. A lane with
+    only one stream must keep the order exactly.
+    """
     found = every_line(evidence)
     overtaken = [(line, pair) for line in found for pair in line.overtaken()]
     share = 1 - len(overtaken) / max(1, sum(len(line.claims) for line in found))
@@ -246,7 +247,7 @@ def first_come_first_claimed(evidence: Evidence) -> list[Breach]:
         Breach(
             "I11",
             arrived.id,
-            f"{arrived.tenant} had a later one claimed before it: {arrived.queue} {arrived.lane} {claimed.stream}",
+            f"a later one of {arrived.tenant} was claimed before it: {arrived.queue} {arrived.lane} {claimed.stream}",
         )
         for line, (arrived, claimed) in overtaken
         if line.is_exact or share < IN_ORDER
@@ -254,7 +255,6 @@ def first_come_first_claimed(evidence: Evidence) -> list[Breach]:
 
 
 def every_line(evidence: Evidence) -> list[Line]:
-    """Every line of the run."""
     found: dict[tuple[str, str, str, int], list[tuple[Arrived, Claimed]]] = defaultdict(list)
     streams: dict[tuple[str, str], set[int]] = defaultdict(set)
     firsts = sorted((claims[0] for claims in evidence.claims.values()), key=lambda claimed: claimed.number)

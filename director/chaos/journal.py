@@ -1,25 +1,26 @@
-"""What the parties of a run write down, one JSON line at a time: the only evidence that the checker has.
+"""The lines that the parties of a run write down. The checker has no other evidence.
 
-Each party writes a file of its own (`client.jsonl`, `cog-0.jsonl`, `sink.jsonl`, `nemesis.jsonl`, `server.jsonl`,
-`queue.jsonl`) and flushes every line, so that a killed process leaves all but its last thought. Times are milliseconds
-of the one clock of this machine. The server tells times of its own clock, which may be stepped: gather.py translates
-them. Nothing here is written by the code under test.
+Each party writes its own file (`client.jsonl`, `cog-0.jsonl`, `sink.jsonl`, `nemesis.jsonl`, `server.jsonl`,
+`queue.jsonl`), one JSON line at a time. It flushes every line, so a killed process loses at most its last line.
+Times are milliseconds of this machine's clock. Lines of the server have times of the server's own clock, which may be
+stepped: evidence.py translates them. The code under test writes nothing here.
 
-What the checker counts on:
+The checker relies on this:
 
-- client: the tries of one key follow each other, each after the answer to the one before. Another body under a key that
-  was used is another `plan`.
-- a model server: `CogStarted` is down before the run shows anything, `CogEnded` before its answer leaves. Every item of
-  an output is `{"run": <run>, "i": <n>}`, so that a write shows which run it comes from. A run that takes its server
-  with it says `crashed` first.
-- a reader of event streams: `Followed` once, before its first visit; then what it heard, in order. These are lines of
-  the client, and once all is at rest of `readers.jsonl`: then it comes back for what it lacks.
-- nemesis: a process is named by its part and number (`director-0`, `cog-0`, `api-0`), a link by its two ends
+- client: the requests of one key follow each other, each after the answer to the one before. A different body under a
+  used key is another `plan`.
+- a model server: it writes `CogStarted` before the run shows anything, and `CogEnded` before its answer leaves. Every
+  item of an output is `{"run": <run>, "i": <n>}`, so that a write shows which run it comes from. A run that crashes
+  its server writes `crashed` first.
+- a reader of event streams: it writes `Followed` once, before its first visit, then each event in order. These lines
+  are in the client's file. Once all is at rest, readers come back for the events that they lack: those lines are in
+  `readers.jsonl`.
+- nemesis: it names a process by its part and number (`director-0`, `cog-0`, `api-0`), and a link by its two ends
   (`director-0:redis`, `all:redis`). Director and model server of one number belong together. Kinds that end a process
-  begin with `kill` or `crash`, those that freeze it with `stop`; `partition` cuts a link. A fault ends when what it hit
-  works again: after a kill, when the next process is ready. `pid` is the process that was hit. A `clock_step` of the
-  server's clock has its seconds as detail, and is written down before it is done.
-- the server: its own log of changes, read once all is at rest (server_log.py). `number` is a line's place in it.
+  begin with `kill` or `crash`, kinds that freeze one with `stop`; `partition` cuts a link. A fault ends when its
+  target works again: after a kill, when the next process is ready. `pid` is the process that was hit. A `clock_step`
+  of the server's clock has its seconds as detail, and is written down before the clock is stepped.
+- the server: its append-only file, read once all is at rest (rest.py). `number` is the place of a command in it.
 """
 
 import time
@@ -32,9 +33,10 @@ from msgspec import Struct
 
 
 class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
-    """client: a request is about to leave. `key`: its idempotency key; the same for every try of one submit.
+    """client: a request is about to leave.
 
-    `plan`: what the caller wants of it (see load.py). `start_by_s`, `cancel_after_s`: what it asked for, if anything.
+    `key` is its idempotency key, the same for every try of one submit. `plan` is the caller's intent (see load.py).
+    `start_by_s` and `cancel_after_s` are the limits that it asked for, or 0.
     """
 
     at: int
@@ -49,7 +51,10 @@ class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
 
 
 class Answered(Struct, frozen=True, kw_only=True, tag="answered"):
-    """client: the answer to it. `status` 0: none came. `id` where the body named one; `shown` its status."""
+    """client: the answer to a request.
+
+    `status` is 0 if no answer came. `id` and `shown` are the id and the status in the body, if it had them.
+    """
 
     at: int
     key: str
@@ -61,7 +66,7 @@ class Answered(Struct, frozen=True, kw_only=True, tag="answered"):
 
 
 class Followed(Struct, frozen=True, kw_only=True, tag="followed"):
-    """a reader: it is going to follow this prediction of this tenant, to its end."""
+    """a reader: it starts to follow this prediction of this tenant, until its end."""
 
     at: int
     id: str
@@ -69,7 +74,7 @@ class Followed(Struct, frozen=True, kw_only=True, tag="followed"):
 
 
 class Heard(Struct, frozen=True, kw_only=True, tag="heard"):
-    """a reader: an event of the stream, with its id as `mark`; or a comment that matters, which has none."""
+    """a reader: an event of the stream with its id as `mark`, or the comment `retried`, which has no id."""
 
     at: int
     id: str
@@ -79,9 +84,10 @@ class Heard(Struct, frozen=True, kw_only=True, tag="heard"):
 
 
 class Visited(Struct, frozen=True, kw_only=True, tag="visited"):
-    """a reader: it came at that time, after the event of that mark. `status` 0: no answer came.
+    """a reader: it connected at that time, after the event of that mark. `status` is 0 if no answer came.
 
-    `end`: it heard `done`; the stream broke; it ended as if it were whole; or the reader left.
+    `end` says why the visit ended: `done` was received, the stream broke, it ended without `done` ("whole"), or the
+    reader left.
     """
 
     at: int
@@ -92,7 +98,7 @@ class Visited(Struct, frozen=True, kw_only=True, tag="visited"):
 
 
 class Listed(Struct, frozen=True, kw_only=True, tag="listed"):
-    """a reader: the prediction's events as (number, type), page after page, once all is at rest."""
+    """a reader: the prediction's events as (number, type), read page by page once all is at rest."""
 
     at: int
     id: str
@@ -100,7 +106,7 @@ class Listed(Struct, frozen=True, kw_only=True, tag="listed"):
 
 
 class CogStarted(Struct, frozen=True, kw_only=True, tag="cog_started"):
-    """a model server: a run began. `run` is unique for each run; `server` and `slot` say where."""
+    """a model server: a run began. `run` is unique for each run; `server` says where."""
 
     at: int
     id: str
@@ -110,9 +116,9 @@ class CogStarted(Struct, frozen=True, kw_only=True, tag="cog_started"):
 
 
 class CogEnded(Struct, frozen=True, kw_only=True, tag="cog_ended"):
-    """a model server: that run ended, as it told whoever asked. Missing after a kill.
+    """a model server: that run ended with this outcome. The line is missing after a kill.
 
-    `asked`: when it was told to stop, 0 for never.
+    `asked` is the time at which it was asked to stop, or 0.
     """
 
     at: int
@@ -123,7 +129,9 @@ class CogEnded(Struct, frozen=True, kw_only=True, tag="cog_ended"):
 
 
 class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
-    """sink: a webhook arrived. `answered`: the status that the sink gave. `signed`: its signature was good."""
+    """sink: a webhook arrived. `answered` is the status that the sink gave. `signed` says whether its signature was
+    valid.
+    """
 
     at: int
     id: str
@@ -134,7 +142,7 @@ class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
 
 
 class Fault(Struct, frozen=True, kw_only=True, tag="fault"):
-    """nemesis: a fault begins or ends. `kind` as in faults.py, `target` the name of the process or link."""
+    """nemesis: a fault begins or ends. `kind` is one of faults.py; `target` names the process or link."""
 
     at: int
     kind: str
@@ -145,13 +153,13 @@ class Fault(Struct, frozen=True, kw_only=True, tag="fault"):
 
 
 class Healed(Struct, frozen=True, kw_only=True, tag="healed"):
-    """nemesis: the load is over, every fault is mended, every process runs: from here on things must come to rest."""
+    """nemesis: the load is over, every fault is mended, every process runs. The system must come to rest now."""
 
     at: int
 
 
 class Arrived(Struct, frozen=True, kw_only=True, tag="arrived"):
-    """the server: a prediction was accepted. `at`, as the record has it."""
+    """the server: a prediction was accepted. `at` is the time in its record."""
 
     at: int
     number: int
@@ -162,9 +170,9 @@ class Arrived(Struct, frozen=True, kw_only=True, tag="arrived"):
 
 
 class Claimed(Struct, frozen=True, kw_only=True, tag="claimed"):
-    """the server: it was handed out. `at`, as the record has it.
+    """the server: a prediction was claimed. `at` is the time in its record.
 
-    `delivered`: when the server itself says that the entry was read, out of `stream`; 0 and -1 where none was.
+    `delivered` is the server's own time of reading the entry out of `stream`. They are 0 and -1 if no entry was read.
     """
 
     at: int
@@ -176,7 +184,7 @@ class Claimed(Struct, frozen=True, kw_only=True, tag="claimed"):
 
 
 class Breaker(Struct, frozen=True, kw_only=True, tag="breaker"):
-    """the server: from now on a queue hands nothing out, but for one at a time that tries; or it does again."""
+    """the server: the breaker of a queue opened, so that one claim at a time probes it, or it closed again."""
 
     at: int
     number: int
@@ -185,10 +193,10 @@ class Breaker(Struct, frozen=True, kw_only=True, tag="breaker"):
 
 
 class Final(Struct, frozen=True, kw_only=True, tag="final"):
-    """queue: a prediction as Redis has it once all is at rest: its record, its events as (kind, at, data), its output.
+    """queue: a prediction in Redis once all is at rest: its record, its events as (kind, at, data), its output.
 
-    Every prediction that the accounts' lists name, and every one that the client was told of; `record` is empty where
-    there is none. Written by rest.py.
+    There is one for every prediction in the accounts' listings, and for every id that the client received. `record` is
+    empty if Redis has none. rest.py writes these lines.
     """
 
     at: int
@@ -218,14 +226,14 @@ Line = (
 
 
 class Journal:
-    """One party's file, appended to. Several processes may append to one file: a line is one write."""
+    """One party's file, opened for appending. Several processes may append to one file, because a line is one write."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = path.open("ab", buffering=0)
 
     def write(self, line: Line) -> None:
-        """Put a line down, now."""
+        """Write a line without buffering."""
         self._file.write(msgspec.json.encode(line) + b"\n")
 
     def close(self) -> None:
@@ -233,12 +241,12 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """Every whole line of a file; a last one that was cut by a kill is left out."""
+    """Yield every whole line of a file. Drop a last line that a kill cut short."""
     decoder = msgspec.json.Decoder(Line)
     for line in path.read_bytes().split(b"\n")[:-1]:
         yield decoder.decode(line)
 
 
 def now_ms() -> int:
-    """The clock that all parties share."""
+    """Return the time of the machine's clock, which all parties share, in milliseconds."""
     return time.time_ns() // 1_000_000

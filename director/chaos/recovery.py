@@ -1,9 +1,7 @@
-"""I12, I18: how soon a prediction starts again after the death of its holder, and that no other holder loses its claim.
+"""Judge promises about time: I12 recovery, I13 late and useless work, I17 writing of ends, I18 lost claims. Pure.
 
-Pure. Judged by what nemesis and model servers wrote down. Of I12 the first retries are judged: later ones wait on
-purpose. Left out are deaths whose window holds an outage of Redis, and time in which no slot was free for it, or its
-queue's breaker was open: nobody could have started it then. For a lease after a step of the server's clock, no lease is
-believed to be over.
+The evidence is what nemesis, client and model servers recorded, and the server's log. A fault that stood in the way
+excuses a delay. Each function says which faults it leaves out.
 """
 
 import math
@@ -18,23 +16,34 @@ from director.chaos.caller import is_hindered
 from director.chaos.evidence import Breach, Event, Evidence, Run, Window, leaned_on, pid_of
 from director.chaos.faults import ALL_LINKS, NARROW
 
-# For how long nobody could have started one more prediction of a queue: all slots taken, many in line, breaker open.
-#
-# Pure: one sweep over runs, waits and faults for each queue. Deaths that were not recovered from hide nothing here:
-# what a dead holder has is no waiting prediction until it was taken back.
+LOST: Final = "director_lost "
+SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
+BACK: Final = frozenset({"created", "retried", "released", "revived"})  # events that put it into its queue
+BEFORE_MS: Final = 1_000  # a target that broke shortly before may still be on its way back
+WASTED: Final = 0.01  # of the time that model servers worked
+# Codes and statuses of an end that came too late → the field of the caller's limit
+TOO_LATE: Final = {
+    "start_by_exceeded": "start_by_s",
+    "deadline_exceeded": "cancel_after_s",
+    "aborted": "cancel_after_s",
+    "canceled": "cancel_after_s",
+}
 
 Change = tuple[int, Literal["run", "broken", "waits", "held"], str, int]
-BACK: frozenset[str] = frozenset({"created", "retried", "released", "revived"})
+"""(at, kind, server or '', step): how a count changes in the sweep of a queue."""
 
 
 class Contention(Struct, frozen=True):
-    """`full_ms[n]`: how long there was no room, in all, until `edges[n]`."""
+    """Time in which nothing could have started one more prediction of a queue.
+
+    `full_ms[n]` is the sum of this time until `edges[n]`.
+    """
 
     edges: list[int]
     full_ms: list[int]
 
     def between(self, since: int, until: int) -> int:
-        """How long there was no room in this time."""
+        """Return how much of this time it was, in ms."""
         return self._until(until) - self._until(since)
 
     def _until(self, at: int) -> int:
@@ -49,7 +58,11 @@ class Contention(Struct, frozen=True):
 
 
 def by_queue(evidence: Evidence) -> dict[str, Contention]:
-    """Of each queue."""
+    """Return the contention of each queue: all slots taken, many waiting, or the breaker open.
+
+    One sweep over runs, waits and faults finds it. An orphan that was not taken back hides nothing here: it does not
+    count as waiting until it was taken back.
+    """
     ids: dict[str, list[str]] = defaultdict(list)
     for final in evidence.finals.values():
         ids[final.record.get("queue", "")].append(final.id)
@@ -70,7 +83,7 @@ def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Contention:
         full_ms.append(total)
         before = at
         counts[what][whose] += step
-        # a slot that the next in line takes is not free for the last one
+        # a slot that goes to the first in line is not free for the last one
         is_full = counts["waits"][""] > slots or counts["held"][""] > 0
         is_full = is_full or all(counts["run"][server] >= slots or counts["broken"][server] > 0 for server in servers)
     return Contention(edges, full_ms)
@@ -91,7 +104,7 @@ def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], se
 
 
 def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
-    """When it could have been claimed: from each time that it was put into its queue until it began, or ended."""
+    """Yield when a prediction could be claimed: from each time that it entered its queue until it began or ended."""
     events, runs = evidence.finals[prediction_id].events, evidence.runs.get(prediction_id, [])
     over = [run.began for run in runs] + [at for kind, at, _ in events if kind == "completed"]
     for kind, at, _ in events:
@@ -99,12 +112,11 @@ def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
             yield at, min((end for end in over if end >= at), default=evidence.until)
 
 
-LOST: Final = "director_lost "
-SILENT: Final = 0.5  # of a lease, at least: who extends every third of one has two left, and may be late
-
-
 class Recovery(Struct, frozen=True, kw_only=True):
-    """One orphan: when its holder died, and how long until it ran again; `all_ms` with the wait for a slot."""
+    """One orphan: when its holder died, and how long until it ran again.
+
+    `all_ms` includes the time in which it could not have started; `ms` does not.
+    """
 
     id: str
     died: int
@@ -113,17 +125,21 @@ class Recovery(Struct, frozen=True, kw_only=True):
 
 
 def recovery_is_quick(evidence: Evidence) -> list[Breach]:
-    """I12."""
+    """I12: a prediction starts again soon after the death of its holder."""
     bound_ms = evidence.rules.recovery_s * 1000
     return [
-        Breach("I12", each.id, f"its holder died at {each.died}, and it started again {each.ms} ms later")
+        Breach("I12", each.id, f"its holder died at {each.died}, it started again {each.ms} ms later")
         for each in recoveries(evidence)
         if each.ms > bound_ms
     ]
 
 
 def recoveries(evidence: Evidence) -> list[Recovery]:
-    """Every orphan of a kill that started again."""
+    """Return every prediction that a kill orphaned and that started again.
+
+    Only the first retry is judged: later ones wait on purpose. A death whose window holds an outage of Redis is left
+    out. Time does not count while the queue had no free slot or an open breaker.
+    """
     kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
     contention = by_queue(evidence)
@@ -145,7 +161,10 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
 
 
 def _held_off_ms(evidence: Evidence, died: int) -> int:
-    """How long after the end of its lease a claim may be held on to: until a lease without a step has passed."""
+    """Return how long after the end of its lease a claim may be kept.
+
+    For one lease after a step of the server's clock, the product believes no lease to be over.
+    """
     lease_ms = round(evidence.rules.lease_s * 1000)
     until = died + lease_ms
     for at, _ in evidence.clock.steps:
@@ -155,9 +174,9 @@ def _held_off_ms(evidence: Evidence, died: int) -> int:
 
 
 def only_the_silent_lose(evidence: Evidence) -> list[Breach]:
-    """I18. Judged where a run shows which director held it."""
+    """I18: a claim is taken back only from a silent holder. Judged if a run shows which director held it."""
     return [
-        Breach("I18", final.id, f"taken back at {at} from {holder}, which nothing had silenced for so long")
+        Breach("I18", final.id, f"taken back at {at} from {holder}, which nothing had silenced for that long")
         for final in evidence.finals.values()
         for kind, at, data in final.events
         if kind == "retried" and data.startswith(LOST)
@@ -167,15 +186,15 @@ def only_the_silent_lose(evidence: Evidence) -> list[Breach]:
 
 
 def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
-    """The director beside the model server that ran it last before; '' where none did."""
+    """Return the director of the model server that ran it last before `at`, or '' if none did."""
     before = [run for run in evidence.runs.get(prediction_id, []) if run.began <= at]
     return leaned_on(max(before, key=lambda run: run.began).server)[1] if before else ""
 
 
 def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
-    """Had it ended, stood still or been out of reach of Redis, for so long that its lease was over?
+    """Return whether the director had ended, was frozen or had lost Redis for long enough to lose its lease.
 
-    It extends every third of a lease. Steps of the clock are no reason.
+    A director extends its lease every third of it. A step of the clock is no excuse.
     """
     rules = evidence.rules
     since, latest = at - rules.recovery_s * 1000, at - rules.lease_s * SILENT * 1000
@@ -190,12 +209,12 @@ def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
 
 
 def percentile(values: list[int], share: float) -> int | None:
-    """Nearest rank: one of the values. None of none."""
+    """Return one of the values, by nearest rank. Return None without values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
-    """When the holder that this event names was killed, or the server that its run was on."""
+    """Return when the holder that this event names was killed, or the server of its run. None if neither was."""
     _, at, data = retry
     code, _, holder = data.partition(" ")
     if code == LOST.strip():
@@ -205,25 +224,8 @@ def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
     return max((kill.begin for kill in kills if kill.pid in hit and kill.begin <= at), default=None)
 
 
-# I13: nothing is handed out after the time by which it was to start, nor ended as too late before its time, and model
-# servers do not work for the dead. Pure. A time that its caller gave it passes by the server's clock, which may step.
-#
-# Dead is what its caller was told is canceled, or what outlived the time that its caller gave it. Until somebody asks
-# the server to stop it, its time is wasted; how long a model then takes to stop is the model's own affair. What a
-# fault stood in the way of is left out.
-
-WASTED: Final = 0.01  # of the time that model servers worked
-# How a prediction ended whose time was over → the time that its caller gave it
-TOO_LATE: Final = {
-    "start_by_exceeded": "start_by_s",
-    "deadline_exceeded": "cancel_after_s",
-    "aborted": "cancel_after_s",
-    "canceled": "cancel_after_s",
-}
-
-
 class Waste(Struct, frozen=True, kw_only=True):
-    """Time of model servers: all of it, and what each dead prediction got: by itself, and under a fault."""
+    """Time of model servers: the whole, and the time that each dead prediction got, without and under a fault."""
 
     worked_ms: int
     wasted_ms: dict[str, int]
@@ -239,11 +241,14 @@ class Waste(Struct, frozen=True, kw_only=True):
 
 
 def no_work_for_the_dead(evidence: Evidence) -> list[Breach]:
-    """I13."""
+    """I13: nothing is claimed or ended on the wrong side of its limit, and model servers do little useless work.
+
+    A limit that a caller gave passes by the server's clock, which may step.
+    """
     breaches = [*_claimed_too_late(evidence), *_ended_too_early(evidence)]
     wasted = waste(evidence)
     if wasted.share > WASTED:
-        what = f"{wasted.share:.1%} of the model servers' time went to what was canceled or too late"
+        what = f"{wasted.share:.1%} of the model servers' time went to canceled or late predictions"
         breaches += [
             Breach("I13", prediction_id, f"{ms} ms: {what}")
             for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1])
@@ -257,11 +262,11 @@ def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
         if due is None:
             continue
         began = min((run.began for run in evidence.runs.get(prediction_id, [])), default=evidence.until)
-        # what has begun in time may be begun again after it
+        # a prediction that began in time may begin again later
         for claimed in claims:
             late_ms = evidence.clock.server(claimed.at) - due
             if late_ms > 0 and began >= claimed.at:
-                yield Breach("I13", prediction_id, f"claimed {late_ms} ms after it was to have started")
+                yield Breach("I13", prediction_id, f"claimed {late_ms} ms after the time by which it was to start")
 
 
 def _ended_too_early(evidence: Evidence) -> Iterator[Breach]:
@@ -281,7 +286,12 @@ def _how_it_ended(record: Mapping[str, str]) -> str:
 
 
 def waste(evidence: Evidence) -> Waste:
-    """How the model servers' time was spent."""
+    """Return how the model servers' time was spent.
+
+    A prediction is dead once its caller got a 2xx for a cancel, or once its deadline has passed. Its time is wasted
+    until the model server is asked to stop it. The time that a model then takes to stop does not count. Time that a
+    fault explains is counted apart.
+    """
     wasted, hindered = Counter[str](), Counter[str]()
     for prediction_id, died in _deaths(evidence):
         for run in evidence.runs.get(prediction_id, []):
@@ -295,7 +305,7 @@ def waste(evidence: Evidence) -> Waste:
 
 
 def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
-    """(id, since when nobody wants it any more)."""
+    """Yield (id, time from which on the prediction was dead)."""
     for prediction_id, tries in evidence.by_id.items():
         times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok and each.answer]
         due = _due(evidence, prediction_id, "cancel_after_s")
@@ -307,32 +317,30 @@ def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
 
 
 def _due(evidence: Evidence, prediction_id: str, asked: str) -> int | None:
-    """When a time that its caller gave it is over, by the server's clock. `asked`: the field of the request."""
+    """Return when a limit of the caller passes, by the server's clock, or None. `asked` is the field of the
+    request.
+    """
     arrived = evidence.arrivals.get(prediction_id)
     seconds = max((getattr(each.sent, asked, 0) for each in evidence.by_id.get(prediction_id, [])), default=0)
     return evidence.clock.server(arrived.at) + seconds * 1000 if arrived is not None and seconds else None
 
 
-# I17: how long after the end of a run that end is written, by the model server's and the Redis server's words. Pure.
-#
-# Judged are successes whose way to Redis nothing else had hit than that it became narrow. An end that is sent again
-# and again from its first byte is written only when the link is wide again.
-
-BEFORE_MS = 1_000  # what was broken just before may still be on its way back
-
-
 def ends_are_written(evidence: Evidence) -> list[Breach]:
-    """I17."""
+    """I17: the end of a run is written soon, over narrow links too.
+
+    Only successes are judged whose way to Redis was hit by nothing except a narrow link. A director that sends a large
+    end again from its first byte, over and over, would write it only after the link is wide again.
+    """
     bound_ms = evidence.rules.write_s * 1000
     return [
-        Breach("I17", prediction_id, f"its run ended at {run.ended}, and its end was written {ms} ms later")
+        Breach("I17", prediction_id, f"its run ended at {run.ended}, its end was written {ms} ms later")
         for prediction_id, run, ms in _written(evidence)
         if ms > bound_ms
     ]
 
 
 def slowest_end_ms(evidence: Evidence) -> int | None:
-    """The longest of all that are judged."""
+    """Return the longest time that I17 judges, or None."""
     return max((ms for *_, ms in _written(evidence)), default=None)
 
 

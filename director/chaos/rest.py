@@ -1,7 +1,7 @@
-"""What Redis holds once a run is over and all is at rest: the predictions, and what should not be there any more.
+"""Read what Redis holds once a run is at rest: predictions, leftovers, and the server's log of all changes.
 
-Reads only, and asks no code that it is there to judge: plain commands on the keys as core/keys/ spells them. It walks
-the whole keyspace, which no path of the product does.
+This module only reads, and calls no code under judgment: it sends plain commands on the keys that broker/keys.py
+names. It walks the whole keyspace, which no path of the product does.
 """
 
 import re
@@ -22,19 +22,29 @@ from director.core.ids import PredictionId, QueueName
 LEFTOVERS: Final = "leftovers.json"
 
 BATCH: Final = 500
-ALIVE_S: Final = 20  # a director that was heard in this time serves its queue
+ALIVE_S: Final = 20  # a director heard within this time serves its queue
 LISTING: Final = "{a:*}:listing"
 QUEUE: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
 STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s\d+$")
 OWED: Final = re.compile(r"^\{p\d+\}:owed$")
 OF_PREDICTION: Final = re.compile(r"^\{p\d+\}:(?:rec|in|out|ev):(\w{26})$")
-# the last word of a key of a queue, or the first of any other one behind its tag, by which PERMANENT names it
+# PERMANENT lists the last word of a queue's key, or the first word behind the tag of any other key.
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
 OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
+# A rewrite of the file keeps the state, and drops the commands that led to it.
+NEVER_REWRITTEN: Final = {"auto-aof-rewrite-percentage": "0"}
+FOLDER: Final = "appendonlydir"
+MANIFEST: Final = "*.manifest"
+LISTED: Final = re.compile(r"^file (\S+) seq (\d+) type i", re.MULTILINE)
+RECORD: Final = re.compile(r"^\{p\d+\}:rec:(\w{26})$")
+META: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
+STREAM_KEY: Final = re.compile(r"^\{p\d+\}:q:.+:[a-z]+:s(\d+)$")
+
+LogLine = Arrived | Breaker | Claimed
 
 
 class QueueRest(Struct, kw_only=True):
-    """What one queue still has. `lost_by`: the registries that miss it though a director serves it."""
+    """The leftovers of one queue. `lost_by` names the registries that miss it although a director serves it."""
 
     queue: str
     entries: int = 0
@@ -47,7 +57,7 @@ class QueueRest(Struct, kw_only=True):
 
 
 class Leftovers(Struct, frozen=True, kw_only=True):
-    """What is left: by queue, webhooks that are owed, and keys that nothing will ever remove."""
+    """The leftovers in Redis: by queue, webhooks that are owed, and keys that nothing will ever remove."""
 
     queues: list[QueueRest]
     owed: int
@@ -55,8 +65,8 @@ class Leftovers(Struct, frozen=True, kw_only=True):
 
 
 async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Prediction]:
-    """All that the accounts' lists name and all of `ids`, as they are now."""
-    client: Any = redis  # its types say str or bytes, and ours answers in bytes
+    """Yield every prediction in the accounts' listings and every one of `ids`, as Redis has it now."""
+    client: Any = redis  # its types say str or bytes, but ours answers in bytes
     wanted = set(ids)
     async for name in client.scan_iter(LISTING, count=BATCH):
         wanted |= {member.decode() for member in await client.zrange(name, 0, -1)}
@@ -80,9 +90,9 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
 
 
 async def leftovers(redis: Redis) -> Leftovers:
-    """Everything on the server that is not empty, or has no lifetime and no reason for it."""
+    """Return all leftovers: parts of queues that are not empty, and keys without a lifetime or a reason to stay."""
     client: Any = redis
-    lifetimes = {name: ttl async for name, ttl in _lifetimes(client)}  # a key may be seen twice
+    lifetimes = {name: ttl async for name, ttl in _lifetimes(client)}  # a key may come twice
     queues = {match[1]: QueueRest(queue=match[1]) for name in lifetimes if (match := QUEUE.match(name))}
     dead: set[str] = set()
     owed = 0
@@ -106,7 +116,7 @@ async def leftovers(redis: Redis) -> Leftovers:
 
 
 async def _lost_by(client: Any, queue: QueueName) -> list[str]:
-    """Which registries miss a queue with a director that was heard lately."""
+    """Return the registries that miss a queue although one of its directors was heard recently."""
     seconds, _ = await client.time()
     if not await client.zcount(keys.directors(queue), (seconds - ALIVE_S) * 1000, "+inf"):
         return []
@@ -120,7 +130,7 @@ async def _lost_by(client: Any, queue: QueueName) -> list[str]:
 
 
 async def _lifetimes(client: Any) -> AsyncIterator[tuple[str, int]]:
-    """Every key and its PTTL."""
+    """Yield every key with its PTTL. A key may come twice."""
     cursor = 0
     while True:
         cursor, names = await client.scan(cursor, count=BATCH)
@@ -134,7 +144,7 @@ async def _lifetimes(client: Any) -> AsyncIterator[tuple[str, int]]:
 
 
 def _may_stay(name: str, dead: set[str]) -> bool:
-    """Dead letters wait for a person, and so does what belongs to them."""
+    """Return whether a key may stay: permanent keys may, and dead letters with their data until a person acts."""
     if match := OF_PREDICTION.match(name):
         return match[1] in dead
     match = OF_QUEUE.match(name) or OUTSIDE.match(name)
@@ -147,36 +157,22 @@ def _event(entry: bytes) -> tuple[str, int, str]:
 
 
 def _short(output: bytes) -> bytes:
-    """An output without what only makes it large."""
+    """Return an output without its fill."""
     return output.replace(FILL.encode(), b"")
 
 
-# What the server itself wrote down: its append-only file has every change in the one order in which they were made.
-#
-# The file says what scripts did, not what they were asked to do: an entry that was read appears as an `XCLAIM` with
-# the server's own time. Reads the file of a server that is at rest, or of one that goes on; never asks the server
-# anything.
-
-# a rewrite keeps what is, and forgets how it came about
-NEVER_REWRITTEN: Final = {"auto-aof-rewrite-percentage": "0"}
-FOLDER: Final = "appendonlydir"
-MANIFEST: Final = "*.manifest"
-LISTED: Final = re.compile(r"^file (\S+) seq (\d+) type i", re.MULTILINE)
-RECORD: Final = re.compile(r"^\{p\d+\}:rec:(\w{26})$")
-META: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
-STREAM_KEY: Final = re.compile(r"^\{p\d+\}:q:.+:[a-z]+:s(\d+)$")
-
-
-Told = Arrived | Breaker | Claimed
-
-
 def size(data: Path) -> int:
-    """How long the log of the server with this data folder is by now: where reading may begin later."""
+    """Return the length of the log of the server with this data folder, so that reading may begin there later."""
     return sum(path.stat().st_size for path in _files(data))
 
 
-def server_log(data: Path, *, start: int = 0) -> Iterator[Told]:
-    """Who was accepted, who was handed out and what a breaker held, from this place on, in the order of the changes."""
+def server_log(data: Path, *, start: int = 0) -> Iterator[LogLine]:
+    """Yield arrivals, claims and changes of breakers from this place of the server's append-only file on, in order.
+
+    The file has every change in the order in which the server made it. It says what scripts did, not what they were
+    asked to do: the read of an entry appears as an `XCLAIM` with the server's own time. The server may be at rest or
+    running; it is never asked anything.
+    """
     reader = Reader()
     for number, command in enumerate(chain.from_iterable(_parts(data, start))):
         if (line := reader.line(number, command)) is not None:
@@ -192,17 +188,17 @@ def _parts(data: Path, start: int) -> Iterator[Iterator[list[bytes]]]:
 
 
 def _files(data: Path) -> list[Path]:
-    """The parts that are made of commands, oldest first."""
+    """Return the parts of the file that consist of commands, oldest first."""
     [manifest] = (data / FOLDER).glob(MANIFEST)
     listed = sorted((int(number), name) for name, number in LISTED.findall(manifest.read_text()))
     return [data / FOLDER / name for _, name in listed]
 
 
 def _commands(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Each whole command. A kill may have cut the last one: the server then forgets it too."""
+    """Yield each whole command. A kill may have cut the last one: the server then drops it too."""
     while head := file.readline():
         if not head.startswith(b"*"):
-            continue  # a remark, such as the time
+            continue  # an annotation, such as the time
         command = []
         for _ in range(int(head[1:])):
             length = file.readline()
@@ -213,7 +209,7 @@ def _commands(file: BinaryIO) -> Iterator[list[bytes]]:
 
 
 class Reader:
-    """What the commands so far say of entries: whose each is, and where the last one of each prediction was read."""
+    """The state behind the lines: the prediction of each entry, and the last read of each prediction."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[bytes, bytes], tuple[str, int]] = {}
@@ -221,8 +217,8 @@ class Reader:
         self._open: set[str] = set()
         self._now = 0
 
-    def line(self, number: int, command: list[bytes]) -> Told | None:
-        """What this command tells of an arrival, a claim or a breaker, if it does."""
+    def line(self, number: int, command: list[bytes]) -> LogLine | None:
+        """Return the arrival, claim or change of a breaker that this command means, if any."""
         match command:
             case [b"XADD", stream, mid, *fields] if found := STREAM_KEY.match(stream.decode()):
                 self._entries[stream, mid] = _pairs(fields)["id"], int(found[1])
@@ -239,14 +235,16 @@ class Reader:
         return None
 
     def _meta(self, number: int, queue: str, fields: dict[str, str]) -> Breaker | None:
-        """A change tells no time of its own: it is that of the last entry that was read."""
+        """Return a change of the breaker. The command has no time of its own: the time of the last read stands
+        for it.
+        """
         is_open = bool(fields.get("breaker"))
         if "breaker" not in fields or is_open is (queue in self._open):
             return None
         self._open ^= {queue}
         return Breaker(at=self._now, number=number, queue=queue, is_open=is_open)
 
-    def _record(self, number: int, prediction_id: str, fields: dict[str, str]) -> Told | None:
+    def _record(self, number: int, prediction_id: str, fields: dict[str, str]) -> LogLine | None:
         if "created" in fields:
             return Arrived(
                 at=int(fields["created"]),

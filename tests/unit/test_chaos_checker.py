@@ -569,7 +569,7 @@ KEPT: dict[str, list[Line]] = {
 
 BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I1", "no record of it", [*without(good("z", "k-z"), Final), *good()]),
-    ("I1", "processing for ever", altered("a", "processing", ("created", 1, ""), ("started", 20, ""))),
+    ("I1", "still processing", altered("a", "processing", ("created", 1, ""), ("started", 20, ""))),
     ("I2", "its ends are", altered("a", "succeeded", ("created", 1, ""), ("output", 30, item("r-a")))),
     (
         "I2",
@@ -583,7 +583,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I3", "copies of one webhook", [*good(), told("a", "succeeded", at=200, name="msg_other")]),
     ("I3", "wrong signature", [*good(), told("a", "succeeded", at=200, signed=False)]),
     ("I3", "the last webhook says failed", [*good(), told("a", "failed", at=200)]),
-    ("I3", "told processing after the end", [*good(), told("a", "processing", at=200)]),
+    ("I3", "webhook processing after the end", [*good(), told("a", "processing", at=200)]),
     ("I4", "after its end", altered("a", "succeeded", *ended_well("a", "r-a"), ("output", 110, item("r-a")))),
     ("I4", "no model server had", altered("a", "succeeded", *ENDED_BY_A_STRANGER)),
     (
@@ -596,9 +596,9 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         "no run of its last attempt did",
         [*without(good(), CogEnded), CogEnded(at=T + 90, id="a", run="r-a", outcome="canceled")],
     ),
-    ("I5", "it ran 4 times, and 3 are allowed", runs((10, 20), (50, 60), (100, 110), (150, 160))),
-    ("I5", "beside each other for 21000 ms", runs((10, 37_000), (16_000, 37_100))),
-    ("I6", "shown canceled, and now it is succeeded", canceled(status="succeeded")),
+    ("I5", "it ran 4 times, but 3 are allowed", runs((10, 20), (50, 60), (100, 110), (150, 160))),
+    ("I5", "overlapped for 21000 ms", runs((10, 37_000), (16_000, 37_100))),
+    ("I6", "shown canceled, but now it is succeeded", canceled(status="succeeded")),
     ("I6", "ended 3795 ms after the cancel", canceled(shown="processing", ended=4_000)),
     (
         "I6",
@@ -607,20 +607,20 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ),
     ("I8", "one key made", [*good(), *good("b", "k-a")]),
     ("I8", "one prediction for the keys", [*good(), *create("k-z", "a")]),
-    ("I8", "was refused as another one", [*good(), *create("k-a", "", at=50, status=422)]),
+    ("I8", "was refused as a different one", [*good(), *create("k-a", "", at=50, status=422)]),
     ("I8", "answered 201", [*good(), *create("k-a", "a", at=50, plan="other body")]),
     ("I8", "a second prediction", [*good(), final("h", "canceled", ("created", 1, ""), ("completed", 30, "canceled"))]),
     ("I9", "3 runs at once", beside(3)),
-    ("I10", "where done {} is due", misheard(ONE, ONE, DONE)),
+    ("I10", "but done {} is due", misheard(ONE, ONE, DONE)),
     ("I10", "heard done {} as number 1", misheard(DONE)),
     ("I10", "heard 1 events of 2", misheard(ONE)),
     ("I10", "heard 3 events of 2", misheard(ONE, DONE, DONE)),
     ("I10", "heard event 3 under the id 2:1:0", misheard(("output", "2:1:0", item("r-a")), DONE)),
     ("I10", "heard the id 3:1:0 after 3:1:0", misheard(ONE, ("done", "3:1:0", "{}"))),
-    ("I10", "where retried  is due", misread(FIRST, SECOND, LAST)),
+    ("I10", "but retried  is due", misread(FIRST, SECOND, LAST)),
     (
         "I10",
-        "and its output is",
+        "but its output is",
         followed(
             altered("a", "succeeded", *ended_well("a", "r-a"), output="[]"),
             visited("a"),
@@ -634,13 +634,13 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         followed(good(), visited("a"), heard("a", ONE, DONE), *NUMBERED[:1]),
     ),
     ("I10", "its events are listed as", followed(good(), visited("a"), heard("a", ONE, DONE), *NUMBERED[1:])),
-    ("I10", "nobody was given the list", followed(good(), visited("a"), heard("a", ONE, DONE))),
+    ("I10", "no reader received the list", followed(good(), visited("a"), heard("a", ONE, DONE))),
     ("I10", "a reader was answered 404", followed(good(), visited("a", status=404), heard("a", ONE, DONE), *LISTED)),
-    ("I10", "as if it were whole", followed(good(), visited("a", end="whole"), heard("a", ONE, DONE), *LISTED)),
-    ("I11", "a had a later one claimed before it: q normal 0", in_turn(("z", 0), ("y", 0), ("x", 0))),
-    ("I11", "a had a later one claimed before it: q normal 1", in_turn(("x", 0), ("z", 1), ("y", 1))),
+    ("I10", "without a done event", followed(good(), visited("a", end="whole"), heard("a", ONE, DONE), *LISTED)),
+    ("I11", "a later one of a was claimed before it: q normal 0", in_turn(("z", 0), ("y", 0), ("x", 0))),
+    ("I11", "a later one of a was claimed before it: q normal 1", in_turn(("x", 0), ("z", 1), ("y", 1))),
     ("I12", "it started again 24950 ms later", lived_through_a_death(again=25_000)),
-    ("I13", "claimed 5 ms after it was to have started", start_by(claims=1_005, began=1_100)),
+    ("I13", "claimed 5 ms after the time by which it was to start", start_by(claims=1_005, began=1_100)),
     ("I13", "ended as too late, 400 ms before its time", hurried(ended=600)),
     ("I18", "which nothing had silenced", taken_from_the_living()),
     ("I18", "which nothing had silenced", stepped(taken_from_the_living(), at=100, seconds=60)),
@@ -651,7 +651,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ),
     (
         "I18",
-        "which nothing had silenced for so long",
+        "which nothing had silenced for that long",
         [*taken_from_the_living(), *fault("partition", "director-0:redis", 15_000, 19_000)],
     ),
     ("I13", "77.9% of the model servers' time", too_long(ended=9_000)),
@@ -670,8 +670,8 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
 ]
 UNSEEN: dict[str, list[Line]] = {
     "the server's log has no claim of it": [*without(good(), Claimed), *good("b", "k-b")],
-    "and the server says at": [*good(), claimed("a", 9, delivered=1_010)],
-    "tenants came in a rush, and saturated nothing": one_of_many("a", "t", "rush", 0, 10),
+    "the server says": [*good(), claimed("a", 9, delivered=1_010)],
+    "the rush of tenants saturated no queue": one_of_many("a", "t", "rush", 0, 10),
 }
 
 STALE: dict[str, Events] = {
@@ -761,7 +761,7 @@ def test_what_is_left_in_redis_is_reported(judged: Callable[..., Report], what: 
 def test_a_served_queue_that_a_registry_misses_is_reported(judged: Callable[..., Report]) -> None:
     report = judged(good(), Leftovers(queues=[QueueRest(queue="q", lost_by=["the queues"])], owed=0, endless=[]))
     assert broken(report) == {"I16"}
-    assert report.breaches["I16"][0].what == "it is served, and missing in the queues"
+    assert report.breaches["I16"][0].what == "a director serves it, but it is missing in the queues"
 
 
 def test_every_invariant_is_shown_to_bite() -> None:
@@ -785,11 +785,11 @@ def test_counts_are_of_predictions_and_a_breach_tells_the_whole_story(judged: Ca
     assert [line.partition(" ")[2] for line in breach.evidence] == [
         "client: sends create, key k-z, plan 'plain'",
         "server: accepted for t, q normal",
-        "client: hears 201 starting",
+        "client: receives 201 starting",
         f"server: claimed from stream 0 by {HOLDER}",
         "cog-0: run r-z begins in process 90",
         "cog-0: run r-z ends, succeeded",
-        "sink: hears succeeded as msg_z_completed, answers 200",
+        "sink: receives succeeded as msg_z_completed, answers 200",
     ]
 
 
@@ -805,7 +805,7 @@ def test_the_verdict_for_people_names_every_promise(judged: Callable[..., Report
         assert f"  {name} " in shown
         assert sentence in shown
     assert "1 breach\n" in shown
-    assert "missing: it succeeded, and no webhook that says so arrived" in shown
+    assert "missing: it succeeded, but no webhook that says so arrived" in shown
     assert shown.endswith("BROKEN PROMISES  (seed 7)")
 
 
