@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from director.chaos.evidence import Breach, Evidence, Try, leaned_on, pid_of
+from director.chaos.evidence import Breach, Evidence, Try, depends_on, pid_of
 from director.chaos.faults import NARROW
 from director.chaos.history import RESTARTS, lives
 from director.chaos.journal import Delivered, Heard, Visited
@@ -33,14 +33,16 @@ def webhooks_tell_the_end(evidence: Evidence) -> list[Breach]:
     breaches = []
     for prediction_id, tries in evidence.accepted().items():
         if any(each.sent.webhook for each in tries) and evidence.is_terminal(prediction_id):
-            told = evidence.told.get(prediction_id, [])
-            breaches += [Breach("I3", prediction_id, what) for what in _told_wrong(evidence, prediction_id, told)]
+            webhooks = evidence.webhooks.get(prediction_id, [])
+            breaches += [
+                Breach("I3", prediction_id, what) for what in _wrong_webhooks(evidence, prediction_id, webhooks)
+            ]
     return breaches
 
 
-def _told_wrong(evidence: Evidence, prediction_id: str, told: list[Delivered]) -> Iterator[str]:
-    status = evidence.status(prediction_id)
-    ends = [each for each in told if each.status in TERMINAL]
+def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
+    status, webhooks = evidence.status(prediction_id), evidence.webhooks.get(prediction_id, [])
+    ends = [each for each in webhooks if each.status in TERMINAL]
     if not any(200 <= each.answered < 300 or each.answered == GONE for each in ends):
         yield f"missing: it {status}, but no webhook that says so arrived"
         return
@@ -48,18 +50,17 @@ def _told_wrong(evidence: Evidence, prediction_id: str, told: list[Delivered]) -
     names = sorted({each.webhook_id for each in ends})
     if len(names) > 1 + revivals:
         yield f"copies of one webhook came as {', '.join(names)}"
-    if not all(each.signed for each in told):
+    if not all(each.signed for each in webhooks):
         yield "a webhook has a wrong signature"
     if ends[-1].status != status:
         yield f"the last webhook says {ends[-1].status}, the record says {status}"
-    late = [each for each in told if each.at > ends[0].at and each.status not in TERMINAL]
+    late = [each for each in webhooks if each.at > ends[0].at and each.status not in TERMINAL]
     if not revivals:
         yield from (f"webhook {each.status} after the end" for each in late if not _was_on_its_way(evidence, each))
 
 
 def _was_on_its_way(evidence: Evidence, late: Delivered) -> bool:
-    """Return whether the webhook may have left before the end, from a director that was frozen or cut off while
-    sending.
+    """Return whether a frozen or cut off director may have sent the webhook before the end.
 
     No fence reaches a request that has left the director.
     """
@@ -102,7 +103,7 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
 
     A target that broke before needs that time to come back.
     """
-    needed = {name for run in evidence.runs.get(prediction_id, []) for name in leaned_on(run.server)}
+    needed = {name for run in evidence.runs.get(prediction_id, []) for name in depends_on(run.server)}
     final = evidence.finals.get(prediction_id)
     holder = pid_of(final.record.get("holder", "")) if final else 0
     since = asked - evidence.rules.recovery_s * 1000
@@ -150,10 +151,8 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
             yield f"a different body under the same key was answered {each.status}"
 
 
-class Told(NamedTuple):
-    """An event that a reader should receive. `number` is its place in the log, or 0 if only the end of the stream has
-    it.
-    """
+class Expected(NamedTuple):
+    """An event that a reader should receive. `number` is its place in the log, 0 if the log lacks it."""
 
     event: str
     data: str = ""
@@ -202,53 +201,53 @@ def _turned_away(visits: Sequence[Visited]) -> Iterator[str]:
 def _misheard(heard: Sequence[Heard], final: Prediction) -> Iterator[str]:
     if len(lives(final.events)) > 1:
         return  # an operator revived it, and the numbers began again
-    told = _collapsed(heard)
-    wanted = list(_wanted(final))
-    for place, (one, other) in enumerate(zip(told, wanted, strict=False)):
+    received = _collapsed(heard)
+    expected = list(_expected(final))
+    for place, (one, other) in enumerate(zip(received, expected, strict=False)):
         if (one.event, one.data) != (other.event, other.data):
             yield f"heard {one.event} {one.data} as number {place + 1}, but {other.event} {other.data} is due"
             return
         if other.number and _place(one.mark)[0] != other.number:
             yield f"heard event {other.number} under the id {one.mark}"
-    if len(told) != len(wanted):
-        yield f"heard {len(told)} events of {len(wanted)}"
-    for before, after in pairwise(one.mark for one in told if one.mark):
+    if len(received) != len(expected):
+        yield f"heard {len(received)} events of {len(expected)}"
+    for before, after in pairwise(one.mark for one in received if one.mark):
         if _place(after) <= _place(before):
             yield f"heard the id {after} after {before}"
-    if final.record["status"] == "succeeded" and (shown := _last_attempt(told)) != _items(final.output):
+    if final.record["status"] == "succeeded" and (shown := _last_attempt(received)) != _items(final.output):
         yield f"heard {shown}, but its output is {_items(final.output)}"
 
 
 def _collapsed(heard: Sequence[Heard]) -> list[Heard]:
     """Drop repeated `retried` comments: a comment has no id, so a reader that left after it receives it again."""
-    told: list[Heard] = []
+    received: list[Heard] = []
     for one in heard:
-        if not (told and one.event == told[-1].event == RETRIED):
-            told.append(one)
-    return told
+        if not (received and one.event == received[-1].event == RETRIED):
+            received.append(one)
+    return received
 
 
-def _wanted(final: Prediction) -> Iterator[Told]:
+def _expected(final: Prediction) -> Iterator[Expected]:
     """Yield all expected events in order: those of the log, then those that only the end adds, then `done`."""
     shown = 0
     for number, (kind, _, data) in enumerate(final.events, start=1):
         if kind in RESTARTS:
             if shown:
-                yield Told(RETRIED)
+                yield Expected(RETRIED)
             shown = 0
         elif kind == "output":
             shown += 1
-            yield Told("output", _text(data.encode()), number)
-    yield from (Told("output", item) for item in _items(final.output)[shown:])
+            yield Expected("output", _text(data.encode()), number)
+    yield from (Expected("output", item) for item in _items(final.output)[shown:])
     status = final.record["status"]
     if status == "failed":
-        yield Told("error", msgspec.json.encode({"detail": final.record.get("error", "")}).decode())
-    yield Told("done", DONE.get(status, CANCELED))
+        yield Expected("error", msgspec.json.encode({"detail": final.record.get("error", "")}).decode())
+    yield Expected("done", DONE.get(status, CANCELED))
 
 
-def _last_attempt(told: Sequence[Heard]) -> list[str]:
+def _last_attempt(received: Sequence[Heard]) -> list[str]:
     shown: list[str] = []
-    for one in told:
+    for one in received:
         if one.event == RETRIED:
             shown.clear()
         elif one.event == "output":

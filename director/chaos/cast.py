@@ -1,7 +1,7 @@
-"""Who takes part in a run: the command, the environment and the sign of readiness of each process. Starts nothing.
+"""Define the processes of a run: command, environment and sign of readiness of each. Starts nothing.
 
-Four directors with a model server each: two share a model, one is alone with its own, and one serves a model whose
-version is deleted now and then. The rest is as in production: an API, two keepers, and a receiver of webhooks.
+There are four directors with a model server each. Two serve one model, and one serves a model alone. The fourth serves
+a model whose version is deleted at times. The rest is as in production: an API, two keepers, a receiver of webhooks.
 """
 
 import itertools
@@ -22,26 +22,29 @@ SERVER: Final = "redis-0"
 API: Final = "api-0"
 SINK: Final = "sink-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
-CROWDED: Final = MODELS[0]  # where tenants want more than there is
-IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so that the order of claims is exact
+CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
+IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
 PASSING: Final = "chaos/passing"  # only the nemesis asks for it: its version is deleted while its director starts
-SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # by each director
+SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
 KEEPERS: Final = 2
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
 LOOPBACK: Final = "127.0.0.1"
-RUN_LIMIT_S: Final = 30  # a run that hangs, and whose cancel got lost with its caller, ends all the same
+RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
 DRAIN_S: Final = 5
-BREAKER_COOL_S: Final = 5  # an open breaker spares a queue the rest of the faults: soon there is to be work again
+BREAKER_COOL_S: Final = 5  # an open breaker hides a queue from the faults, so it closes again soon
 
-# Below what systems hand out to clients by themselves: a port must be free again whenever its process comes back.
-# Each is given once, and two runs at one time begin at different ones.
+# Ports below the range that systems hand out to clients: a port must be free again whenever its process
+# comes back. Each is used once. Two runs at the same time begin at different ports.
 QUIET_PORTS: Final = range(20_000, 32_000)
 PORTS_OF_A_RUN: Final = 16
 _ports: Final = (QUIET_PORTS[(os.getpid() * PORTS_OF_A_RUN + n) % len(QUIET_PORTS)] for n in itertools.count())
 
 
 class Role(Struct, frozen=True, kw_only=True):
-    """A process of the run. `env` is what it is started with next; `url` its base, `ready` the page that says 200."""
+    """A process of the run.
+
+    `env` is the environment of its next start, `url` its base URL, `ready` the page that answers 200 once it is ready.
+    """
 
     name: str
     command: Sequence[str]
@@ -50,17 +53,17 @@ class Role(Struct, frozen=True, kw_only=True):
     env: dict[str, str]
 
     def part(self, cwd: Path) -> Part:
-        """What the supervisor runs. It reads the environment anew at each start."""
+        """Return the part for the supervisor, which reads the environment again at each start."""
         return Part(name=self.name, command=self.command, env=self.env, cwd=cwd, grace_s=DRAIN_S + 5)
 
 
 def sink(journal: Path, secrets: Path) -> Role:
-    """The receiver of webhooks."""
+    """Return the receiver of webhooks."""
     return _scripted(SINK, "sink", [str(journal), str(secrets)], ready="/health")
 
 
 def cogs(folder: Path, *, slots: int) -> list[Role]:
-    """A scripted model server for each director."""
+    """Return a scripted model server for each director."""
     return [
         _scripted(name, "cog", [name, str(slots), str(folder / f"{name}.jsonl")], ready="/health-check")
         for name in (f"cog-{number}" for number in range(len(SERVED)))
@@ -68,7 +71,7 @@ def cogs(folder: Path, *, slots: int) -> list[Role]:
 
 
 def directors(redis_urls: Mapping[str, str], servers: Sequence[Role], *, slots: int, lease_s: float) -> list[Role]:
-    """The directors, each on its way to Redis and beside its server."""
+    """Return the directors, each with its own link to Redis and its own model server."""
     return [
         _ours(
             f"director-{number}",
@@ -89,7 +92,6 @@ def directors(redis_urls: Mapping[str, str], servers: Sequence[Role], *, slots: 
 
 
 def keepers(redis_urls: Mapping[str, str], *, lease_s: float) -> list[Role]:
-    """The keepers."""
     return [
         _ours(
             name,
@@ -104,29 +106,28 @@ def keepers(redis_urls: Mapping[str, str], *, lease_s: float) -> list[Role]:
 
 
 def api(redis_urls: Mapping[str, str]) -> Role:
-    """The front door."""
     return _ours(API, ["api"], ("host", "port"), redis_url=redis_urls[API])
 
 
 def _quiet_port() -> int:
-    """A free port that no client of this machine is given by chance."""
+    """Return a free port outside the range that this machine hands out to clients."""
     while True:
         with suppress(UpError):
             return claimable(LOOPBACK, next(_ports))
 
 
 def _scripted(name: str, program: str, arguments: Sequence[str], *, ready: str) -> Role:
-    """A process of this room: its port, then what else it is told."""
+    """Return a process of this package. Its first argument is its port."""
     port = _quiet_port()
     url = f"http://{LOOPBACK}:{port}"
     command = [sys.executable, "-P", "-m", f"director.chaos.{program}", str(port), *arguments]
     return Role(name=name, command=command, url=url, ready=f"{url}{ready}", env=_environment())
 
 
-def _ours(name: str, command: Sequence[str], door: tuple[str, str], **settings: object) -> Role:
-    """A process of the product. `door`: its settings for the address of its health."""
+def _ours(name: str, command: Sequence[str], listen: tuple[str, str], **settings: object) -> Role:
+    """Return a process of the product. `listen` names its settings for the host and port that it serves health on."""
     port = _quiet_port()
-    settings |= {door[0]: LOOPBACK, door[1]: port}
+    settings |= {listen[0]: LOOPBACK, listen[1]: port}
     url = f"http://{LOOPBACK}:{port}"
     return Role(
         name=name,
@@ -138,5 +139,5 @@ def _ours(name: str, command: Sequence[str], door: tuple[str, str], **settings: 
 
 
 def _environment() -> dict[str, str]:
-    # without the user's own settings: the same seed is to be the same run on every machine
+    # without the user's own settings, so that the same seed is the same run on every machine
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}

@@ -126,8 +126,8 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
     for run in evidence.runs.get(prediction_id, []):
         yield run.began, f"{run.server}: run {run.run} begins in process {run.pid}"
         yield run.ended, f"{run.server}: run {run.run} ends, {run.outcome or 'without a record'}"
-    for told in evidence.told.get(prediction_id, []):
-        yield told.at, f"sink: receives {told.status} as {told.webhook_id}, answers {told.answered}"
+    for webhook in evidence.webhooks.get(prediction_id, []):
+        yield webhook.at, f"sink: receives {webhook.status} as {webhook.webhook_id}, answers {webhook.answered}"
     for heard in evidence.heard.get(prediction_id, []):
         yield heard.at, f"reader: receives {heard.event} {heard.mark} {heard.data}".rstrip()
     for visit in evidence.visits.get(prediction_id, []):

@@ -1,7 +1,7 @@
-"""The caller of a run, a process of its own: `python -m director.chaos.client < errand.json`.
+"""Play the callers of a run, in a process of its own: `python -m director.chaos.client < errand.json`.
 
-Sends each order once it is due, whatever became of the others; tries again with the same key for as long as no answer
-says what became of it; writes down every try and every answer. Never looks into Redis.
+The client sends each order once it is due, whatever became of the others. It tries again with the same key until an
+answer says what became of the request. It records every try and every answer, and never looks into Redis.
 """
 
 import random
@@ -22,7 +22,7 @@ from director.chaos.reader import Reader
 from director.chaos.wire import Caller, Unanswered
 
 TRY_S: Final = 5.0
-WAIT_S: Final = 60.0  # for an answer that is held until the prediction has ended
+WAIT_S: Final = 60.0  # for an answer that the API holds until the prediction has ended
 GIVE_UP_S: Final = 40.0
 PAUSE_S: Final = (0.1, 0.5)
 MOST_IN_FLIGHT: Final = 256
@@ -34,7 +34,7 @@ EVENTS: Final = ("start", "output", "logs", "completed")
 
 
 class Rush(Struct, frozen=True, kw_only=True):
-    """At this time of the load, all tenants beyond the ordinary ones want so many slots of a model for so long."""
+    """At `at_s` of the load, all tenants except the ordinary ones want `slots` slots of a model for `seconds`."""
 
     at_s: float
     model: str
@@ -43,7 +43,7 @@ class Rush(Struct, frozen=True, kw_only=True):
 
 
 class Large(Struct, frozen=True, kw_only=True):
-    """From this time of the load on some predictions run whose outputs are large, and end together so much later."""
+    """At `at_s` of the load, some predictions with large outputs start. All of them end `seconds` later, at once."""
 
     at_s: float
     models: Sequence[str]
@@ -51,9 +51,10 @@ class Large(Struct, frozen=True, kw_only=True):
 
 
 class Errand(Struct, frozen=True, kw_only=True):
-    """What one client process is to do. Without `rate` it measures: as many as it can, each waited for.
+    """The input of one client process.
 
-    `tokens`: of all tenants; the first `tenants` are ordinary ones. For `quiet_s` nothing kills a model server.
+    Without `rate` it calibrates: it sends as many requests as it can, and waits for each. `tokens` has all tenants;
+    the first `tenants` of them are ordinary ones. For the first `quiet_s` no run crashes its model server.
     """
 
     url: str
@@ -71,7 +72,7 @@ class Errand(Struct, frozen=True, kw_only=True):
 
 
 class Counts(Struct, kw_only=True):
-    """How it went, for people: the checker counts for itself."""
+    """The figures for the user. The checker counts for itself."""
 
     sent: int = 0
     accepted: int = 0
@@ -80,16 +81,14 @@ class Counts(Struct, kw_only=True):
     rate: float = 0.0
 
 
-class Told(Struct, frozen=True):
-    """What is read of an answer."""
+class Named(Struct, frozen=True):
+    """The prediction that an answer names: the fields that the client reads."""
 
     id: str = ""
     status: str | int = ""
 
 
 class Client:
-    """One errand."""
-
     def __init__(self, errand: Errand, journal: Journal) -> None:
         self._errand = errand
         self._api = Caller(errand.url)
@@ -99,9 +98,10 @@ class Client:
         self.counts = Counts()
 
     async def load(self, rate: float) -> None:
-        """Open loop: orders leave at this rate, until the time is over; then only what is under way goes on.
+        """Send orders at this rate until the time is over, then wait for the requests that are under way. Open loop.
 
-        Readers go on as long: whoever has not heard the end by then comes back when all is at rest.
+        Readers stop when those requests are done. A reader that did not see the end then comes back when all is at
+        rest.
         """
         async with anyio.create_task_group() as readers:
             await self._load(rate, readers)
@@ -125,7 +125,7 @@ class Client:
         self.counts.rate = self.counts.sent / self._errand.seconds
 
     async def _rush(self, part: str, each: Rush, at: float) -> None:
-        """Everybody at once, as fast as the API takes them."""
+        """Let all tenants of a rush send at once, as fast as the API accepts."""
         errand = self._errand
         equal = range(errand.tenants, len(errand.tokens))
         wanted = rush(part, equal=equal, heavy=0, model=each.model, slots=each.slots, seconds=each.seconds)
@@ -146,7 +146,7 @@ class Client:
             await self._create(order)
 
     async def calibrate(self) -> None:
-        """Closed loop: some callers, each with one plain prediction at a time. The rate is that of their ends."""
+        """Let some callers send plain predictions one by one, and count the rate of ends. Closed loop."""
         upcoming = self._orders()
         began = anyio.current_time()
         async with anyio.create_task_group() as tasks:
@@ -166,7 +166,7 @@ class Client:
         return orders(errand.seed, tenants=errand.tenants, models=errand.models)
 
     async def _see_through(self, order: Order, readers: TaskGroup) -> None:
-        """An order and what belongs to it. Each request waits for the answer to the one before."""
+        """Send an order and its follow-up requests. Each request waits for the answer to the one before."""
         try:
             prediction_id = await self._create(order)
         finally:
@@ -199,7 +199,7 @@ class Client:
             await Reader(self._api, prediction_id, self._journal, token=token).follow()
 
     async def _create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
-        """Submit, until somebody says what became of it; the id, '' where there is none."""
+        """Submit until an answer says what became of it. Return the id, or '' without one."""
         self.counts.sent += 1
         headers = {"x-priority": order.lane, "idempotency-key": self._key(order)}
         if order.cancel_after_s is not None:
@@ -247,7 +247,7 @@ class Client:
             if 200 <= answered.status < 300:
                 self.counts.accepted += action == "create"
                 return answered.id
-            # who wants to start soon does not come again later
+            # a caller with a start-by limit does not try again later
             if 400 <= answered.status < 500 and (answered.status != 429 or order.start_by_s is not None):
                 self.counts.refused += 1
                 return ""
@@ -264,14 +264,14 @@ class Client:
             )
         except Unanswered:
             return Answered(at=now_ms(), key=key, action=action, status=0)
-        told = msgspec.json.decode(answer.body, type=Told) if 200 <= answer.status < 300 else Told()
+        named = msgspec.json.decode(answer.body, type=Named) if 200 <= answer.status < 300 else Named()
         return Answered(
             at=now_ms(),
             key=key,
             action=action,
             status=answer.status,
-            id=told.id,
-            shown=str(told.status),
+            id=named.id,
+            shown=str(named.status),
             replayed=answer.headers.get("idempotency-replayed") == "true",
         )
 
@@ -280,7 +280,6 @@ class Client:
 
 
 async def run(errand: Errand) -> Counts:
-    """Do it."""
     client = Client(errand, Journal(Path(errand.journal)))
     if errand.rate is None:
         await client.calibrate()
@@ -290,7 +289,7 @@ async def run(errand: Errand) -> Counts:
 
 
 def main() -> None:
-    """Read the errand, do it, print the counts."""
+    """Read the errand from stdin, carry it out, and print the counts."""
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
     counts = anyio.run(run, errand, backend_options={"use_uvloop": True})
     sys.stdout.buffer.write(msgspec.json.encode(counts))

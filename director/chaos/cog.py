@@ -1,8 +1,8 @@
-"""A model server that does what the input tells it: `python -m director.chaos.cog PORT NAME SLOTS JOURNAL`.
+"""Serve a model that does what its input says: `python -m director.chaos.cog PORT NAME SLOTS JOURNAL`.
 
-Speaks as much of Cog as a director depends on: health, schema, a PUT that is held until the run has ended, callbacks
-for progress, cancel, shutdown. Writes down each run before anybody can see of it, and its end before it is told.
-Knows nothing of queues: it believes no id, and refuses what it has no slot for.
+It speaks the part of Cog that a director depends on: health, schema, a PUT that is held until the run has ended,
+callbacks for progress, cancel, shutdown. It records each run before anything of it can be seen, and its end before the
+answer leaves. It knows nothing about queues: it refuses a request for which it has no slot.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ CALLBACK_S: Final = 2.0
 CRASHED: Final = 139
 FILL: Final = "x" * 1_000
 JSON_OBJECT: Final = {"type": "object"}
-ITERATOR: Final = {"type": "array", "items": JSON_OBJECT, "x-cog-array-type": "iterator"}  # so it has event streams
+# an iterator, so that predictions have event streams
+ITERATOR: Final = {"type": "array", "items": JSON_OBJECT, "x-cog-array-type": "iterator"}
 SCHEMA: Final = {
     "openapi": "3.0.2",
     "info": {"title": "Cog", "version": "0.1.0"},
@@ -38,9 +39,9 @@ Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel"]
 
 
 class Script(Struct, frozen=True):
-    """The input: how long to run, how to end, how many outputs to give on the way.
+    """The input: how long to run, how to end, and how many outputs to make on the way.
 
-    `until_ms`: runs with the same one end in one moment, by the clock of the parties. `fill`: bytes in each output.
+    Runs with the same `until_ms` end at the same moment, by the clock of the parties. `fill` is bytes in each output.
     """
 
     ms: float = 0.0
@@ -51,15 +52,13 @@ class Script(Struct, frozen=True):
 
 
 class Create(Struct, frozen=True):
-    """The body of a PUT."""
-
     input: Script
     webhook: str = ""
     webhook_events_filter: tuple[str, ...] = ()
 
 
 class Snapshot(Struct, omit_defaults=True, kw_only=True):
-    """A prediction as Cog tells it."""
+    """A prediction in the form of Cog's answers."""
 
     id: str
     status: str
@@ -68,7 +67,10 @@ class Snapshot(Struct, omit_defaults=True, kw_only=True):
 
 
 class Run(Struct, kw_only=True, eq=False):
-    """One run: what it was asked, who waits for it, what it gave so far, and when it heard that it should stop."""
+    """One run: its request, the events that stop it, its output so far.
+
+    `asked` is the time at which it learned that it should stop, or 0.
+    """
 
     id: str
     name: str
@@ -80,7 +82,7 @@ class Run(Struct, kw_only=True, eq=False):
 
 
 class Cog:
-    """The server. `journal` is the only thing that outlives it."""
+    """The model server. Only `journal` outlives it."""
 
     def __init__(self, name: str, slots: int, journal: Journal) -> None:
         self._name = name
@@ -90,7 +92,6 @@ class Cog:
         self._numbers = itertools.count(1)
 
     async def __call__(self, request: Request) -> Answer:
-        """Answer one request."""
         match request.method, *request.path.strip("/").split("/"):
             case "GET", "health-check":
                 return _json({"status": "READY", "setup": {"started_at": STARTED_AT}, "version": {"coglet": "0.23.1"}})
@@ -134,7 +135,7 @@ class Cog:
         return _json(snapshot)
 
     async def _play(self, run: Run) -> Literal["succeeded", "failed", "canceled"]:
-        """Do as the script says; cut short by a cancel, or by a client that left."""
+        """Do as the script says, until a cancel arrives or the client hangs up."""
         script = run.create.input
         if script.outcome == "hang":
             await _stopped(run, None)
@@ -162,7 +163,7 @@ class Cog:
 
 
 async def _stopped(run: Run, within_s: float | None) -> bool:
-    """Wait so long; True as soon as somebody wants the run stopped, or nobody waits for it any more."""
+    """Wait this long. Return True as soon as the run is canceled, or its client has hung up."""
     waits = [asyncio.create_task(event.wait()) for event in (run.cancel, run.gone)]
     done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -177,7 +178,7 @@ def _json(body: object, *, status: int = 200) -> Answer:
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until SIGTERM or a shutdown request."""
     port, name, slots, journal = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     asyncio.run(serve(Cog(name, int(slots), Journal(Path(journal))), int(port)))

@@ -180,7 +180,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     creates: dict[str, list[Try]]  # by idempotency key
     by_id: dict[str, list[Try]]  # creates and cancels whose answer named the prediction
     runs: dict[str, list[Run]]
-    told: dict[str, list[Delivered]]
+    webhooks: dict[str, list[Delivered]]
     followed: frozenset[str]
     visits: dict[str, list[Visited]]
     heard: dict[str, list[Heard]]
@@ -222,7 +222,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
             yield from runs
 
 
-def leaned_on(server: str) -> tuple[str, ...]:
+def depends_on(server: str) -> tuple[str, ...]:
     """Return what a run on this server depends on: the server, its director, and that director's link to Redis."""
     director = f"director-{server.rpartition('-')[2]}"
     return server, director, f"{director}:redis"
@@ -257,7 +257,7 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
         creates=creates,
         by_id=by_id,
         runs=_runs(lines, faults, until),
-        told=_by_prediction(_only(lines, Delivered)),
+        webhooks=_by_prediction(_only(lines, Delivered)),
         followed=frozenset(line.id for line in _only(lines, Followed)),
         visits=_by_prediction(_only(lines, Visited)),
         heard=_by_prediction(_only(lines, Heard)),

@@ -1,6 +1,6 @@
-"""A server whose clock can be stepped: it is started with libfaketime, which adds to its clock what a file says.
+"""Step the clock of a server that was started with libfaketime, which adds an offset from a file to its clock.
 
-The clock that only grows (CLOCK_MONOTONIC) is left alone, as a step of a real clock leaves it.
+CLOCK_MONOTONIC stays as it is, as with a step of a real clock.
 """
 
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 MISSING: Final = "libfaketime is not installed"
-# Debian and its like have a folder for each architecture; others one for all of them
+# Debian and its derivatives have a folder for each architecture, other systems one for all
 PLACES: Final = (
     "usr/lib/*/faketime/libfaketime.so.1",
     "usr/lib*/faketime/libfaketime.so.1",
@@ -17,14 +17,14 @@ PLACES: Final = (
 
 
 def find_library(wanted: str = "", *, places: Iterable[str] = PLACES) -> Path | None:
-    """Return libfaketime: `wanted`, where that names it, else the one that the system has. None where there is none."""
+    """Return libfaketime: the file `wanted` if given, else the one that the system has, or None without one."""
     if wanted:
         return Path(wanted) if Path(wanted).is_file() else None
     return next((path for place in places for path in sorted(Path("/").glob(place))), None)
 
 
 class SteppedClock:
-    """The clock of one process. `offset_s`: how far it is ahead of the machine's; `highest_s`: the most so far."""
+    """The clock of one process. `offset_s` is its lead over the machine's clock, `highest_s` the largest so far."""
 
     def __init__(self, library: Path, file: Path) -> None:
         self._library = library
@@ -34,7 +34,7 @@ class SteppedClock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the process is started with. It reads the file each time that it asks for the time."""
+        """Return the environment for the process. It reads the file at each look at the clock."""
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -43,13 +43,13 @@ class SteppedClock:
         }
 
     def step(self, seconds: int) -> None:
-        """Move it, from now on."""
+        """Move the clock by this many seconds, from now on."""
         self.offset_s += seconds
         self.highest_s = max(self.highest_s, self.offset_s)
         self._write()
 
     def _write(self) -> None:
-        # in one move: a file that is read half written would be another step
+        # replaced in one move: a file that is read half written would be another step
         draft = self._file.with_name(f"{self._file.name}.new")
         draft.write_text(f"{self.offset_s:+d}\n")
         draft.replace(self._file)

@@ -1,7 +1,7 @@
-"""Which faults a run has, when, and what they hit: a seeded schedule. Pure; nemesis.py carries it out.
+"""Plan the faults of a run: a seeded schedule of when each happens and what it hits. Pure; nemesis.py carries it out.
 
-The same seed, length, lease and cast give the same faults. No two faults hold one target at the same time, at most one
-director is frozen, and one that cuts or slows every link waits until all links are whole.
+The same seed, length, lease and cast give the same faults. No two faults hold one target at the same time. At most one
+director is frozen at a time. A fault on all links waits until all links are whole.
 """
 
 import random
@@ -14,18 +14,19 @@ from msgspec import Struct
 from director.runtime.crash import API_POINTS, DIRECTOR_POINTS
 
 TICK_MS: Final = 250
-WARM_UP_MS: Final = 1_000  # some work is under way when the first one strikes
+WARM_UP_MS: Final = 1_000  # some work is under way when the first fault strikes
 ALL_LINKS: Final = "all:redis"
 CLOCK_STEP: Final = "clock_step"
 REPLACE: Final = "replace"
 DELETE_VERSION: Final = "delete_version"
-ROLLED_OUT: Final = 0.6  # of the load: whoever is replaced last is to have work too, however late it comes to it
+# of the load, so that the process that is replaced last still has work, even if its turn comes late
+ROLLED_OUT: Final = 0.6
 LATENCY_MS: Final = (5, 50)
-ARMED_MS: Final = (5_000, 5_000)  # for its restart, and until it comes to the point where it dies
+ARMED_MS: Final = (5_000, 5_000)  # for its restart, and until it reaches the point where it dies
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """What there is to hit: names of processes and links. `spared`: directors that no drawn fault hits."""
+    """The possible targets: names of processes and links. No drawn fault hits the directors in `spared`."""
 
     directors: Sequence[str]
     cogs: Sequence[str]
@@ -39,7 +40,7 @@ class Stage(Struct, frozen=True, kw_only=True):
 
 
 class Planned(Struct, frozen=True, kw_only=True):
-    """One fault, by milliseconds from the start of the load."""
+    """One fault, at milliseconds from the start of the load."""
 
     at_ms: int
     kind: str
@@ -49,7 +50,7 @@ class Planned(Struct, frozen=True, kw_only=True):
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """How likely in one tick, whom it hits, how long it lasts at least and at most, and what else to say of it."""
+    """The chance of a fault in one tick, its targets, its shortest and longest duration, and its possible details."""
 
     per_tick: float
     targets: Callable[[Stage], Sequence[str]]
@@ -58,7 +59,7 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 def _reply_of(_: Stage, link: str) -> Sequence[str]:
-    """The word in a reply that means: it is done. Whoever asked will not hear it."""
+    """Return the word that marks a reply as "done", so that the caller loses exactly that reply."""
     return ("created",) if link.startswith("api") else ("finished",)
 
 
@@ -104,27 +105,29 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
 }
 
-# Every link to Redis carries few bytes while some ends are large: once in peace, where nothing else can delay an end
+# Every link to Redis carries few bytes while some ends are large. It happens once in peace, where nothing
+# else can delay an end.
 NARROW: Final = "narrow"
 NARROW_MS: Final = 18_000
 NARROW_AT: Final = 0.8
 NARROW_BYTES_S: Final = 4_000_000  # of each link: four outputs of 4 MB take 4 s, and their events before them as long
 NARROW_IN_PEACE: Final = Planned(at_ms=0, kind=NARROW, target=ALL_LINKS, lasts_ms=NARROW_MS, detail=str(NARROW_BYTES_S))
 
-# Once in every run, at this part of it: target, duration, detail. Resizes hit all queues: up, then down.
+# Faults that every run has once: part of the run, kind, target, duration, detail. Resizes hit all queues:
+# up, then down.
 ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
     (0.25, "resize", "queues", 0, "24"),
     (0.40, "restart_directors", "directors", 0, ""),
     (0.60, "resize", "queues", 0, "3"),
     (0.75, "memory_full", "redis-0", 2_000, ""),
-    (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: whoever starts its director again registers it again
+    (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: any start of its director registers the version again
     (NARROW_AT, NARROW, ALL_LINKS, NARROW_MS, str(NARROW_BYTES_S)),
 )
 
 
-# Where the server's clock can be stepped: seconds as detail. A step back is longer than the run, so that no time of the
-# server's comes twice. The machine that is suspended for a minute stands still for a moment. The first steps come
-# before all else, so that nothing else explains what they do.
+# Faults of a server whose clock can be stepped, with seconds as detail. A step back is longer than the
+# run, so that no time of the server comes twice. A machine that is "suspended for a minute" stops for a
+# moment. The first steps come before all other faults, so that nothing else explains their effects.
 STEPS: Final[Sequence[tuple[float, str, str, int, str]]] = (
     (0.01, CLOCK_STEP, "redis-0", 0, "+60"),
     (0.03, CLOCK_STEP, "redis-0", 0, "+60"),
@@ -137,7 +140,7 @@ LEAST_BACK_S: Final = 600
 
 
 def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list[Planned]:
-    """Every fault of a run, by time."""
+    """Return every fault of a run, in order of time."""
     length_ms = int(seconds * 1000)
     once = [
         Planned(at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail)
@@ -154,7 +157,7 @@ def _steps(seconds: float) -> Iterator[tuple[float, str, str, int, str]]:
 
 
 def rollout(release: str, *, seconds: float, stage: Stage) -> list[Planned]:
-    """Every process of the product is replaced by one of another release, in turn: each mixture works for a while."""
+    """Replace every process of the product by one of another release, in turn. Each mixture works for some time."""
     mixed = [
         name
         for row in zip_longest(stage.keepers, (*stage.directors, *stage.spared), stage.apis)
@@ -184,7 +187,7 @@ def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[
             if kind == "latency":
                 detail = str(dice.randint(*LATENCY_MS))
             for name in _held(kind, target, stage):
-                # what was killed comes back a little later, and is worth hitting again only then
+                # a killed process comes back a little later, and is worth another fault only then
                 free_at[name] = at_ms + max(lasts_ms, 4 * TICK_MS)
             yield Planned(
                 at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail
@@ -196,7 +199,7 @@ def _is_free(kind: str, target: str, at_ms: int, free_at: Mapping[str, int], sta
 
 
 def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
-    """What a fault keeps others from."""
+    """Return the names that a fault keeps other faults from."""
     if target == ALL_LINKS:
         return stage.links
     return (target, kind) if kind == "stop_director" else (target,)

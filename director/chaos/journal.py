@@ -129,9 +129,7 @@ class CogEnded(Struct, frozen=True, kw_only=True, tag="cog_ended"):
 
 
 class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
-    """sink: a webhook arrived. `answered` is the status that the sink gave. `signed` says whether its signature was
-    valid.
-    """
+    """sink: a webhook arrived. `answered` is the sink's status, `signed` whether the signature was valid."""
 
     at: int
     id: str

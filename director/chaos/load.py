@@ -1,7 +1,7 @@
-"""What the caller of a run asks for: an endless, seeded sequence of orders, and rushes. Pure: sends nothing.
+"""Generate the load of a run: an endless, seeded sequence of orders, and rushes. Pure: sends nothing.
 
-The same seed gives the same orders, however many of them a machine gets to. Times are relative: `gap` in mean gaps
-between two orders, all else in milliseconds after the order was accepted.
+The same seed gives the same orders, however many of them a machine gets to. Times are relative: `gap` is in mean gaps
+between two orders, all others are milliseconds after the order was accepted.
 """
 
 import math
@@ -17,11 +17,11 @@ from director.chaos.cog import Script
 Plan = Literal[
     "plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood", "large"
 ]
-LARGE: Final = "large"  # the plan of what has an output of megabytes
-EQUAL: Final = "rush"  # the plan of tenants that want the same of a queue, and more than they can have
-HEAVY: Final = "flood"  # and of one that wants much more
+LARGE: Final = "large"  # the plan of predictions with outputs of megabytes
+EQUAL: Final = "rush"  # the plan of tenants that each want the same of a queue, and together more than it has
+HEAVY: Final = "flood"  # the plan of one tenant that wants much more
 
-# What is special about an order, and how many of a hundred are so. Two things at once would hide each other.
+# The plans, and how many of a hundred orders have each. An order has one plan: two would hide each other.
 PLANS: Final[dict[Plan, int]] = {
     "plain": 54,
     "cancel": 15,
@@ -43,25 +43,22 @@ STREAMED_FOLLOWED_SHARE: Final = 0.3
 MEDIAN_MS: Final = 20.0
 P99_MS: Final = 400.0
 LONGEST_MS: Final = 5_000.0
-SIGMA: Final = math.log(P99_MS / MEDIAN_MS) / 2.326  # of the normal distribution below, 99 % lies under 2.326 sigma
+SIGMA: Final = math.log(P99_MS / MEDIAN_MS) / 2.326  # in the normal distribution below, 99 % lies under 2.326 sigma
 SOON_MS: Final = 1_500
 START_BY_S: Final = (1, 5)
-CANCEL_AFTER_S: Final = (5, 8)  # the API takes no less than five
+CANCEL_AFTER_S: Final = (5, 8)  # the API accepts no fewer than five
 HANG_SHARE: Final = 0.15  # of the runs that are canceled anyway
 SLOW_CANCEL_SHARE: Final = 0.15
-RUSH_MS: Final = (
-    200.0,
-    400.0,
-    600.0,
-)  # runs of equal tenants are of unequal length: what is fair shares time, not runs
+# runs of equal tenants differ in length: fair is an equal share of time, not of runs
+RUSH_MS: Final = (200.0, 400.0, 600.0)
 FLOOD_MS: Final = 400.0
-FLOOD_SHARES: Final = 2  # of what an equal tenant wants
+FLOOD_SHARES: Final = 2  # times the share of an equal tenant
 LARGE_BYTES: Final = 4_000_000
 LARGE_RUNS: Final = 4
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """One thing that a caller wants. `then_ms`: when it cancels, repeats or tries another body."""
+    """One prediction that a caller wants. `then_ms` is when it cancels, repeats, or tries a different body."""
 
     number: int
     gap: float
@@ -75,11 +72,11 @@ class Order(Struct, frozen=True, kw_only=True):
     then_ms: int = 0
     cancel_after_s: int | None = None
     start_by_s: int | None = None
-    part: str = ""  # of the run, where numbers begin anew
+    part: str = ""  # of the run: numbers begin again in each part
 
 
 def orders(seed: int, *, tenants: int, models: Sequence[str]) -> Iterator[Order]:
-    """All orders of this seed, one after the other."""
+    """Yield all orders of this seed, without end."""
     number = 0
     weights = _tenant_weights(tenants)
     while True:
@@ -89,9 +86,9 @@ def orders(seed: int, *, tenants: int, models: Sequence[str]) -> Iterator[Order]
 
 
 def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int, seconds: float) -> Iterator[Order]:
-    """What fills so many slots for so long: as many seconds for each of these tenants, twice as many for a heavy one.
+    """Yield orders that fill `slots` for `seconds`: equal time for equal tenants, twice as much for the heavy one.
 
-    Mixed, so that all of them have something in line from the first orders on.
+    The tenants are mixed, so that all of them have something in line from the first orders on.
     """
     share_ms = slots * seconds * 1000 / len(equal)
     wants: list[tuple[int, Plan, float, float]] = [
@@ -117,7 +114,7 @@ def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int,
 
 
 def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> Iterator[Order]:
-    """A few of each model with large outputs, which all end in one moment."""
+    """Yield a few orders of each model with large outputs, which all end at one moment."""
     for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
         yield Order(
             number=number,
@@ -132,14 +129,14 @@ def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> It
 
 
 def peaceful(order: Order) -> Order:
-    """The same, but that it takes no model server with it."""
+    """Return the same order, but one that does not crash its model server."""
     if order.plan != "poison":
         return order
     return msgspec.structs.replace(order, plan="plain", script=msgspec.structs.replace(order.script, outcome="ok"))
 
 
 def key_of(seed: int, number: int, *, part: str = "") -> str:
-    """The idempotency key of an order."""
+    """Return the idempotency key of an order."""
     return f"{seed}-{part}{'-' if part else ''}{number}"
 
 

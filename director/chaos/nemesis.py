@@ -1,6 +1,7 @@
-"""Carry out the planned faults, write each down as it begins and as what it hit works again, and mend all at the end.
+"""Carry out the planned faults, and mend everything at the end.
 
-Hits only processes and links of its own scene. Whatever ends the block, nothing stays frozen or cut.
+The nemesis records each fault as it begins, and again once its target works. It hits only processes and links of its
+own scene. Nothing stays frozen or cut after the block, however it ends.
 """
 
 import signal
@@ -27,16 +28,16 @@ RESTART: Final = "restart"
 CRASH_AT: Final = "DIRECTOR_CRASH_AT"
 CREATED: Final = b"HTTP/1.1 201"
 LONGEST_MEND_S: Final = 60.0
-DELETION_DELAY_S: Final = (0.004, 0.008)  # of each piece, either way: under load they queue up
+DELETION_DELAY_S: Final = (0.004, 0.008)  # each piece waits this long, each way: under load pieces queue up
 FORGOTTEN_S: Final = 5.0
-FREEZE_S: Final = 2.0  # less than a command may take: the deletion is to go on
+FREEZE_S: Final = 2.0  # less than a command may take, so that the deletion goes on afterwards
 FOUND_AGAIN_S: Final = 10.0
 ASK_AGAIN_S: Final = 0.3
-ROOM_BYTES: Final = 4 * 1024  # what a full server has left: a few predictions
+ROOM_BYTES: Final = 4 * 1024  # memory that a full server has left: enough for a few predictions
 
 
 class Nemesis:
-    """The faults of one scene. `say` tells the user; `kinds` is what it can do."""
+    """The faults of one scene. `say` notifies the user; `kinds` names the faults that it can carry out."""
 
     def __init__(self, scene: Scene, journal: Journal, say: Callable[[str], None]) -> None:
         self._scene = scene
@@ -77,7 +78,7 @@ class Nemesis:
         return set(self._perform)
 
     async def run(self, faults: Sequence[Planned], *, seconds: float) -> None:
-        """All of them, each at its time. Returns when all works again."""
+        """Carry out all faults, each at its time. Return when everything works again."""
         self._began_at = anyio.current_time()
         self._ends_at = self._began_at + seconds
         async with anyio.create_task_group() as tasks:
@@ -87,18 +88,18 @@ class Nemesis:
         await self._heal()
 
     async def _in_turn(self, fault: Planned) -> None:
-        """A process that has not come back from one fault is spared the next until it has, or until all is over.
+        """Carry out a fault once its target is back from the one before. After the end of the load, drop it.
 
-        A rollout is carried to its end all the same: else the last mixtures were not tried.
+        A replacement is carried out even then: without it the last mixtures of a rollout would not be tried.
         """
         async with self._turns[fault.target]:
             if anyio.current_time() < self._ends_at or fault.kind == REPLACE:
                 await self._perform[fault.kind](fault)
 
     async def _heal(self) -> None:
-        """Let the server's clock catch up with the latest time that it showed, and wait until every process is ready.
+        """Step the server's clock to the latest time that it has shown, and wait until every process is ready.
 
-        Raises UpError that names one which is not.
+        Raises UpError with the name of a process that is not ready.
         """
         scene = self._scene
         if scene.clock is not None and scene.clock.offset_s < scene.clock.highest_s:
@@ -118,14 +119,14 @@ class Nemesis:
         await self._until_back(fault, pid)
 
     async def _kill_api(self, fault: Planned) -> None:
-        """At once, or in the window that matters: what was asked is done, and whoever asked does not hear of it."""
+        """Kill the API at once, or after it has created a prediction and before the caller learns of it."""
         if fault.detail == "before its answer":
             with anyio.move_on_after(2.0):
                 await self._scene.links[FRONT].lose_reply(CREATED)
         await self._kill(fault)
 
     async def _crash(self, fault: Planned) -> None:
-        """Replace a process by one that dies by itself at a point: where it never gets there in time, it is killed."""
+        """Replace a process by one that dies at a given point. Kill it if it does not reach that point in time."""
         scene, name = self._scene, fault.target
         environment = scene.roles[name].env
         give_up_at = anyio.current_time() + fault.lasts_ms / 1000
@@ -134,7 +135,7 @@ class Nemesis:
         environment[CRASH_AT] = fault.detail
         scene.signal(name, signal.SIGTERM)
         await scene.until_restarted(name, first)
-        del environment[CRASH_AT]  # at once: it may die before it says that it is ready, and the next one is to live
+        del environment[CRASH_AT]  # at once: it may die before it is ready, and the next process must not die
         armed = scene.pid(name)
         with anyio.CancelScope(deadline=give_up_at):
             await scene.until_gone(name, armed)
@@ -157,18 +158,18 @@ class Nemesis:
             self._note(fault, "end", pid=pid)
 
     async def _restart_directors(self, fault: Planned) -> None:
-        """As a rollout does: one after the other, and the next only when its successor is ready."""
+        """Restart the directors as a rollout does: the next one only when the successor of the last one is ready."""
         for name in self._scene.stage.directors:
             await self._in_turn(Planned(at_ms=fault.at_ms, kind=RESTART, target=name))
 
     async def _restart(self, fault: Planned) -> None:
-        """Ask it to end, and wait until its successor is ready."""
+        """Ask a process to end, and wait until its successor is ready."""
         pid = self._note(fault, "begin")
         self._scene.signal(fault.target, signal.SIGTERM)
         await self._until_back(fault, pid)
 
     async def _replace(self, fault: Planned) -> None:
-        """As an upgrade does, or a rollback: its successor is of another release."""
+        """Replace a process by one of another release, as an upgrade or a rollback does."""
         self._scene.release(fault.target, fault.detail)
         await self._restart(fault)
 
@@ -182,7 +183,7 @@ class Nemesis:
         self._note(fault, "end", pid=pid)
 
     async def _delete_at_start(self, kill: Planned) -> None:
-        """Its successor is let to Redis when the API has begun to delete the version, and then the API stands still."""
+        """Let the director's successor reach Redis in the middle of the API's deletion, then freeze the API."""
         scene, pid = self._scene, self._note(kill, "begin")
         way, deleting, queue = scene.links[f"{kill.target}:redis"], scene.links[f"{API}:redis"], scene.to_delete
         way.cut()
@@ -190,7 +191,7 @@ class Nemesis:
             scene.signal(kill.target, signal.SIGKILL)
             await scene.until_restarted(kill.target, pid)
             await scene.until_listening(kill.target)
-            deleting.delay_s = DELETION_DELAY_S  # for its writes not to come all at once
+            deleting.delay_s = DELETION_DELAY_S  # so that its writes do not come all at once
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._delete, queue)
                 with anyio.move_on_after(FORGOTTEN_S):
@@ -218,7 +219,7 @@ class Nemesis:
                 scene.signal(API, signal.SIGCONT)
 
     async def _until_accepted(self, key: str) -> None:
-        """Ask for a prediction until it is accepted: for a while the version may not be found."""
+        """Ask for a prediction until it is accepted: the version may be missing for some seconds."""
         with anyio.move_on_after(FOUND_AGAIN_S):
             while True:
                 self._journal.write(Sent(at=now_ms(), key=key, action="create", tenant="tenant-0", model=PASSING))
@@ -252,7 +253,7 @@ class Nemesis:
         await self._on_links(fault, slow)
 
     async def _narrow(self, fault: Planned) -> None:
-        """A link that is mended meanwhile of another fault stays narrow."""
+        """Make links narrow. A link stays narrow if another fault on it is mended meanwhile."""
         hit = [link for name, link in self._scene.links.items() if _is_all(fault, name)]
         self._note(fault, "begin")
         for link in hit:
@@ -285,17 +286,17 @@ class Nemesis:
 
     async def _sink_outage(self, fault: Planned) -> None:
         self._note(fault, "begin")
-        await self._tell_sink(fault.detail)
+        await self._set_sink_mode(fault.detail)
         await anyio.sleep(fault.lasts_ms / 1000)
-        await self._tell_sink("ok")
+        await self._set_sink_mode("ok")
         self._note(fault, "end")
 
     async def _memory_full(self, fault: Planned) -> None:
         redis = self._scene.redis
         self._note(fault, "begin")
-        with suppress(exceptions.RedisError):  # it may be down just now: then it is full enough
+        with suppress(exceptions.RedisError):  # if it is down now, it accepts no writes either
             memory = await redis.info("memory")
-            # what the server holds for its log does not count towards the limit
+            # the server's buffer for its log does not count towards the limit
             used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
             await redis.config_set("maxmemory", used + ROOM_BYTES)
         await anyio.sleep(fault.lasts_ms / 1000)
@@ -317,8 +318,8 @@ class Nemesis:
     async def _suspend_machine(self, fault: Planned) -> None:
         """Stop every process for a moment, and step the server's clock meanwhile.
 
-        A machine that sleeps stops all of its processes, and the clock that only grows with them. When it wakes, no
-        time has passed by that one, and a minute by the server's. The other processes' clocks of day are not stepped.
+        A suspended machine stops all its processes, and CLOCK_MONOTONIC with them. When it wakes, no time has passed
+        by that clock, and a minute by the server's clock. The wall clocks of the other processes are not stepped.
         """
         stopped = [name for name in self._scene.names if name not in self._stopped]
         self._note(fault, "begin")
@@ -333,7 +334,7 @@ class Nemesis:
             self._note(fault, "end")
 
     def _step(self, seconds: int) -> None:
-        """Written down before it is done: no time of the server's is later than the step without being of after it."""
+        """Step the server's clock. The record comes first: a time from after the step must not precede it."""
         if self._scene.clock is None:
             raise UpError("The server of this run was started without libfaketime.")
         step = Planned(at_ms=0, kind=CLOCK_STEP, target=SERVER, detail=f"{seconds:+d}")
@@ -341,10 +342,10 @@ class Nemesis:
         self._scene.clock.step(seconds)
         self._note(step, "end")
 
-    # ── what they share ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── shared by the faults ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _note(self, fault: Planned, phase: str, *, pid: int = 0) -> int:
-        """Write it down; the pid of the process that it hits."""
+        """Record the beginning or end of a fault. Return the pid of the process that it hits."""
         pid = pid or self._scene.pid(fault.target)
         begins = phase == "begin"
         line = Fault(
@@ -368,7 +369,7 @@ class Nemesis:
         await self._scene.until_ready(fault.target)
         self._note(fault, "end", pid=pid)
 
-    async def _tell_sink(self, mode: str) -> None:
+    async def _set_sink_mode(self, mode: str) -> None:
         with suppress(httpx.TransportError):
             await self._scene.http.put(f"{self._scene.roles[SINK].url}/mode/{mode}")
 

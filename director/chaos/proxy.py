@@ -1,7 +1,7 @@
-"""A link between two processes that can be slow, narrow, cut, or lose one reply: a TCP proxy on loopback.
+"""Put a TCP proxy on loopback between two processes, as a link that can be slow, narrow, cut, or lose one reply.
 
-Never changes or reorders a byte. While it is cut, what was sent is kept, as a network keeps sending it again, and
-arrives afterwards; a client that was too impatient has gone by then.
+It never changes or reorders a byte. While the link is cut it keeps the bytes, and delivers them afterwards, as TCP
+does by sending again. A client that lost patience has gone by then.
 """
 
 import asyncio
@@ -11,20 +11,20 @@ from contextlib import suppress
 from typing import Final
 
 CHUNK: Final = 65_536
-AHEAD_S: Final = 0.01  # a sleep is never exact: what is late is made up for within this
+AHEAD_S: Final = 0.01  # a sleep is never exact: it may be late by this much, and is made up for
 
 Upstream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 class Link:
-    """One link. `name` says its two ends; `connect` opens the far one."""
+    """One link. `name` names its two ends; `connect` opens the far one."""
 
     def __init__(self, name: str, connect: Upstream, seed: int) -> None:
         self.name = name
         self.port = 0
-        self.delay_s = (0.0, 0.0)  # from, to: each piece waits for something between
-        self.bytes_s = 0.0  # of all connections together, each way; 0 for no bound
-        self.carried = {False: 0, True: 0}  # bytes: of requests, of replies
+        self.delay_s = (0.0, 0.0)  # shortest and longest delay of each piece
+        self.bytes_s = 0.0  # of all connections together, each way; 0 for no limit
+        self.carried = {False: 0, True: 0}  # bytes of requests, bytes of replies
         self._connect = connect
         self._dice = random.Random(f"{seed}:{name}")  # noqa: S311 - repeatable on purpose
         self._free_at = {False: 0.0, True: 0.0}
@@ -36,12 +36,12 @@ class Link:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen on a free port of loopback: `port`."""
+        """Listen on a free loopback port, and set `port` to it."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Listen no more, and break what is open."""
+        """Stop listening, and break every open connection."""
         if self._server is not None:
             self._server.close()
         self.reset()
@@ -53,7 +53,7 @@ class Link:
         self._open.clear()
 
     def mend(self) -> None:
-        """Be a good link again."""
+        """End a cut, a delay, or the wait for a reply to lose. The width stays."""
         self.delay_s = (0.0, 0.0)
         self._marker = None
         self._open.set()
@@ -64,7 +64,7 @@ class Link:
             connection.cancel()
 
     async def lose_reply(self, marker: bytes) -> None:
-        """Break the connection of the next reply that holds `marker`, instead of passing it on; returns once done."""
+        """Break the connection of the next reply that holds `marker`, instead of passing it on. Return once done."""
         self._lost.clear()
         self._marker = marker
         try:
@@ -85,7 +85,7 @@ class Link:
             finally:
                 upstream_writer.transport.abort()
         except (OSError, asyncio.CancelledError):
-            pass  # the far end is not there, or this link is told to break: to the near end it is the same
+            pass  # the far end is missing, or this link breaks: for the near end it is the same
         finally:
             self._connections.discard(task)
             if not writer.is_closing():
@@ -96,7 +96,7 @@ class Link:
         near: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         far: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> bool:
-        """Until either end hangs up; False where a reply was lost on purpose."""
+        """Pass bytes until either end hangs up. Return False if a reply was lost on purpose."""
         requests = asyncio.create_task(self._pass_on(near[0], far[1], replies=False))
         replies = asyncio.create_task(self._pass_on(far[0], near[1], replies=True))
         ways = {requests, replies}
@@ -128,7 +128,7 @@ class Link:
         return True
 
     async def _turn(self, size: int, *, replies: bool) -> None:
-        """Pieces of all connections go one after the other, as through one wire."""
+        """Wait for the wire: pieces of all connections pass one after the other."""
         now = asyncio.get_running_loop().time()
         free_at = max(self._free_at[replies], now - AHEAD_S) + size / self.bytes_s
         self._free_at[replies] = free_at

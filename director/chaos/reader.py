@@ -1,7 +1,7 @@
-"""Whoever follows a prediction by its event stream, and comes back after its last event whenever the stream breaks.
+"""Follow a prediction by its event stream, and resume after the last event whenever the stream breaks.
 
-Writes down every event and every visit, and takes nothing but `done` for the end. Leaves twice of its own accord, so
-that each comes back also where nothing breaks.
+A reader records every event and every visit, and accepts only `done` as the end. It leaves twice on its own, so that
+each reader resumes even if nothing breaks.
 """
 
 import random
@@ -20,37 +20,37 @@ from director.chaos.wire import Caller, Unanswered
 TRY_S: Final = 5.0
 SILENT_S: Final = 30.0  # three of the comments that keep a silent stream alive
 PAUSE_S: Final = (0.1, 0.5)
-LEAVES_AFTER: Final = (1, 3)  # events
+LEAVES_AFTER: Final = (1, 3)  # number of events
 RETRIED: Final = "retried"
 READERS: Final = 8
-PAGE: Final = 3  # events; few, so that most lists have several pages
+PAGE: Final = 3  # number of events; few, so that most lists have several pages
 PATIENCE_S: Final = 60.0
 
 End = Literal["done", "broken", "whole", "left"]
 
 
 class Shown(Struct, frozen=True):
-    """What is read of a prediction."""
+    """The fields of a prediction that a reader uses."""
 
     urls: dict[str, str]
 
 
 class Event(Struct, frozen=True):
-    """What is read of an event in a list."""
+    """The fields of a listed event that a reader uses."""
 
     seq: int
     type: str
 
 
 class Page(Struct, frozen=True):
-    """A page of events, and what to ask the next one after."""
+    """A page of listed events. `next` is the place to ask for the next page after."""
 
     events: list[Event]
     next: int
 
 
 class Place(Struct, kw_only=True):
-    """How far a reader has come."""
+    """The progress of a reader: the last mark, and whether it received `done`."""
 
     tenant: int
     after: str = ""
@@ -58,7 +58,7 @@ class Place(Struct, kw_only=True):
 
 
 class Reader:
-    """One reader of one prediction. `token` is for all but the stream, which needs none."""
+    """One reader of one prediction. `token` is for all requests but the stream, which needs none."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Reader:
         self._heard = 0
 
     async def follow(self) -> None:
-        """Visit after visit, until it hears `done`, or is refused."""
+        """Visit again and again, until `done` arrives or the API refuses."""
         while True:
             status, end = await self._visit()
             if end == "done" or 400 <= status < 500:
@@ -88,7 +88,7 @@ class Reader:
                 await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads visits, plans nothing
 
     async def list(self) -> None:
-        """Write down its events, as the API lists them; nothing where it does not."""
+        """Record the prediction's events as the API lists them. Record nothing if it does not answer with 200."""
         found: list[tuple[int, str]] = []
         after = 0
         with suppress(Unanswered):
@@ -123,7 +123,7 @@ class Reader:
         return status, end
 
     async def _address(self) -> tuple[int, str]:
-        """Where the stream is, by what the prediction says of itself."""
+        """Return the status of the prediction's page, and the path of its stream."""
         answer = await self._api.ask("GET", f"/v1/predictions/{self._id}", headers=self._headers, within_s=TRY_S)
         if answer.status != 200:
             return answer.status, ""
@@ -131,11 +131,11 @@ class Reader:
         return 200, f"/{url.split('/', 3)[3]}"
 
     async def _listen(self, pieces: AsyncIterator[bytes]) -> End:
-        """Write down what comes, until it is over or this one has heard enough."""
+        """Record events until the stream is over, or it is time to leave."""
         rest = b""
         async for piece in pieces:
             *blocks, rest = (rest + piece).split(b"\n\n")
-            for heard in _told(self._id, blocks):
+            for heard in _events_in(self._id, blocks):
                 self._journal.write(heard)
                 self._after = heard.mark or self._after
                 self._heard += 1
@@ -147,7 +147,7 @@ class Reader:
 
 
 async def come_back(url: str, tokens: Sequence[str], folder: Path) -> None:
-    """Once all is at rest: everybody who did not hear the end comes once more, and all events are listed."""
+    """Let every reader that missed the end resume once more, once all is at rest. Then list all events."""
     places = _places(folder / "client.jsonl")
     journal = Journal(folder / "readers.jsonl")
     api = Caller(url)
@@ -161,7 +161,7 @@ async def come_back(url: str, tokens: Sequence[str], folder: Path) -> None:
             await reader.list()
 
     upcoming = iter(places.items())
-    with anyio.move_on_after(PATIENCE_S):  # who is still kept waiting was not told the end
+    with anyio.move_on_after(PATIENCE_S):  # a reader that still waits has not received the end
         async with anyio.create_task_group() as tasks:
             for _ in range(READERS):
                 tasks.start_soon(several, upcoming)
@@ -181,8 +181,8 @@ def _places(journal: Path) -> dict[str, Place]:
     return places
 
 
-def _told(prediction_id: str, blocks: Sequence[bytes]) -> Iterator[Heard]:
-    """The events in these blocks, and the one comment that says something."""
+def _events_in(prediction_id: str, blocks: Sequence[bytes]) -> Iterator[Heard]:
+    """Yield the events in these blocks, and the one comment with a meaning."""
     for block in blocks:
         lines = [line.partition(": ") for line in block.decode().split("\n")]
         fields = {name: value for name, _, value in lines if name}

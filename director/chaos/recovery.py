@@ -13,7 +13,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from director.chaos.caller import is_hindered
-from director.chaos.evidence import Breach, Event, Evidence, Run, Window, leaned_on, pid_of
+from director.chaos.evidence import Breach, Event, Evidence, Run, Window, depends_on, pid_of
 from director.chaos.faults import ALL_LINKS, NARROW
 
 LOST: Final = "director_lost "
@@ -94,7 +94,7 @@ def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], se
         yield from ((run.began, "run", run.server, 1), (run.ended, "run", run.server, -1))
     for fault in evidence.faults:
         for server in servers:
-            if fault.target in leaned_on(server):
+            if fault.target in depends_on(server):
                 yield from ((fault.begin, "broken", server, 1), (fault.end, "broken", server, -1))
     for since, until in evidence.breakers.get(queue, []):
         yield from ((since, "held", "", 1), (until, "held", "", -1))
@@ -188,7 +188,7 @@ def only_the_silent_lose(evidence: Evidence) -> list[Breach]:
 def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
     """Return the director of the model server that ran it last before `at`, or '' if none did."""
     before = [run for run in evidence.runs.get(prediction_id, []) if run.began <= at]
-    return leaned_on(max(before, key=lambda run: run.began).server)[1] if before else ""
+    return depends_on(max(before, key=lambda run: run.began).server)[1] if before else ""
 
 
 def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
@@ -317,9 +317,7 @@ def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
 
 
 def _due(evidence: Evidence, prediction_id: str, asked: str) -> int | None:
-    """Return when a limit of the caller passes, by the server's clock, or None. `asked` is the field of the
-    request.
-    """
+    """Return when a limit of the caller passes, by the server's clock. `asked` is the request's field for it."""
     arrived = evidence.arrivals.get(prediction_id)
     seconds = max((getattr(each.sent, asked, 0) for each in evidence.by_id.get(prediction_id, [])), default=0)
     return evidence.clock.server(arrived.at) + seconds * 1000 if arrived is not None and seconds else None
@@ -356,7 +354,7 @@ def _written(evidence: Evidence) -> Iterator[tuple[str, Run, int]]:
 
 
 def _is_hindered(evidence: Evidence, run: Run, written: int) -> bool:
-    needed = leaned_on(run.server)
+    needed = depends_on(run.server)
     return any(
         fault.kind != NARROW
         and fault.overlaps(run.ended - BEFORE_MS, written)

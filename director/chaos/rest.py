@@ -235,9 +235,7 @@ class Reader:
         return None
 
     def _meta(self, number: int, queue: str, fields: dict[str, str]) -> Breaker | None:
-        """Return a change of the breaker. The command has no time of its own: the time of the last read stands
-        for it.
-        """
+        """Return a change of the breaker. It has no time of its own, so it gets the time of the last read."""
         is_open = bool(fields.get("breaker"))
         if "breaker" not in fields or is_open is (queue in self._open):
             return None

@@ -1,6 +1,6 @@
-"""One run from beginning to end: stage, calibrate, load under faults, heal, wait for rest, have it judged.
+"""Carry out one run: stage, calibrate, load under faults, heal, wait for rest, check.
 
-Judges nothing itself. Whatever ends a run, none of its processes is left, and Ctrl-C is answered at once.
+This module judges nothing. None of the run's processes is left after it, however it ends. Ctrl-C stops it at once.
 """
 
 import os
@@ -38,35 +38,36 @@ from director.runtime.process import one_error
 from director.runtime.startup import raise_descriptor_limit
 
 CALIBRATION_S: Final = 5.0
-LOAD: Final = 0.4  # of what is sustained without faults: the rest is for what must be done twice
-REST_S: Final = 60.0  # and a lease
+LOAD: Final = 0.4  # of the sustained rate without faults: the rest is for work that must be done twice
+REST_S: Final = 60.0  # plus one lease
 LOOK_S: Final = 0.25
 REGISTERED_S: Final = 15.0  # for a director to find that its queue is missing in a registry: it looks every 5 s
 LAST_WEBHOOK_S: Final = 0.5
 SLOTS: Final = 8
-EQUALS: Final = 6  # tenants beside the ordinary ones who all want the same at once
+EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same at once
 RUSH_S: Final = 8.0
-RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; and this part of the faults
-PEACE_S: Final = 2 * RUSH_S  # what a rush leaves behind should be over by then
-LARGE_S: Final = 2.0  # from their creation until all that are large have a slot
-LEAST_S: Final = 10.0  # a shorter run has no room for a rush
+RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; then a part of the time with faults
+PEACE_S: Final = 2 * RUSH_S  # the backlog of a rush should be gone by then
+LARGE_S: Final = 2.0  # from their creation until all large predictions have a slot
+LEAST_S: Final = 10.0  # a shorter run has no time for a rush
 ATTEMPTS: Final = 3
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HOME_PREFIX: Final = "director-chaos-"
 
 
 class Rollout(Struct, frozen=True, kw_only=True):
-    """Folders where two releases of the product are installed: all begins as one, and is replaced by the other."""
+    """Folders with two installed releases of the product. The run begins with `before`, and moves to `after`."""
 
     before: Path
     after: Path
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What the command line said. Without `home`, a temporary one, which stays only where it is asked for or needed.
+    """The options of the command line.
 
-    A `rollout` has no peace before it, and no rush: fairness is for runs of one release. `faketime`: the library that
-    steps the server's clock; '' for the one that the system has.
+    Without `home`, the run uses a temporary folder, which stays only if `is_kept` or a promise was broken. A `rollout`
+    has no peace before it and no rush, because fairness is judged within one release. `faketime` is the library that
+    steps the server's clock, or '' for the one that the system has.
     """
 
     seed: int
@@ -82,13 +83,16 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def quiet_s(self) -> float:
-        """How long the load goes on in peace, before the faults."""
+        """Seconds of load in peace, before the faults."""
         is_long = self.seconds >= LEAST_S and self.rollout is None
         return PEACE_S + NARROW_IN_PEACE.lasts_ms / 1000 if is_long else 0.0
 
 
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
-    """Run it; the verdict. Raises KeyboardInterrupt where a signal ended it, UpError where it could not be run."""
+    """Carry out a run and return its report.
+
+    Raises KeyboardInterrupt if a signal ended it, UpError if it could not be carried out.
+    """
     raise_descriptor_limit()
     if options.faketime and find_library(options.faketime) is None:
         raise UpError(
@@ -106,7 +110,7 @@ def chaos(options: Options, say: Callable[[str], None]) -> Report:
 
 
 def left_out(options: Options) -> str:
-    """Which faults this run cannot have, and why; '' for none."""
+    """Return which faults this run cannot have, and why; '' if it can have all."""
     if options.rollout:
         return "clock steps left out: 0.2.0 loses claims to them"
     if find_library(options.faketime) is None:
@@ -116,7 +120,7 @@ def left_out(options: Options) -> str:
 
 @contextmanager
 def _home(options: Options, say: Callable[[str], None]) -> Generator[Home]:
-    """A new folder, locked. One that a failed run leaves is for reading."""
+    """Yield a new, locked folder. A failed run leaves its folder for reading, so a used one is refused."""
     home = Home(options.home or Path(tempfile.mkdtemp(prefix=HOME_PREFIX)))
     home.make()
     if home.state_file.exists():
@@ -130,12 +134,12 @@ def _home(options: Options, say: Callable[[str], None]) -> Generator[Home]:
 
 
 async def _until_judged(home: Home, options: Options, say: Callable[[str], None]) -> Report | None:
-    """The verdict; None where a signal came first. A fault of the run is raised after all has ended."""
+    """Return the report, or None if a signal came first. Raise an error of the run after all processes have ended."""
     failures: list[DirectorError] = []
     report = None
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_heed, signals, tasks.cancel_scope)
+            tasks.start_soon(_cancel_on_signal, signals, tasks.cancel_scope)
             size = Size(
                 seed=options.seed,
                 lease_s=options.lease_s,
@@ -147,7 +151,7 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
             async with staged(home, size) as scene:
                 try:
                     report = await Run(scene, options, say).judged()
-                except DirectorError as exc:  # a task group would wrap what passes through it
+                except DirectorError as exc:  # a task group would wrap an error that passes through it
                     failures.append(exc)
             tasks.cancel_scope.cancel()
     if failures:
@@ -155,13 +159,13 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
     return report
 
 
-async def _heed(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
     async for _ in signals:
         scope.cancel()
 
 
 class Run:
-    """One run in a scene that is not started yet."""
+    """One run in a scene that has not started yet."""
 
     def __init__(self, scene: Scene, options: Options, say: Callable[[str], None]) -> None:
         self._scene = scene
@@ -170,7 +174,7 @@ class Run:
         self._journal = Journal(scene.journals / "nemesis.jsonl")
 
     async def judged(self) -> Report:
-        """All of it."""
+        """Carry out the whole run and return its report."""
         try:
             await self._calibrated_load()
             self._journal.write(Healed(at=now_ms()))
@@ -197,7 +201,7 @@ class Run:
         self._say(f"{len(scene.names)} processes are ready; calibrating for {options.calibration_s:g} s without faults")
         sustained = (await self._client(seconds=options.calibration_s)).rate
         if not sustained:
-            raise UpError("Nothing was accepted in the calibration.")
+            raise UpError("The API accepted no prediction in the calibration.")
         rate = sustained * LOAD
         self._say(f"sustained {sustained:.0f}/s; the load is {LOAD:.0%} of it: {rate:.0f}/s for {options.seconds:g} s")
         await self._load_under_faults(rate)
@@ -209,7 +213,7 @@ class Run:
             if why := left_out(options):
                 self._say(why)
             drawn = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=stage)
-            # 0.2.0 may leave the version unregistered: of a mixture only what both keep is judged
+            # 0.2.0 may leave the version unregistered, and a rollout is judged by what both releases promise
             faults += [fault for fault in drawn if not (options.rollout and fault.kind == DELETE_VERSION)]
         if options.rollout:
             faults += rollout(str(options.rollout.after), seconds=options.seconds, stage=stage)
@@ -226,13 +230,13 @@ class Run:
     async def _disturb(self, nemesis: Nemesis, faults: Sequence[Planned]) -> None:
         options = self._options
         if options.quiet_s:
-            self._say(f"{options.quiet_s:g} s in peace, with a rush, then with large outputs over narrow links")
+            self._say(f"{options.quiet_s:g} s without other faults: a rush, then large outputs over narrow links")
             await anyio.sleep(PEACE_S)
             await nemesis.run([NARROW_IN_PEACE], seconds=options.quiet_s - PEACE_S)
         await nemesis.run(sorted(faults, key=lambda fault: fault.at_ms), seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
-        """Run the client to its end."""
+        """Run the client process to its end."""
         scene = self._scene
         errand = Errand(
             url=self._front,
@@ -278,7 +282,7 @@ class Run:
         return [Rush(at_s=at_s, model=CROWDED, slots=slots, seconds=RUSH_S) for at_s in times]
 
     def _large(self) -> list[Large]:
-        """Their ends meet links that have become narrow."""
+        """Return the times of large outputs. Their ends meet links that have become narrow."""
         options = self._options
         if not options.quiet_s:
             return []
@@ -286,7 +290,7 @@ class Run:
         return [Large(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in times]
 
     async def _rest(self) -> None:
-        """Wait until nothing lives and nothing is owed, as long as that is promised to take."""
+        """Wait until nothing lives and nothing is owed, for as long as the product may take."""
         queues = await self._scene.queues()
         watched = [name for queue in queues for name in (keys.live(queue), keys.owed(keys.queue_partition(queue)))]
         began = anyio.current_time()
@@ -307,11 +311,11 @@ class Run:
         return int(await ask(lambda: self._scene.redis.zcard(zset)))
 
     async def _write_down(self) -> None:
-        """What Redis has now, for the checker."""
+        """Record what Redis holds now, for the checker."""
         redis, folder = self._scene.redis, self._scene.journals
-        told = (line for line in read(folder / "client.jsonl") if isinstance(line, Answered))
+        answers = (line for line in read(folder / "client.jsonl") if isinstance(line, Answered))
         journal = Journal(folder / "queue.jsonl")
-        async for prediction in predictions(redis, {line.id for line in told if line.id}):
+        async for prediction in predictions(redis, {line.id for line in answers if line.id}):
             journal.write(prediction)
         journal.close()
         journal = Journal(folder / "server.jsonl")

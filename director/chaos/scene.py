@@ -1,7 +1,7 @@
-"""The processes of one run and the links between them: started in a home of their own, all ended with the block.
+"""Start the processes of one run and the links between them in their own home, and end all of them with the block.
 
-Real parts only: a server that loses nothing, the API, directors and keepers, each a process of this machine, none of
-them root's. A process that dies is started again after a moment, as an orchestrator would.
+All parts are real: a server that loses nothing, the API, directors and keepers, each a process of this machine without
+root's rights. A process that dies is started again after a moment, as an orchestrator would.
 """
 
 import asyncio
@@ -45,13 +45,14 @@ START_LIMIT_S: Final = 60.0
 LOOK_S: Final = 0.02
 SOON_S: Final = 0.002
 ANSWER_S: Final = 2.0
-DELETION_S: Final = 10.0  # over a slow link
+DELETION_S: Final = 10.0  # seconds; the deletion goes over a slow link
 
 
 class Size(Struct, frozen=True, kw_only=True):
-    """How large a scene is, and how long its leases. `release`: see `Scene.release`; '' for this very code.
+    """The size of a scene, and the length of its leases.
 
-    `faketime`: the library that steps the server's clock, None where no clock is stepped.
+    `release` is a folder for `Scene.release`, or '' for this code. `faketime` is the library that steps the server's
+    clock, or None to step no clock.
     """
 
     seed: int
@@ -63,7 +64,7 @@ class Size(Struct, frozen=True, kw_only=True):
 
 
 class Scene:
-    """All that runs. Links, roles, tokens and the stage are there once it has started."""
+    """The processes and links of a run. Links, roles, tokens and the stage exist once it has started."""
 
     def __init__(
         self,
@@ -84,22 +85,22 @@ class Scene:
         self.links: dict[str, Link] = {}
         self.roles: dict[str, Role] = {}
         self.tokens: list[str] = []
-        self.operator = ""  # its token
+        self.operator = ""  # the token of the operator
         self.to_delete = QueueName("")  # the queue of the version that only the nemesis asks for
         self.clock = None if size.faketime is None else SteppedClock(size.faketime, home.path / "faketime")
         self._server = server
         self._supervisor = supervisor
 
-    # ── what a nemesis needs ──────────────────────────────────────────────────────────────────────────────────────
+    # ── for the nemesis ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def names(self) -> list[str]:
-        """Every process."""
+        """The names of all processes."""
         return [SERVER, *self.roles]
 
     @property
     def stage(self) -> Stage:
-        """What there is to hit."""
+        """The possible targets of faults."""
         spared = [f"director-{n}" for n, model in enumerate(cast.SERVED) if model == cast.PASSING]
         apart = {FRONT, *(part for name in spared for part in (name, f"{name}:redis", name.replace("director", "cog")))}
         return Stage(
@@ -118,18 +119,17 @@ class Scene:
         return [name for name in self.roles if name.startswith(f"{part}-")]
 
     async def queues(self) -> list[QueueName]:
-        """The queue of each model."""
         return sorted(QueueName(text(name)) for name in await ask(lambda: self.redis.smembers(keys.queues())))
 
     async def resize(self, *, streams: int, in_line: bool = False) -> None:
-        """Give lanes so many streams: of the queue that is kept in one line, or of all others."""
+        """Give lanes this many streams: of the queue with exact order if `in_line`, else of all other queues."""
         scripts = Scripts(Gatherer(self.redis))
         for queue in await self.queues():
             if queue.startswith(f"{cast.IN_LINE}:") is in_line:
                 await scripts.resize(queue, streams=streams)
 
     async def until_listening(self, name: str) -> None:
-        """Return once its process has started so far that somebody is heard there."""
+        """Return once the process listens on its port."""
         host, port = urlsplit(self.roles[name].url).netloc.split(":")
         while True:
             with suppress(OSError):
@@ -138,7 +138,7 @@ class Scene:
             await anyio.sleep(LOOK_S)
 
     async def until_known(self, queue: QueueName, *, is_known: bool) -> None:
-        """Return once the server has the queue, whatever the registries say, or has it no more."""
+        """Return once the server has the queue, or has it no more. The registries do not matter."""
         while True:
             with suppress(DirectorError):
                 if bool(await ask(lambda: self.redis.exists(keys.meta(queue)))) is is_known:
@@ -146,11 +146,11 @@ class Scene:
             await anyio.sleep(SOON_S)
 
     async def delete_version(self, queue: QueueName) -> int:
-        """Ask the API to delete its version, as if its directors had been silent for the minute that it waits for.
+        """Ask the API to delete the queue's version, as if its directors had been silent for the required minute.
 
-        Returns the status of the answer, 0 where none came.
+        Returns the status of the answer, or 0 if none came.
         """
-        client: Any = self.redis  # its types say str or bytes, and ours answers in bytes
+        client: Any = self.redis  # its types say str or bytes, but ours answers in bytes
         with suppress(DirectorError, httpx.TransportError):
             version = text(await ask(lambda: client.hget(keys.meta(queue), "version")) or b"")
             await ask(lambda: client.delete(keys.directors(queue)))
@@ -160,7 +160,7 @@ class Scene:
         return 0
 
     async def create(self, model: str, script: Script, *, key: str) -> httpx.Response | None:
-        """Ask for one prediction, of the first tenant; None where no answer came."""
+        """Ask for one prediction as the first tenant. Return None if no answer came."""
         headers = {"authorization": f"Bearer {self.tokens[0]}", "idempotency-key": key}
         url = f"{self.roles[API].url}/v1/models/{model}/predictions"
         with suppress(httpx.TransportError):
@@ -168,34 +168,34 @@ class Scene:
         return None
 
     def release(self, name: str, folder: str) -> None:
-        """From its next start on this process of the product runs what is installed in this folder."""
+        """Let this process of the product run the code installed in this folder, from its next start on."""
         self.roles[name].env["PYTHONPATH"] = folder
 
     def pid(self, name: str) -> int:
-        """Its process now, or the last one it had; 0 for what is no process."""
+        """Return the pid of its current or last process, or 0 if the name is no process."""
         marked = self._supervisor.marks.get(name)
         return marked.pid if marked else 0
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Signal a process, if it is still itself."""
+        """Signal a process if it is alive and its pid was not reused."""
         marked = self._supervisor.marks.get(name)
         if marked is not None and is_alive(marked):
             signal_group(marked.pid, number)
 
     async def until_gone(self, name: str, pid: int) -> None:
-        """Return once this process of it has ended."""
+        """Return once this process of the part has ended."""
         marked = self._supervisor.marks.get(name)
         while marked is not None and marked.pid == pid and is_alive(marked):
             await anyio.sleep(LOOK_S)
             marked = self._supervisor.marks.get(name)
 
     async def until_restarted(self, name: str, pid: int) -> None:
-        """Return once it has another process than this one."""
+        """Return once the part has another process than this one."""
         while self.pid(name) == pid:  # noqa: ASYNC110 - the supervisor has no event for it
             await anyio.sleep(LOOK_S)
 
     async def is_ready(self, name: str) -> bool:
-        """Does it say so itself?"""
+        """Return whether the process itself says that it is ready."""
         try:
             if name == SERVER:
                 return bool(await self.redis.ping())
@@ -204,14 +204,17 @@ class Scene:
             return False
 
     async def until_ready(self, name: str) -> None:
-        """Return once it says so."""
+        """Return once the process says that it is ready."""
         while not await self.is_ready(name):  # noqa: ASYNC110 - it has to be asked
             await anyio.sleep(LOOK_S)
 
     # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Start all, in the order of who needs whom; return when all are ready. Raises UpError when one is not."""
+        """Start all processes, in the order of their dependencies. Return when all are ready.
+
+        Raises UpError when a process does not become ready.
+        """
         part = self._server.part(self.home.path)
         stepped = self.clock.environment if self.clock else {}
         self._supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
@@ -246,7 +249,7 @@ class Scene:
         [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{cast.PASSING}:")]
 
     async def _make_accounts(self) -> Path:
-        """A token for each tenant; their webhook secrets in a file for the sink, by the tenant's number."""
+        """Create a token for each tenant. Return a file with the tenants' webhook secrets, for the sink."""
         accounts = Accounts(self.redis)
         secrets = {}
         for number in range(self.size.tenants):
@@ -259,13 +262,13 @@ class Scene:
         return path
 
     async def _make_links(self, server_url: str) -> dict[str, str]:
-        """A way to the server for each process that needs one; process → the URL of its way."""
+        """Create a link to the server for each of its clients. Return the URL of each client's link."""
         parts = urlsplit(server_url)
-        door = f":{parts.password}@" if parts.password else ""
+        login = f":{parts.password}@" if parts.password else ""
         urls = {}
         for name in cast.REDIS_CLIENTS:
             link = await self._link(f"{name}:redis", _upstream(server_url))
-            urls[name] = f"redis://{door}127.0.0.1:{link.port}/0"
+            urls[name] = f"redis://{login}127.0.0.1:{link.port}/0"
         return urls
 
     async def _open_front(self, url: str) -> None:
@@ -279,7 +282,7 @@ class Scene:
 
 @asynccontextmanager
 async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
-    """A scene that is to start in this new home. Whatever ends the block, no process of it is left."""
+    """Yield a scene in this new home, not started yet. No process of it is left after the block."""
     server = EmbeddedServer(home.valkey, find_binary(), NEVER_REWRITTEN)
     server.prepare()
     log = home.log("supervisor")
@@ -291,7 +294,8 @@ async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
             file.write(f"{line}\n")
 
     def note() -> None:
-        # so that `director down --home` can end what a killed run left, and `director queues --home` can look inside
+        # so that `director down --home` can end what a killed run left, and `director queues --home` can look
+        # inside
         home.write(State(redis_url=server.url).running(supervisor.marks))
 
     try:

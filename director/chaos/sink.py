@@ -1,7 +1,7 @@
-"""The caller's webhook receiver: `python -m director.chaos.sink PORT JOURNAL SECRETS`.
+"""Receive the webhooks of a run: `python -m director.chaos.sink PORT JOURNAL SECRETS`.
 
-Writes down every webhook that it answered, and whether its signature was good by a reading of Standard Webhooks of its
-own. Takes orders: `PUT /mode/ok`, `/mode/error` (answer 500), `/mode/reset` (break the connection).
+The sink records every webhook that it answered. It checks the signature with its own implementation of Standard
+Webhooks. `PUT /mode/ok`, `/mode/error` (answer 500) and `/mode/reset` (break the connection) set how it answers.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ MODES: Final = {"ok": 200, "error": 500, "reset": 0}
 TOLERANCE_S: Final = 300
 
 
-class Told(Struct, frozen=True):
-    """What is read of a webhook's body."""
+class Body(Struct, frozen=True):
+    """The fields of a webhook's body that the sink reads."""
 
     id: str
     status: str
 
 
 class Sink:
-    """The receiver. `secrets`: tenant → the secret that its webhooks are to be signed with."""
+    """The receiver. `secrets` holds the signing secret of each tenant's webhooks."""
 
     def __init__(self, journal: Journal, secrets: dict[str, str]) -> None:
         self._journal = journal
@@ -38,7 +38,6 @@ class Sink:
         self._status = MODES["ok"]
 
     async def __call__(self, request: Request) -> Answer:
-        """Answer one request."""
         match request.method, *request.path.strip("/").split("/"):
             case "POST", "hook", tenant:
                 return self._received(request, self._secrets[tenant])
@@ -51,13 +50,13 @@ class Sink:
                 return Answer(404)
 
     def _received(self, request: Request, secret: str) -> Answer:
-        told = msgspec.json.decode(request.body, type=Told)
+        body = msgspec.json.decode(request.body, type=Body)
         self._journal.write(
             Delivered(
                 at=now_ms(),
-                id=told.id,
+                id=body.id,
                 webhook_id=request.headers.get("webhook-id", ""),
-                status=told.status,
+                status=body.status,
                 answered=self._status,
                 signed=is_signed(request, secret),
             )
@@ -66,20 +65,19 @@ class Sink:
 
 
 def is_signed(request: Request, secret: str) -> bool:
-    """Is one of its signatures that of this body, with this id, at a time near now?"""
+    """Return whether one of its signatures fits this body and id, at a time near now."""
     message_id = request.headers.get("webhook-id", "")
     timestamp = request.headers.get("webhook-timestamp", "")
     if not timestamp.isdecimal() or abs(time.time() - int(timestamp)) > TOLERANCE_S:
         return False
     signed = f"{message_id}.{timestamp}.".encode() + request.body
     key = base64.b64decode(secret.partition("_")[2])
-    wanted = "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    expected = "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
     given = request.headers.get("webhook-signature", "").split(" ")
-    return any(hmac.compare_digest(wanted, signature) for signature in given)
+    return any(hmac.compare_digest(expected, signature) for signature in given)
 
 
 def main() -> None:
-    """Serve until killed."""
     port, journal, secrets = sys.argv[1:]
     known = msgspec.json.decode(Path(secrets).read_bytes(), type=dict[str, str])
     asyncio.run(serve(Sink(Journal(Path(journal)), known), int(port)))

@@ -1,7 +1,7 @@
-"""Just enough HTTP/1.1 for the parties of a run: no framework, a start in a tenth of a second, little of the machine.
+"""Speak just enough HTTP/1.1 for the parties of a run: no framework, a start in a tenth of a second, little CPU.
 
-The machine's time belongs to what is under test. Only for loopback and for peers that are ours: lengths are given but
-for streams, nothing is pipelined, nothing is limited.
+The machine's time belongs to the code under test. This is only for loopback and for peers of a run: every body but a
+stream has a length, nothing is pipelined, and nothing is limited.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Request(Struct, kw_only=True):
 
 
 class Answer(Struct, frozen=True):
-    """What is said. A server that says status 0 breaks the connection instead. Header names are lower case."""
+    """One answer. A server that returns status 0 breaks the connection instead. Header names are lower case."""
 
     status: int = 200
     body: bytes = b""
@@ -34,7 +34,7 @@ class Answer(Struct, frozen=True):
 
 
 class Unanswered(Exception):
-    """No answer came, or not in time. Whether the request was carried out is unknown."""
+    """No answer came, or it came too late. The request may have been carried out."""
 
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -48,7 +48,7 @@ async def serve(handler: Handler, port: int) -> None:
             while await _exchange(handler, reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # it hung up
+            pass  # the client hung up
         finally:
             writer.transport.abort()
 
@@ -58,7 +58,7 @@ async def serve(handler: Handler, port: int) -> None:
 
 
 class Caller:
-    """A client of one server that keeps its connections. One that breaks is not tried again: that is for its user."""
+    """A client of one server that keeps its connections. It does not retry: that is for its user."""
 
     def __init__(self, url: str) -> None:
         self._host = url.removeprefix("http://")
@@ -90,23 +90,23 @@ class Caller:
         is_whole = False
         try:
             writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
-            status_line, told = await _head(reader)
-            content = await reader.readexactly(int(told.get("content-length", "0")))
-            is_whole = told.get("connection", "").lower() != "close"
+            status_line, headers_back = await _head(reader)
+            content = await reader.readexactly(int(headers_back.get("content-length", "0")))
+            is_whole = headers_back.get("connection", "").lower() != "close"
         finally:
             if is_whole:
                 self._idle.append((reader, writer))
             else:
                 writer.transport.abort()
-        return Answer(int(status_line.split(" ")[1]), content, told)
+        return Answer(int(status_line.split(" ")[1]), content, headers_back)
 
     @asynccontextmanager
     async def follow(
         self, path: str, *, headers: Mapping[str, str] = NONE, within_s: float, silent_s: float
     ) -> AsyncGenerator[tuple[int, AsyncIterator[bytes]]]:
-        """GET a stream, on a connection of its own: the status, and what comes piece by piece.
+        """GET a stream on a new connection. Yield the status, and an iterator over the pieces of the body.
 
-        Raises Unanswered, in the block too, where it breaks or says nothing for `silent_s`.
+        Raises Unanswered, inside the block too, if the stream breaks or sends nothing for `silent_s`.
         """
         writer = None
         try:
@@ -124,14 +124,14 @@ class Caller:
                 writer.transport.abort()
 
     def close(self) -> None:
-        """Let go of what is idle."""
+        """Close the idle connections."""
         while self._idle:
             _, writer = self._idle.pop()
             writer.close()
 
 
 async def post(url: str, body: bytes, *, within_s: float) -> None:
-    """POST JSON to an http:// address of this machine, on a connection of its own. Raises Unanswered."""
+    """POST JSON to an http:// address of this machine, on a new connection. Raises Unanswered."""
     host, _, path = url.removeprefix("http://").partition("/")
     caller = Caller(f"http://{host}")
     try:
@@ -141,7 +141,7 @@ async def post(url: str, body: bytes, *, within_s: float) -> None:
 
 
 async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """One request and its answer; is the connection good for another?"""
+    """Answer one request. Return whether the connection is good for another."""
     request_line, headers = await _head(reader)
     method, path, _ = request_line.split(" ")
     body = await reader.readexactly(int(headers.get("content-length", "0")))
@@ -161,7 +161,7 @@ async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyn
 
 
 async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerator[bytes]:
-    """The chunks of a body, to its end."""
+    """Yield the chunks of a body until its end."""
     while True:
         async with asyncio.timeout(silent_s):
             size = int(await reader.readuntil(b"\r\n"), 16)
@@ -172,7 +172,7 @@ async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerat
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
-    """The first line of a message, and its headers."""
+    """Read the first line of a message, and its headers."""
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
     return first, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
@@ -180,5 +180,5 @@ async def _head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
 async def _watch(reader: asyncio.StreamReader, gone: asyncio.Event) -> None:
     with suppress(ConnectionError):
         if await reader.read(1):
-            return  # a client of ours that does not wait for its answer: it is not served on
+            return  # it sends before it has its answer, so it gets no further answers
     gone.set()
