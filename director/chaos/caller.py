@@ -33,10 +33,7 @@ def webhooks_tell_the_end(evidence: Evidence) -> list[Breach]:
     breaches = []
     for prediction_id, tries in evidence.accepted().items():
         if any(each.sent.webhook for each in tries) and evidence.is_terminal(prediction_id):
-            webhooks = evidence.webhooks.get(prediction_id, [])
-            breaches += [
-                Breach("I3", prediction_id, what) for what in _wrong_webhooks(evidence, prediction_id, webhooks)
-            ]
+            breaches += [Breach("I3", prediction_id, what) for what in _wrong_webhooks(evidence, prediction_id)]
     return breaches
 
 

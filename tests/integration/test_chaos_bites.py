@@ -1,7 +1,7 @@
-"""The checker bites: each story is good with the scripts as they are, and is found out with one that is broken.
+"""Check that the checker bites: each story passes with the scripts as they are, and fails with a broken script.
 
-The stories run on a real server through the typed calls; what the parties would have written down is written down as
-it happens. Only the text of a script is changed, on its way to the server.
+The stories run on a real server through the typed calls. The journals are written as the parties would write them.
+Only the text of a script is changed, on its way to the server.
 """
 
 import re
@@ -25,7 +25,7 @@ Story = Callable[[Play], Awaitable[None]]
 
 
 async def plain(play: Play) -> None:
-    """Nothing happens to it, but that its model server was full at first."""
+    """A prediction whose model server was full at first."""
     await play.ask()
     if full := await play.claim(pid=41):
         await play.driver.release(full, code="refused")
@@ -34,12 +34,12 @@ async def plain(play: Play) -> None:
     await run.shows()
     run.ends()
     await run.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
-async def nobody_is_told(play: Play) -> None:
-    """Its caller wants no webhook."""
-    await play.ask(is_told=False)
+async def no_webhook_wanted(play: Play) -> None:
+    """A prediction without a webhook."""
+    await play.ask(has_webhook=False)
     run = await play.run("r1", pid=41)
     assert run is not None
     run.ends()
@@ -47,7 +47,7 @@ async def nobody_is_told(play: Play) -> None:
 
 
 async def a_director_dies(play: Play) -> None:
-    """And another takes what it held as soon as it can be had."""
+    """A director dies, and another one claims its prediction as soon as possible."""
     await play.ask()
     left = await play.run("r1", pid=41)
     assert left is not None
@@ -63,11 +63,11 @@ async def a_director_dies(play: Play) -> None:
         await run.shows()
         run.ends()
         await run.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
-async def a_director_sleeps(play: Play) -> None:
-    """Another ends what it held; then it wakes, and writes all that it had to say."""
+async def a_director_freezes(play: Play) -> None:
+    """A director freezes and another one ends its prediction. Then it wakes, and writes all that it had to write."""
     await play.ask()
     sleeper = await play.run("r1", pid=41)
     assert sleeper is not None
@@ -81,11 +81,11 @@ async def a_director_sleeps(play: Play) -> None:
     sleeper.ends()
     await heir.is_finished()
     await sleeper.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
-async def a_director_beats_all_the_time(play: Play) -> None:
-    """It extends its claim, and another one waits for work."""
+async def a_director_extends_its_claim(play: Play) -> None:
+    """A director extends its claim, and another one waits for work."""
     await play.ask()
     run = await play.run("r1", pid=41)
     assert run is not None
@@ -99,11 +99,11 @@ async def a_director_beats_all_the_time(play: Play) -> None:
         assert heir is not None
         heir.ends()
         await heir.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
 async def a_director_wakes_after_a_cancel(play: Play) -> None:
-    """Its claim was taken back, and its caller canceled what waited."""
+    """The claim was taken back, and the caller canceled the prediction while it waited."""
     asked = await play.ask()
     assert asked is not None
     sleeper = await play.run("r1", pid=41)
@@ -114,12 +114,12 @@ async def a_director_wakes_after_a_cancel(play: Play) -> None:
     await play.cancel(asked)
     sleeper.ends()
     await sleeper.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
 async def a_reader_comes_back(play: Play) -> None:
-    """After each thing that happens; and the director, which did not hear the answer, writes one of them twice."""
-    asked = await play.ask(is_told=False)
+    """A reader resumes after each event. The director misses an answer, and writes one event twice."""
+    asked = await play.ask(has_webhook=False)
     assert asked is not None
     reader = PlayedReader(play, asked)
     await reader.comes()
@@ -136,7 +136,7 @@ async def a_reader_comes_back(play: Play) -> None:
 
 
 async def poison(play: Play) -> None:
-    """It kills every server it runs on."""
+    """A prediction that kills every server it runs on."""
     await play.ask()
     for number in range(6):
         await play.keep(60)
@@ -146,11 +146,11 @@ async def poison(play: Play) -> None:
     if run := await play.run("last", pid=60):
         run.ends("failed")
         await run.is_finished(Status.FAILED)
-    await play.tell()
+    await play.deliver()
 
 
 async def an_answer_is_lost(play: Play) -> None:
-    """The caller asks again under its key, and then for something else."""
+    """The caller asks again under its key, and then with a different body."""
     await play.ask(is_heard=False)
     await play.ask()
     await play.ask()
@@ -161,25 +161,25 @@ async def an_answer_is_lost(play: Play) -> None:
         await run.shows()
         run.ends()
         await run.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
 async def a_receiver_is_down(play: Play) -> None:
-    """At first; then it is up again."""
+    """The receiver is down at first, and up later."""
     await play.ask()
     run = await play.run("r1", pid=41)
     assert run is not None
     run.ends()
     await run.is_finished()
-    await play.tell(answered=500)
+    await play.deliver(answered=500)
     await play.keep(3)
-    await play.tell()
+    await play.deliver()
 
 
 async def one_after_the_other(play: Play) -> None:
-    """A tenant submits more than can run, and each is run in its turn."""
+    """A tenant submits more than can run, and each prediction runs in its turn."""
     for number in range(6):
-        await play.ask(f"k{number}", is_told=False)
+        await play.ask(f"k{number}", has_webhook=False)
         play.driver.pass_time(0.001)
     number = 0
     while run := await play.run(f"r{number}", pid=41):
@@ -188,8 +188,10 @@ async def one_after_the_other(play: Play) -> None:
         await run.is_finished()
 
 
-async def nobody_has_time(play: Play) -> None:
-    """It was to start within a second, and the first director comes after two. Another one has time."""
+async def too_late_to_start(play: Play) -> None:
+    """The first director comes two seconds later, for a prediction that was to start within one. Another one has
+    time.
+    """
     await play.ask("in a hurry", start_by_s=1)
     await play.ask("patient")
     play.driver.pass_time(2)
@@ -198,11 +200,11 @@ async def nobody_has_time(play: Play) -> None:
         number += 1
         run.ends()
         await run.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
-async def a_caller_thinks_again(play: Play) -> None:
-    """It cancels what runs; the director that runs it looks after its claim all the time."""
+async def a_caller_cancels(play: Play) -> None:
+    """The caller cancels a running prediction. Its director looks after the claim all the time."""
     asked = await play.ask()
     assert asked is not None
     run = await play.run("r1", pid=41)
@@ -219,14 +221,14 @@ async def a_caller_thinks_again(play: Play) -> None:
     else:
         run.ends()
         await run.is_finished()
-    await play.tell()
+    await play.deliver()
 
 
 async def a_rush(play: Play) -> None:
     """Three tenants want the same, all at once."""
     for number in range(8):
         for account in ("ant", "bee", "cat"):
-            await play.ask(f"{account}-{number}", account=account, plan="rush", is_told=False)
+            await play.ask(f"{account}-{number}", account=account, plan="rush", has_webhook=False)
     number = 0
     while run := await play.run(f"r{number}", pid=41):
         number += 1
@@ -236,7 +238,9 @@ async def a_rush(play: Play) -> None:
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A script broken on purpose: what is put in place of what (a pattern), the story that shows it, what it breaks."""
+    """A script broken on purpose: the pattern, its replacement, the story that shows it, the promises that it
+    breaks.
+    """
 
     old: str
     new: str
@@ -257,15 +261,15 @@ FAULTS: Final[dict[str, Fault]] = {
         old=LEASE, new=AT_MOST_ONCE, story=a_director_dies, breaks=frozenset({"I1", "I7"})
     ),
     "claim writes no lease": Fault(old=LEASE, new="", story=a_director_dies, breaks=frozenset({"I12"})),
-    "finish looks at no token": Fault(old=FINISH, new="", story=a_director_sleeps, breaks=frozenset({"I2", "I4"})),
+    "finish looks at no token": Fault(old=FINISH, new="", story=a_director_freezes, breaks=frozenset({"I2", "I4"})),
     "finish revives what was canceled": Fault(
         old=FINISH, new="", story=a_director_wakes_after_a_cancel, breaks=frozenset({"I2", "I4", "I6"})
     ),
-    "advance looks at no token": Fault(old=ADVANCE, new="", story=a_director_sleeps, breaks=frozenset({"I4"})),
+    "advance looks at no token": Fault(old=ADVANCE, new="", story=a_director_freezes, breaks=frozenset({"I4"})),
     "a heartbeat extends no lease": Fault(
         old=re.escape("redis.call('ZADD', queue_key(queue, 'lease'), now + lease_ms, id)\n    local late"),
         new="local late",
-        story=a_director_beats_all_the_time,
+        story=a_director_extends_its_claim,
         breaks=frozenset({"I18"}),
     ),
     "an attempt is never the last": Fault(
@@ -275,7 +279,7 @@ FAULTS: Final[dict[str, Fault]] = {
         old=re.escape("redis.call('XDEL', stream, r.mid)"), new="", story=plain, breaks=frozenset({"I7"})
     ),
     "an end gives no lifetime": Fault(
-        old=r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", new="", story=nobody_is_told, breaks=frozenset({"I7"})
+        old=r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", new="", story=no_webhook_wanted, breaks=frozenset({"I7"})
     ),
     "enqueue looks at no key": Fault(
         old=re.escape("if fingerprint ~= '' then\n  local held"),
@@ -328,13 +332,13 @@ FAULTS: Final[dict[str, Fault]] = {
     "claim looks at no time to start by": Fault(
         old=re.escape("r.begun == '' and past(r.start_by, now)"),
         new="false",
-        story=nobody_has_time,
+        story=too_late_to_start,
         breaks=frozenset({"I13"}),
     ),
     "a holder is not told of a cancel": Fault(
         old=re.escape("(r[2] and r[2] ~= '') and r[2] or late"),
         new="late",
-        story=a_caller_thinks_again,
+        story=a_caller_cancels,
         breaks=frozenset({"I6", "I13"}),
     ),
     "it is always the turn of who was served most": Fault(
@@ -353,7 +357,7 @@ def play(driver: QueueDriver, tmp_path: Path, server: RedisServer) -> Play:
 
 
 @pytest.mark.parametrize("story", STORIES)
-async def test_with_the_scripts_as_they_are_it_is_good(play: Play, story: str) -> None:
+async def test_every_story_passes_with_the_scripts_as_they_are(play: Play, story: str) -> None:
     await STORIES[story](play)
     report = await play.verdict()
     assert report.ok, text(report)
@@ -361,7 +365,7 @@ async def test_with_the_scripts_as_they_are_it_is_good(play: Play, story: str) -
 
 
 @pytest.mark.parametrize("broken", FAULTS)
-async def test_it_is_found_out_that(play: Play, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+async def test_a_broken_script_is_found(play: Play, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     fault = FAULTS[broken]
     whole, changed = gatherer.source, set[str]()
 
@@ -375,4 +379,4 @@ async def test_it_is_found_out_that(play: Play, monkeypatch: pytest.MonkeyPatch,
     report = await play.verdict()
     assert changed, "no script that ran has this line"
     assert {name for name, count in report.counts.items() if count} == fault.breaks, text(report)
-    await play.driver.redis.flushall()  # some of these leave behind what no test may
+    await play.driver.redis.flushall()  # some broken scripts leave keys behind that no test may leave

@@ -1,4 +1,4 @@
-"""A link of a fault-injection run: it passes on every byte, and can be slow, cut, broken, or lose one reply."""
+"""Check a link of a fault-injection run: it passes on every byte, and can be slow, cut, broken, or lose one reply."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Echo:
-    """A server that answers each line with itself, and remembers what came."""
+    """A server that answers each line with the same line, and remembers it."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []
@@ -59,7 +59,7 @@ async def say(ends: Ends, line: bytes) -> bytes:
     return await ends[0].readline()
 
 
-async def test_it_passes_on_every_byte_both_ways():
+async def test_a_link_passes_on_every_byte_both_ways():
     async with linked() as (link, echo), connected(link) as ends:
         long = b"x" * 200_000 + b"\n"
         ends[1].write(long)
@@ -67,7 +67,7 @@ async def test_it_passes_on_every_byte_both_ways():
         assert echo.heard == [long]
 
 
-async def test_what_is_sent_over_a_slow_link_arrives_whole_and_in_order():
+async def test_a_slow_link_delivers_every_byte_in_order():
     async with linked() as (link, _), connected(link) as ends:
         link.delay_s = (0.001, 0.005)
         for number in range(20):
@@ -88,7 +88,7 @@ async def test_connections_of_a_narrow_link_share_its_bytes_per_second():
         assert link.carried == {False: 300_002, True: 300_002}
 
 
-async def test_nothing_passes_a_cut_link_and_all_of_it_arrives_once_it_is_mended():
+async def test_a_cut_link_delivers_its_bytes_once_it_is_mended():
     async with linked() as (link, echo), connected(link) as ends:
         assert await say(ends, b"before\n") == b"before\n"
         link.cut()
@@ -103,7 +103,7 @@ async def test_nothing_passes_a_cut_link_and_all_of_it_arrives_once_it_is_mended
             assert await others[0].readline() == b"new\n"
 
 
-async def test_a_lost_reply_was_asked_for_and_is_never_heard():
+async def test_a_lost_reply_does_not_arrive_though_its_request_did():
     async with linked() as (link, echo), connected(link) as ends, connected(link) as others:
         losing = asyncio.create_task(link.lose_reply(b"secret"))
         await asyncio.sleep(0)
@@ -115,14 +115,14 @@ async def test_a_lost_reply_was_asked_for_and_is_never_heard():
         assert await say(others, b"secret\n") == b"secret\n"
 
 
-async def test_waiting_in_vain_for_a_reply_to_lose_leaves_the_link_good():
+async def test_a_link_works_after_no_reply_to_lose_came():
     async with linked() as (link, _), connected(link) as ends:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(link.lose_reply(b"secret"), 0.01)
         assert await say(ends, b"secret\n") == b"secret\n"
 
 
-async def test_a_reset_breaks_what_is_open_and_nothing_else():
+async def test_a_reset_breaks_only_open_connections():
     async with linked() as (link, _), connected(link) as ends:
         assert await say(ends, b"before\n") == b"before\n"
         link.reset()
@@ -132,7 +132,7 @@ async def test_a_reset_breaks_what_is_open_and_nothing_else():
             assert await say(others, b"after\n") == b"after\n"
 
 
-async def test_an_end_that_hangs_up_is_hung_up_on_at_the_other_end():
+async def test_a_link_passes_on_a_hang_up():
     async with linked() as (link, echo), connected(link) as ends:
         assert await say(ends, b"last\n") == b"last\n"
         ends[1].close()

@@ -1,4 +1,4 @@
-"""The scripted parties of a fault-injection run: a model server as a director meets it, and a receiver of webhooks."""
+"""Check the scripted parties of a fault-injection run: the model server as a director sees it, and the sink."""
 
 import asyncio
 import time
@@ -72,7 +72,7 @@ async def test_a_director_finds_the_scripted_server_ready(tmp_path: Path):
         assert (await runner.health()).status is HealthStatus.READY
 
 
-async def test_a_run_gives_outputs_that_name_it_and_is_written_down(tmp_path: Path):
+async def test_a_run_is_recorded_and_its_outputs_name_it(tmp_path: Path):
     async with cog(tmp_path) as runner:
         ended = await end_of(runner, "one", outputs=2)
     assert ended.outcome is Outcome.SUCCEEDED
@@ -96,7 +96,7 @@ async def test_a_run_that_hangs_ends_when_it_is_canceled(tmp_path: Path):
         assert (await running).outcome is Outcome.CANCELED
 
 
-async def test_a_run_ends_when_whoever_asked_has_gone(tmp_path: Path):
+async def test_a_run_ends_when_its_client_hangs_up(tmp_path: Path):
     async with cog(tmp_path) as runner:
         caller = Caller(runner.url)
         with pytest.raises(Unanswered):
@@ -105,7 +105,7 @@ async def test_a_run_ends_when_whoever_asked_has_gone(tmp_path: Path):
         assert [line.outcome for line in ended if isinstance(line, CogEnded)] == ["canceled"]
 
 
-async def test_there_is_no_slot_beyond_its_slots_and_no_second_run_of_one_id(tmp_path: Path):
+async def test_a_full_server_refuses_and_an_id_runs_only_once(tmp_path: Path):
     async with cog(tmp_path, slots=1) as runner:
         running = asyncio.create_task(end_of(runner, "one", outcome="hang"))
         await eventually(lambda: lines(tmp_path), "its start")
@@ -137,7 +137,7 @@ async def deliver(url: str, secret: str, *, body: bytes = b'{"id":"one","status"
         caller.close()
 
 
-async def test_the_sink_tells_a_good_signature_from_another(tmp_path: Path):
+async def test_the_sink_recognises_a_valid_signature(tmp_path: Path):
     secret = signing.new_secret()
     async with sink(tmp_path, secret) as url:
         assert await deliver(url, secret) == 200
@@ -149,7 +149,7 @@ async def test_the_sink_tells_a_good_signature_from_another(tmp_path: Path):
     }
 
 
-async def test_the_sink_fails_and_breaks_as_it_is_told(tmp_path: Path):
+async def test_the_sink_fails_and_breaks_connections_on_request(tmp_path: Path):
     secret = signing.new_secret()
     async with sink(tmp_path, secret) as url:
         orders = Caller(url)

@@ -1,6 +1,6 @@
-"""The whole service under a seeded nemesis: every promise holds, by the evidence of everybody else.
+"""Run the whole service under a seeded nemesis: every promise holds, by the journals of the other parties.
 
-How quickly an orphan starts again (I12) is not judged here, since machines are noisy: `director chaos` judges it.
+Machines are noisy, so the time of recovery (I12) is not judged here. `director chaos` judges it.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ BEYOND_THE_LOAD_S = 240  # to start, to calibrate, to come to rest, to judge
 
 
 def breaches(folder: Path, *, seed: int, seconds: int, lease: int) -> dict[str, Any]:
-    """What `director chaos`, in a process of its own, found broken, by invariant: all but what is about time."""
+    """Run `director chaos` in its own process. Return the broken promises by invariant, except those about time."""
     report = folder / "report.json"
     options = ["--seed", str(seed), "--seconds", str(seconds), "--lease", str(lease), "--json", str(report)]
     ended = subprocess.run(
@@ -39,7 +39,7 @@ def test_every_promise_holds_while_parts_die_freeze_and_fill(tmp_path: Path) -> 
 
 
 @pytest.mark.chaos
-def test_every_promise_holds_for_a_minute_with_the_lease_that_is_shipped(tmp_path: Path) -> None:
+def test_every_promise_holds_for_a_minute_with_the_default_lease(tmp_path: Path) -> None:
     assert breaches(tmp_path, seed=2, seconds=60, lease=15) == {}
 
 

@@ -1,4 +1,4 @@
-"""A fault-injection run from end to end, short: all of its processes, none of its faults; and what Ctrl-C leaves."""
+"""Run a short fault-injection run from end to end without faults, and check what Ctrl-C leaves."""
 
 import os
 import shutil
@@ -22,7 +22,8 @@ from director.local.processes import UpError, is_alive
 pytestmark = pytest.mark.chaos
 
 LONGEST_S = 60.0
-PROCESSES = 2 + 2 * len(cast.SERVED) + cast.KEEPERS + 1  # server, sink, directors with theirs, keepers, API
+# server, sink, directors with their model servers, keepers, API
+PROCESSES = 2 + 2 * len(cast.SERVED) + cast.KEEPERS + 1
 
 
 @pytest.fixture

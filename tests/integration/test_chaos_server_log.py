@@ -1,4 +1,4 @@
-"""The server's own log, as a fault-injection run reads it: on a real server, through the scripts as they are."""
+"""Read the server's own log as a fault-injection run does: on a real server, through the scripts as they are."""
 
 import shutil
 import time
@@ -15,9 +15,7 @@ from tests.support.servers import RedisServer
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_tells_who_came_and_who_was_handed_out_in_the_order_of_the_server(
-    driver: QueueDriver, server: RedisServer
-):
+async def test_the_log_has_arrivals_and_claims_in_the_servers_order(driver: QueueDriver, server: RedisServer):
     start = size(server.folder)
     first = await driver.submit(account="ant", streams=[5])
     second = await driver.submit(account="bee", lane="high")
@@ -42,9 +40,7 @@ async def test_it_tells_who_came_and_who_was_handed_out_in_the_order_of_the_serv
     assert [line.number for line in lines] == sorted({line.number for line in lines})
 
 
-async def test_the_time_of_a_claim_is_the_servers_own_beside_what_the_record_says(
-    driver: QueueDriver, server: RedisServer
-):
+async def test_a_claim_has_the_servers_time_and_the_records_time(driver: QueueDriver, server: RedisServer):
     start = size(server.folder)
     await driver.submit()
     before_ms = time.time_ns() // 1_000_000
@@ -54,7 +50,7 @@ async def test_the_time_of_a_claim_is_the_servers_own_beside_what_the_record_say
     assert before_ms - 1 <= claimed.delivered <= time.time_ns() // 1_000_000 + 1
 
 
-async def test_what_a_tenant_keeps_waiting_is_told_when_it_comes_and_its_stream_when_it_goes(
+async def test_a_waiting_prediction_has_its_arrival_and_later_its_stream(
     driver: QueueDriver, scripts: Scripts, server: RedisServer
 ):
     await scripts.resize(driver.queue, streams=1)
@@ -82,7 +78,7 @@ async def test_a_command_that_a_kill_cut_off_is_left_out(driver: QueueDriver, se
     assert list(server_log(tmp_path)) == whole[:-1]
 
 
-async def test_it_tells_from_when_until_when_a_breaker_held_its_queue(driver: QueueDriver, server: RedisServer):
+async def test_the_log_has_when_a_breaker_opened_and_closed(driver: QueueDriver, server: RedisServer):
     start = size(server.folder)
     for _ in range(6):
         await driver.submit()

@@ -1,6 +1,6 @@
-"""A fault-injection run played by hand: real scripts on a real server, parties that a test moves, and their journals.
+"""Play a fault-injection run by hand: real scripts on a real server, parties that a test moves, and their journals.
 
-Time is the queue driver's, so a lease lasts no time at all. Never decides what is right: that is the checker's part.
+Time is the queue driver's, so a test does not wait for a lease. The checker alone decides what is right.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class PlayedRun:
         play.note("cog", CogStarted(at=self._began, id=claim.id, run=name, server=f"cog-{pid}", pid=pid))
 
     async def shows(self) -> None:
-        """The director writes that it began, and its output."""
+        """The director writes the start of the run and its output."""
         driver = self._play.driver
         await driver.scripts.advance(
             self.claim.id,
@@ -67,18 +67,18 @@ class PlayedRun:
         )
 
     async def is_to_stop(self) -> bool:
-        """The director asks what becomes of its claim: did the caller cancel it?"""
+        """The director extends its claim. Return whether the caller has canceled it."""
         return await self._play.driver.extend(self.claim) == ["user"]
 
     def ends(self, outcome: Outcome = "succeeded") -> None:
-        """On its server."""
+        """The run ends on its server."""
         now_ms = self._play.now_ms
         asked = now_ms if outcome == "canceled" else 0
         ended = CogEnded(at=now_ms, id=self.claim.id, run=self.name, outcome=outcome, asked=asked)
         self._play.note("cog", ended)
 
     async def is_finished(self, status: Status = Status.SUCCEEDED) -> bool:
-        """The director writes the end, if it may."""
+        """The director writes the end. Return whether it was allowed to."""
         output = b"[" + self.item + b"]"
         ran_ms = self._play.now_ms - self._began
         return await self._play.driver.finish(
@@ -87,7 +87,7 @@ class PlayedRun:
 
 
 class PlayedReader:
-    """Somebody who follows a prediction, with an API between that remembers nothing."""
+    """A reader of a prediction, behind an API that keeps no state."""
 
     def __init__(self, play: "Play", prediction_id: PredictionId) -> None:
         self._play = play
@@ -96,7 +96,7 @@ class PlayedReader:
         self._note(Followed(at=play.now_ms, id=prediction_id, tenant=0))
 
     async def comes(self) -> None:
-        """After the last event it heard, and hears what there is by now."""
+        """The reader resumes after its last event, and receives the events up to now."""
         scripts, after = self._play.driver.scripts, self._after
         teller = Teller(Mark.parse(after))
         page = await scripts.replay(self._id, after=teller.mark.seq, count=100, most_bytes=10_000)
@@ -117,7 +117,7 @@ class PlayedReader:
         self._note(Visited(at=self._play.now_ms, id=self._id, after=after, status=200, end=end))
 
     async def lists(self) -> None:
-        """Its events, two at a time."""
+        """The reader lists the events, two at a time."""
         events: list[tuple[int, str]] = []
         has_more = True
         while has_more:
@@ -132,7 +132,7 @@ class PlayedReader:
 
 
 class Play:
-    """The scene, with what everybody writes down in `folder`; `data` is the server's folder, with its own log."""
+    """The scene. All journals are in `folder`; `data` is the server's folder, with its log."""
 
     def __init__(self, driver: QueueDriver, folder: Path, data: Path) -> None:
         self.driver = driver
@@ -147,7 +147,6 @@ class Play:
         return self.driver.now_ms
 
     def note(self, party: str, line: Line) -> None:
-        """Write it down."""
         journal = Journal(self._folder / f"{party}.jsonl")
         journal.write(line)
         journal.close()
@@ -160,15 +159,15 @@ class Play:
         plan: str = "plain",
         start_by_s: int = 0,
         is_heard: bool = True,
-        is_told: bool = True,
+        has_webhook: bool = True,
     ) -> PredictionId | None:
-        """A client submits. `is_heard`: the answer arrives; `is_told`: it wants a webhook."""
+        """A client submits. `is_heard`: the answer arrives; `has_webhook`: it wants a webhook."""
         driver = self.driver
-        sent = Sent(at=self.now_ms, key=key, action="create", webhook=is_told, plan=plan, start_by_s=start_by_s)
+        sent = Sent(at=self.now_ms, key=key, action="create", webhook=has_webhook, plan=plan, start_by_s=start_by_s)
         self.note("client", sent)
         idempotency = (hashlib.sha256(key.encode()).hexdigest(), hashlib.sha256(plan.encode()).hexdigest())
         try:
-            options: dict[str, Any] = {"webhook": "http://sink.test", "events": "completed"} if is_told else {}
+            options: dict[str, Any] = {"webhook": "http://sink.test", "events": "completed"} if has_webhook else {}
             if start_by_s:
                 options["start_by_ms"] = start_by_s * 1000
             accepted = await driver.submit(account=account, idempotency=idempotency, **options)
@@ -184,7 +183,7 @@ class Play:
         self.note("client", answered)
 
     async def cancel(self, prediction_id: PredictionId, key: str = "k") -> None:
-        """A client cancels, and is shown what became of it."""
+        """A client cancels, and receives the status."""
         self.note("client", Sent(at=self.now_ms, key=key, action="cancel"))
         await self.driver.cancel(prediction_id, account=ACCOUNT)
         shown = (await self.driver.record(prediction_id)).status
@@ -192,30 +191,32 @@ class Play:
         self.note("client", answered)
 
     async def claim(self, *, pid: int) -> Claim | None:
-        """The director of this pid asks for one."""
+        """The director with this pid claims."""
         claims = await self.driver.claim(consumer=f"host-{pid}-0a", lease_s=LEASE_S)
         return claims[0] if claims else None
 
     async def run(self, name: str, *, pid: int) -> PlayedRun | None:
-        """The same, and it starts what it got on its server."""
+        """The director with this pid claims, and starts the prediction on its server."""
         claim = await self.claim(pid=pid)
         return None if claim is None else PlayedRun(self, claim, name, pid=pid)
 
     def kill(self, pid: int) -> None:
-        """The nemesis kills the director of this pid."""
+        """The nemesis kills the director with this pid."""
         phases: tuple[Literal["begin", "end"], ...] = ("begin", "end")
         for phase in phases:
             fault = Fault(at=self.now_ms, kind="kill_director", target=f"director-{pid}", phase=phase, pid=pid)
             self.note("nemesis", fault)
 
     def freeze(self, pid: int) -> None:
-        """The nemesis stops the director of this pid, for the rest of the run."""
+        """The nemesis stops the director with this pid, for the rest of the run."""
         self.note(
             "nemesis", Fault(at=self.now_ms, kind="stop_director", target=f"director-{pid}", phase="begin", pid=pid)
         )
 
     async def keep(self, seconds: float = LEASE_S + 1) -> None:
-        """Let so much time pass under a keeper: it reaps and promotes every second, and at times checks it all."""
+        """Let this much time pass under a keeper. It reaps and promotes every second, and sometimes checks
+        everything.
+        """
         driver = self.driver
         for _ in range(int(seconds)):
             driver.pass_time(1)
@@ -229,21 +230,21 @@ class Play:
         driver, options = self.driver, {"count": 100, "now_ms": self.now_ms}
         for lane in LANES:
             for number in range(STREAMS):
-                # what is idle goes by the server's own clock, which stands still here
+                # idle entries go by the server's own clock, which stands still here
                 await driver.scripts.recover(driver.queue, lane, number, cursor="0-0", idle_s=0, **options)
         await driver.scripts.reconcile(driver.queue, start=0, lease_s=LEASE_S, **options)
 
-    async def tell(self, *, answered: int = 200) -> None:
-        """A courier delivers what is owed and due; the sink answers so."""
+    async def deliver(self, *, answered: int = 200) -> None:
+        """A courier delivers the webhooks that are owed and due. The sink gives this answer."""
         driver = self.driver
         for name in sorted(self._ids):
             prediction_id = PredictionId(name)
             due = await driver.scripts.due(partition_of(prediction_id), limit=100, hold_s=60, now_ms=self.now_ms)
             for each in due:
-                await self._tell_one(each, answered)
+                await self._deliver_one(each, answered)
 
-    async def _tell_one(self, prediction_id: PredictionId, answered: int) -> None:
-        is_told = answered < 300
+    async def _deliver_one(self, prediction_id: PredictionId, answered: int) -> None:
+        is_delivered = answered < 300
         self.note(
             "sink",
             Delivered(
@@ -257,19 +258,19 @@ class Play:
         )
         await self.driver.scripts.deliver(
             prediction_id,
-            outcome="delivered" if is_told else "failed",
-            delay_s=None if is_told else 2,
+            outcome="delivered" if is_delivered else "failed",
+            delay_s=None if is_delivered else 2,
             now_ms=self.now_ms,
         )
 
     async def verdict(self) -> Report:
-        """All is healed: what the checker says."""
+        """Record that all is healed, and return the checker's report."""
         redis: Any = self.driver.redis
         self.note("nemesis", Healed(at=self.now_ms))
         async for prediction in predictions(redis, self._ids):
             self.note("queue", prediction)
         for line in server_log(self._data, start=self._log_start):
             self.note("server", line)
-        # the test's time is not the server's
+        # the test's time differs from the server's
         rules = Rules(lease_s=LEASE_S, attempts=3, slots=1, clock_s=math.inf)
         return check(self._folder, rules, leftovers=await leftovers(redis))

@@ -1,4 +1,4 @@
-"""The checker of a fault-injection run: for each promise a run that keeps it, and one that breaks nothing else."""
+"""Check the checker of a fault-injection run: for each promise a run that keeps it, and one that breaks only it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ from director.chaos.journal import (
 from director.chaos.rest import Leftovers, QueueRest
 
 T = 1_800_000_000_000
-HOLDER = "host-41-0a1b2c3d"  # a director's name says its pid
+HOLDER = "host-41-0a1b2c3d"  # a director's name has its pid
 EMPTY = Leftovers(queues=[QueueRest(queue="acme/echo:a1")], owed=0, endless=[])
 RULES = Rules(seed=7, seconds=60, lease_s=15, attempts=3, slots=2)
 
@@ -54,7 +54,7 @@ def create(
     tenant: str = "t",
     **asked: int,
 ) -> list[Line]:
-    """What the client wrote down, and the server where it was accepted."""
+    """Return the lines of the client, and the server's line if the create was accepted."""
     lines: list[Line] = [
         Sent(at=T + at, key=key, action="create", webhook=True, plan=plan, **asked),
         Answered(at=T + at + 5, key=key, action="create", status=status, id=prediction, shown=shown or "starting"),
@@ -99,7 +99,7 @@ def run(
     asked: int | None = None,
     **where: Any,
 ) -> list[Line]:
-    """What the model server wrote down, and the server of the claim."""
+    """Return the lines of the model server, and the server's line of the claim."""
     where = {"server": "cog-0", "pid": 90, **where}
     lines: list[Line] = [claimed(prediction, began - 1), CogStarted(at=T + began, id=prediction, run=name, **where)]
     if ended is not None:
@@ -147,7 +147,7 @@ def ended_well(prediction: str, name: str, *, at: int = 100) -> list[tuple[str, 
 
 
 def good(prediction: str = "a", key: str = "k-a") -> list[Line]:
-    """One prediction to which nothing happened."""
+    """Return one prediction that nothing disturbed."""
     name = f"r-{prediction}"
     return [
         *create(key, prediction),
@@ -158,7 +158,7 @@ def good(prediction: str = "a", key: str = "k-a") -> list[Line]:
 
 
 def lived_through_a_death(*, died: int = 50, again: int = 16_000) -> list[Line]:
-    """Its first director is killed, the second run ends it."""
+    """Return a prediction whose first director is killed, and whose second run ends it."""
     return [
         *create("k-b", "b"),
         *run("b", "r1", began=20, ended=60, outcome="canceled"),
@@ -179,7 +179,7 @@ def lived_through_a_death(*, died: int = 50, again: int = 16_000) -> list[Line]:
 
 
 def canceled(*, shown: str = "canceled", status: str = "canceled", ended: int = 300) -> list[Line]:
-    """Canceled by its caller while it ran."""
+    """Return a prediction that its caller canceled while it ran."""
     return [
         *create("k-c", "c"),
         *run("c", "r-c", began=10, ended=ended - 10, outcome=status, asked=205),
@@ -199,14 +199,14 @@ ENDED_BY_A_STRANGER = [("created", 1, ""), ("output", 30, item("r-x")), ("comple
 def altered(
     prediction: str, status: str, *events: tuple[str, int, str], output: str | None = None, **record: str
 ) -> list[Line]:
-    """A good one, but for what Redis has of it at rest."""
+    """Return a good prediction, except for its state in Redis at rest."""
     name = f"r-{prediction}"
     rest = final(prediction, status, *events, output=f"[{item(name)}]" if output is None else output, **record)
     return [*without(good(prediction), Final), rest]
 
 
 def runs(*intervals: tuple[int, int | None], released: int = 0) -> list[Line]:
-    """One prediction that ran so often, each time with leave, or as many as it has."""
+    """Return one prediction with these runs. Its first `released` restarts are releases, the others are retries."""
     lines: list[Line] = [*create("k-d", "d")]
     events = [("created", 1, "")]
     for number, (began, ended) in enumerate(intervals):
@@ -232,12 +232,12 @@ def runs(*intervals: tuple[int, int | None], released: int = 0) -> list[Line]:
 
 
 def beside(count: int) -> list[Line]:
-    """So many at once on one server."""
+    """Return this many runs at once on one server."""
     return [line for number in range(count) for line in good(f"e{number}", f"k-e{number}")]
 
 
 def late(prediction: str, *, asked: int, began: int, ended: int) -> list[Line]:
-    """One that waited long, on the second server."""
+    """Return a prediction that waited long, on the second server."""
     name = f"r-{prediction}"
     return [
         *create(f"k-{prediction}", prediction, at=asked),
@@ -254,7 +254,10 @@ def late(prediction: str, *, asked: int, began: int, ended: int) -> list[Line]:
 
 
 def in_turn(*turns: tuple[str, int], tenants: str = "aaa", arrive: str = "xyz") -> list[Line]:
-    """Three that ran at the same time on the two streams of a lane; `turns`: (id, stream) as they were claimed."""
+    """Return three predictions that ran at the same time on the two streams of a lane.
+
+    `turns` holds (id, stream) in the order of claims.
+    """
     asked = {name: 20 * place for place, name in enumerate(arrive)}
     lines: list[Line] = []
     for name, tenant in zip(arrive, tenants, strict=True):
@@ -266,7 +269,10 @@ def in_turn(*turns: tuple[str, int], tenants: str = "aaa", arrive: str = "xyz") 
 
 
 def start_by(*, claims: int, began: int, again: int | None = None) -> list[Line]:
-    """One that was to start within a second. `again`: when it was claimed once more, after a model server's death."""
+    """Return a prediction that was to start within a second.
+
+    `again` is the time of a second claim, after the death of a model server.
+    """
     retried = [("retried", again - 5, f"server_lost {HOLDER}")] if again is not None else []
     ended = (began if again is None else again) + 50
     return [
@@ -280,7 +286,7 @@ def start_by(*, claims: int, began: int, again: int | None = None) -> list[Line]
 
 
 def stepped(lines: list[Line], *, at: int, seconds: int) -> list[Line]:
-    """The same, where the server's clock steps: from then on the server tells other times."""
+    """Return the same lines with a step of the server's clock. The server's times differ from then on."""
 
     def told_by_it(ms: int) -> int:
         return ms + seconds * 1000 if ms >= T + at else ms
@@ -301,7 +307,7 @@ def stepped(lines: list[Line], *, at: int, seconds: int) -> list[Line]:
 
 
 def hurried(*, ended: int) -> list[Line]:
-    """One that was to start within a second, and ended without a start; beside a good one."""
+    """Return a prediction that was to start within a second and ended without a start, beside a good one."""
     return [
         *good(),
         *create("k-h", "h", start_by_s=1),
@@ -311,12 +317,12 @@ def hurried(*, ended: int) -> list[Line]:
 
 
 def taken_from_the_living() -> list[Line]:
-    """Its director loses the claim, and nothing had hit it."""
+    """Return a prediction whose director loses the claim although no fault hit it."""
     return without(lived_through_a_death(), Fault)
 
 
 def too_long(*, ended: int) -> list[Line]:
-    """One that was to have ended within two seconds, and whose model server was never told to stop."""
+    """Return a prediction with a deadline of two seconds, whose model server was not asked to stop."""
     return [
         *create("k-l", "l", cancel_after_s=2),
         *run("l", "r-l", began=10, ended=ended, outcome="canceled"),
@@ -326,9 +332,9 @@ def too_long(*, ended: int) -> list[Line]:
 
 
 def rush(*shares: int, light_ms: int = 300, heavy_ms: int = 9_000) -> list[Line]:
-    """For four seconds tenants want all of a queue; so many runs of each get in, and then the rest.
+    """Return four seconds in which tenants want all of a queue. This many runs of each get in, and then the rest.
 
-    A light tenant and a heavy one come at first, and wait so long.
+    A light tenant and a heavy one come first, and wait this long.
     """
     lines: list[Line] = []
     for tenant, share in enumerate(shares):
@@ -350,7 +356,7 @@ def one_of_many(prediction: str, tenant: str, plan: str, asked: int, began: int,
 
 
 def heard(prediction: str, *events: tuple[str, str, str]) -> list[Line]:
-    """What a reader heard: (event, id, data)."""
+    """Return the events that a reader received: (event, id, data)."""
     return [
         Heard(at=T + 50 + place, id=prediction, event=event, mark=mark, data=data)
         for place, (event, mark, data) in enumerate(events)
@@ -362,14 +368,14 @@ def visited(prediction: str, *, status: int = 200, after: str = "", end: Any = "
 
 
 def listed(lines: list[Line]) -> Line:
-    """The list of events that a reader was given: as it should be."""
+    """Return the correct list of events for a reader."""
     [rest] = [line for line in lines if isinstance(line, Final)]
     events = [(number, kind) for number, (kind, _, _) in enumerate(rest.events, start=1)]
     return Listed(at=T + 80_000, id=rest.id, events=events)
 
 
 def followed(lines: list[Line], *parts: list[Line] | Line) -> list[Line]:
-    """The same prediction, with somebody who followed it and heard this."""
+    """Return the same prediction with a reader that received these events."""
     [rest] = [line for line in lines if isinstance(line, Final)]
     reader: list[Line] = [Followed(at=T + 6, id=rest.id, tenant=0)]
     for part in parts:
@@ -393,18 +399,18 @@ NUMBERED: list[Line] = [
 
 
 def misheard(*events: tuple[str, str, str]) -> list[Line]:
-    """One to which nothing happened, and a reader who heard this."""
+    """Return a good prediction with a reader that received these events."""
     return followed(good(), visited("a"), heard("a", *events), listed(good()))
 
 
 def misread(*events: tuple[str, str, str]) -> list[Line]:
-    """One with two attempts, and a reader who heard this."""
+    """Return a prediction of two attempts with a reader that received these events."""
     story = lived_through_a_death()
     return followed(story, visited("b"), heard("b", *events), listed(story))
 
 
 def failed_unseen() -> list[Line]:
-    """It failed, and nothing was shown before its end."""
+    """Return a prediction that failed before it showed anything."""
     story = [*without(without(good(), Final), CogEnded), CogEnded(at=T + 90, id="a", run="r-a", outcome="failed")]
     story = [*without(story, Delivered), told("a", "failed", at=120)]
     events = [("created", 1, ""), ("started", 20, ""), ("completed", 100, "failed")]
@@ -501,7 +507,7 @@ KEPT: dict[str, list[Line]] = {
         *good(),
     ],
     "another body under a known key": [*good(), *create("k-a", "", at=50, status=422, plan="other body")],
-    "one that nobody heard of": [
+    "one whose acceptance the client missed": [
         *good(),
         *create("k-h", "", status=503),
         final("h", "canceled", ("created", 1, ""), ("completed", 30, "canceled")),
@@ -540,16 +546,16 @@ KEPT: dict[str, list[Line]] = {
         *rush(39, 39, 24),
         *fault("kill_director", "director-0", 900, 1_100),
     ],
-    "a reader who heard all of it": misheard(ONE, DONE),
-    "a reader who came back in the middle": followed(
+    "a reader that heard all of it": misheard(ONE, DONE),
+    "a reader that came back in the middle": followed(
         good(),
         [visited("a", status=0, end="broken"), visited("a", end="left"), *heard("a", ONE)],
         [visited("a", status=503, after="3:1:0", end="broken"), visited("a", after="3:1:0"), *heard("a", DONE)],
         listed(good()),
     ),
     "a reader of two attempts": misread(FIRST, RETRIED, SECOND, LAST),
-    "a reader who left behind a comment, and heard it again": misread(FIRST, RETRIED, RETRIED, SECOND, LAST),
-    "a reader who heard all at the end": followed(
+    "a reader that left behind a comment, and heard it again": misread(FIRST, RETRIED, RETRIED, SECOND, LAST),
+    "a reader that heard all at the end": followed(
         failed_unseen(),
         visited("a"),
         heard(
@@ -703,7 +709,7 @@ LEFT: list[tuple[str, Leftovers]] = [
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Callable[..., Report]:
-    """The verdict on journals that say just this, each party in a file of its own."""
+    """Return a function that judges journals with exactly these lines, each party in its own file."""
 
     def judge(lines: list[Line], leftovers: Leftovers | None = EMPTY, *, healed: bool = True) -> Report:
         for line in [*lines, *([Healed(at=T + 60_000)] if healed else [])]:
@@ -720,7 +726,7 @@ def broken(report: Report) -> set[str]:
 
 
 @pytest.mark.parametrize("story", KEPT)
-def test_a_run_that_kept_its_promises_is_good(judged: Callable[..., Report], story: str) -> None:
+def test_a_run_that_kept_its_promises_passes(judged: Callable[..., Report], story: str) -> None:
     report = judged(KEPT[story])
     assert broken(report) == set(), text(report)
     assert report.ok
@@ -737,14 +743,14 @@ def test_a_broken_promise_is_reported_under_its_name_alone(
 
 
 @pytest.mark.parametrize("what", UNSEEN)
-def test_what_the_evidence_does_not_show_is_no_promise_kept(judged: Callable[..., Report], what: str) -> None:
+def test_missing_evidence_is_a_breach(judged: Callable[..., Report], what: str) -> None:
     report = judged(UNSEEN[what])
     assert broken(report) == {"evidence"}, text(report)
     assert what in report.breaches["evidence"][0].what
 
 
 @pytest.mark.parametrize("story", STALE)
-def test_a_write_of_a_run_whose_claim_was_taken_away_is_found(judged: Callable[..., Report], story: str) -> None:
+def test_a_write_of_a_run_without_its_claim_is_found(judged: Callable[..., Report], story: str) -> None:
     rest = final("b", "succeeded", *STALE[story], output=f"[{item('r2')}]")
     report = judged([*without(lived_through_a_death(), Final), rest])
     assert broken(report) == {"I4"}
@@ -752,7 +758,7 @@ def test_a_write_of_a_run_whose_claim_was_taken_away_is_found(judged: Callable[.
 
 
 @pytest.mark.parametrize(("what", "left"), LEFT, ids=[what for what, _ in LEFT])
-def test_what_is_left_in_redis_is_reported(judged: Callable[..., Report], what: str, left: Leftovers) -> None:
+def test_leftovers_in_redis_are_reported(judged: Callable[..., Report], what: str, left: Leftovers) -> None:
     report = judged(good(), left)
     assert broken(report) == {"I7"}
     assert what in report.breaches["I7"][0].what
@@ -768,14 +774,14 @@ def test_every_invariant_is_shown_to_bite() -> None:
     assert {name for name, _, _ in BROKEN} | {"I7", "I16"} == set(INVARIANTS)
 
 
-def test_a_run_that_shows_nothing_is_no_good_run(judged: Callable[..., Report]) -> None:
+def test_a_run_without_evidence_fails(judged: Callable[..., Report]) -> None:
     report = judged([], None, healed=False)
     assert not report.ok
     assert report.counts["evidence"] == 5
     assert report.counts["I7"] == 1
 
 
-def test_counts_are_of_predictions_and_a_breach_tells_the_whole_story(judged: Callable[..., Report]) -> None:
+def test_a_report_counts_predictions_and_a_breach_has_its_timeline(judged: Callable[..., Report]) -> None:
     lines = [*lived_through_a_death(), *good(), *without(good("z", "k-z"), Final)]
     report = judged(lines)
     assert (report.sent, report.acked, report.terminal, report.lost) == (3, 3, 2, 1)
@@ -817,7 +823,7 @@ def test_the_verdict_says_which_faults_the_run_could_not_have(tmp_path: Path) ->
 
 
 def test_the_run_of_a_killed_server_ends_with_it(judged: Callable[..., Report]) -> None:
-    """Two more on the same slots after the kill are no third and fourth at once."""
+    """Two more runs on the same slots after the kill are not a third and fourth at once."""
     lines = [
         *[line for number in range(2) for line in run(f"e{number}", f"old{number}", began=1, ended=None, pid=80)],
         *fault("kill_cog", "cog-0", 5, 8, pid=80),

@@ -1,4 +1,4 @@
-"""What a fault-injection run is going to do follows from its seed alone, and is as mixed as it says."""
+"""Check the plan of a fault-injection run: it follows from the seed alone, and has the mixture that it promises."""
 
 from collections import Counter
 from itertools import islice, pairwise
@@ -36,12 +36,12 @@ def faults(seed: int, *, seconds: float = 600.0, lease_s: float = 3.0) -> list[P
 # ---- the load ----
 
 
-def test_the_same_seed_asks_for_the_same():
+def test_the_same_seed_gives_the_same_orders():
     assert load(1, 100) == load(1, 100)
     assert load(1, 100) != load(2, 100)
 
 
-def test_a_shorter_run_asks_for_the_beginning_of_a_longer_one():
+def test_a_shorter_run_has_the_first_orders_of_a_longer_one():
     assert load(1, 10) == load(1, 100)[:10]
 
 
@@ -58,7 +58,7 @@ def test_one_tenant_owns_half_and_the_others_share_the_rest_unevenly():
     assert max(counts) == 39
 
 
-def test_lanes_are_asked_for_as_one_to_six_to_three():
+def test_lanes_are_in_proportions_of_one_to_six_to_three():
     counts = Counter(order.lane for order in load(7))
     shares = {lane: count / 5_000 for lane, count in counts.items()}
     assert shares == pytest.approx({"high": 0.1, "normal": 0.6, "low": 0.3}, abs=0.03)
@@ -70,7 +70,7 @@ def test_half_of_the_runs_take_20_ms_and_one_of_a_hundred_400():
     assert times[4_950] == pytest.approx(400, rel=0.3)
 
 
-def test_what_never_ends_by_itself_is_canceled():
+def test_only_canceled_runs_hang():
     assert {order.plan for order in load(7) if order.script.outcome == "hang"} == {"cancel"}
 
 
@@ -80,24 +80,24 @@ def test_one_of_ten_is_to_start_within_seconds():
     assert set(asked) == {1, 2, 3, 4, 5}
 
 
-def test_one_of_ten_is_followed_and_most_of_these_show_something_on_their_way():
+def test_one_of_ten_is_followed_and_most_of_these_stream_output():
     followed = [order for order in load(7) if order.is_followed]
     assert len(followed) / 5_000 == pytest.approx(0.1, abs=0.02)
     assert sum(order.script.outputs > 1 for order in followed) > len(followed) / 2
 
 
-def test_no_part_of_a_run_uses_a_key_of_another():
+def test_parts_of_a_run_share_no_key():
     assert len({key_of(1, 2), key_of(1, 2, part="calibration"), key_of(1, 2, part="rush-0")}) == 3
 
 
-def test_in_peace_nothing_takes_a_model_server_with_it():
+def test_in_peace_no_run_crashes_its_model_server():
     peace = [peaceful(order) for order in load(7)]
     assert "crash" in {order.script.outcome for order in load(7)}
     assert "crash" not in {order.script.outcome for order in peace}
     assert Counter(order.lane for order in peace) == Counter(order.lane for order in load(7))
 
 
-def test_a_rush_fills_its_slots_with_equal_wants_and_a_heavy_one():
+def test_a_rush_fills_its_slots_for_equal_tenants_and_a_heavy_one():
     wanted = list(rush("rush-0", equal=range(40, 46), heavy=0, model="chaos/shared", slots=16, seconds=6))
     seconds = Counter[int]()
     for order in wanted:
@@ -127,7 +127,7 @@ def test_the_same_seed_has_the_same_faults():
     assert faults(1) != faults(2)
 
 
-def test_a_long_run_has_every_fault_there_is():
+def test_a_long_run_has_every_kind_of_fault():
     assert {fault.kind for fault in faults(1)} == set(KINDS) | {kind for _, kind, *_ in (*ONCE, *STEPS)}
 
 
@@ -141,7 +141,7 @@ def test_a_frozen_director_misses_two_leases():
     assert {fault.lasts_ms for fault in faults(1)[:-40] if fault.kind == "stop_director"} == {6_000}
 
 
-def test_nothing_is_hit_twice_at_once():
+def test_no_target_is_hit_twice_at_once():
     drawn = [fault for fault in faults(5) if fault.kind in KINDS]
     for number, fault in enumerate(drawn):
         for other in drawn[:number]:
@@ -158,13 +158,13 @@ def test_at_most_one_director_is_frozen():
     assert all(end <= later.at_ms for end, later in zip(ends, frozen[1:], strict=False))
 
 
-def test_the_nemesis_can_do_all_that_is_planned():
+def test_the_nemesis_can_carry_out_every_kind():
     nemesis = Nemesis(scene=None, journal=None, say=print)
     assert nemesis.kinds >= set(KINDS) | {kind for _, kind, *_ in (*ONCE, *STEPS)} | {REPLACE}
 
 
 @pytest.mark.parametrize("seconds", [15.0, 60.0, 3600.0])
-def test_no_time_of_the_servers_clock_comes_twice_before_it_is_put_right(seconds: float):
+def test_no_time_of_the_servers_clock_comes_twice_before_the_end(seconds: float):
     stepped = {kind for _, kind, *_ in STEPS}
     steps = [fault for fault in faults(1, seconds=seconds) if fault.kind in stepped]
     offset_ms, shown = 0, []
@@ -176,7 +176,7 @@ def test_no_time_of_the_servers_clock_comes_twice_before_it_is_put_right(seconds
     assert all(end <= begin for (_, end), (begin, _) in pairwise(shown))
 
 
-def test_without_a_clock_to_step_nothing_steps_it():
+def test_a_run_without_libfaketime_has_no_clock_steps():
     stage = replace(STAGE, has_clock=False)
     kinds = {fault.kind for fault in schedule(1, seconds=60, lease_s=3, stage=stage)}
     assert not kinds & {kind for _, kind, *_ in STEPS}
