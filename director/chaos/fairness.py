@@ -1,9 +1,8 @@
-"""Judge fairness, I14: equal tenants get equal shares while all wait, and small tenants do not wait for large ones.
-Pure.
+"""Judge fairness, I14: equal tenants get equal shares while all wait, and light tenants do not wait for a heavy one.
 
-The evidence is the server's log of arrivals and claims. A queue is judged wherever it was saturated: as long as each
-of the equal tenants had something waiting in one lane of it. A share is slot time. Under faults slots cannot end what
-they hold, so a share is then model server time. Work that was lost with a server counts for no tenant. A wait is
+Pure. The evidence is the server's log of arrivals and claims. A queue is judged wherever it was saturated: as long as
+each of the equal tenants had something waiting in one lane of it. A share is slot time. Under faults slots cannot end
+what they hold, so a share is then model server time. Work that was lost with a server counts for no tenant. A wait is
 counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
 """
 

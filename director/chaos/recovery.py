@@ -43,7 +43,7 @@ class Contention(Struct, frozen=True):
     full_ms: list[int]
 
     def between(self, since: int, until: int) -> int:
-        """Return how much of this time it was, in ms."""
+        """Return how many ms of that time lie between these two times."""
         return self._until(until) - self._until(since)
 
     def _until(self, at: int) -> int:
