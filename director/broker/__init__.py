@@ -1,1 +1,1 @@
-"""What talks to Redis: clients, connections, keys and scripts. Nothing else sends a command."""
+"""All access to Redis: clients, connections, keys and scripts. No other package sends a command."""

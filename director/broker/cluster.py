@@ -1,7 +1,7 @@
-"""A Redis Cluster behind the face of one server: each command goes to the master that has its key.
+"""Send each command to the master of a Redis Cluster that has its key, behind the interface of one client.
 
-Never lets a script or a transaction follow its slot while that is on its way: of the keys that it may touch, each of
-the two servers has a part. Its callers hear that Redis is away, until the slot's new master has all of them.
+While a slot migrates, each of its two servers has a part of the keys that a script or transaction may touch. Such a
+call never follows the slot: its caller gets "Redis is away" until the new master has all keys.
 """
 
 import asyncio
@@ -19,9 +19,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from director.broker.connections import Tcp, Tls, address, checked, unsent
 
-# Which master of a Redis Cluster has which slot, as it was last heard, and connections to each of them.
-#
-# Never sends a command: see cluster.py. After a failure the nodes are asked again, and who is cut off is not believed.
+# The map of slots and the connections to each master. It is read from the nodes, and again after a failure. A node that
+# is cut off from the others is not believed.
 
 Address: TypeAlias = tuple[str, int]
 
@@ -29,19 +28,19 @@ CLUSTER_URL: Final = re.compile(
     r"redis(?P<tls>s?)\+cluster://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?@]+)/?(?:\?(?P<query>.*))?"
 )
 PORT: Final = 6379
-# Short: a node that does not answer is one of several that can be asked
+# Short, because another node can be asked instead
 ASK_TIMEOUT_S: Final = 2.0
-# At most this often the nodes are asked who has what, however many calls fail meanwhile
+# The nodes are asked at most this often, however many calls fail meanwhile
 ASK_EVERY_S: Final = 0.2
 
 
 def is_cluster_url(url: str) -> bool:
-    """Does this URL name the nodes of a Cluster?"""
+    """Return whether the URL names the nodes of a Cluster."""
     return url.partition("://")[0] in ("redis+cluster", "rediss+cluster")
 
 
 def cluster_pool(url: str, **options: Any) -> "ClusterPool":
-    """Connections to the masters of the Cluster that these nodes belong to. Raises as `direct_pool` does."""
+    """Return a pool of connections to the masters of a Cluster. Raises as `direct_pool` does."""
     match = CLUSTER_URL.fullmatch(url)
     if match is None:
         raise ValueError("not the URL of a Cluster")
@@ -55,7 +54,7 @@ def cluster_pool(url: str, **options: Any) -> "ClusterPool":
 
 
 class _AnyMaster:
-    """In front of a connection class: connects to one of the masters, each time anew."""
+    """Mixin for a connection class: each connect picks one of the masters."""
 
     def __init__(self, *, find: Callable[[], Awaitable[Address]], **options: Any) -> None:
         super().__init__(**options)
@@ -76,7 +75,9 @@ class _TlsToAny(_AnyMaster, Tls):
 
 
 class ClusterPool(BlockingConnectionPool):
-    """Connections to any master, for what names no key; a client for each; and who has which slot, as last heard."""
+    """The connections to a Cluster: a pool to any master for commands without a key, a client per node, and the slot
+    map.
+    """
 
     def __init__(self, seeds: Sequence[Address], *, is_tls: bool, **options: Any) -> None:
         itself = weakref.proxy(self)
@@ -85,22 +86,22 @@ class ClusterPool(BlockingConnectionPool):
         self._seeds = seeds
         self._options = {**options, "connection_class": Tls if is_tls else Tcp}
         self._owners: list[Address | None] = []
-        # one that is no master now stays: it may be again, and somebody may hold it
+        # a node that is no master now is kept: it may become one again, and a caller may hold its client
         self._nodes: dict[Address, Redis] = {}
         self._is_in_doubt = True
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
     async def any_master(self) -> Address:
-        """The address of one, by chance."""
+        """Return the address of a random master."""
         return random.choice(await self._masters())  # noqa: S311 - spreads load, guards nothing
 
     async def masters(self) -> list[Redis]:
-        """A client for each."""
+        """Return a client for each master."""
         return [self.node(master) for master in await self._masters()]
 
     async def serving(self, key: str) -> Redis:
-        """The client for the master that has this key."""
+        """Return the client for the master that has this key."""
         await self._know()
         owner = self._owners[_slot(key)]
         if owner is None:
@@ -109,11 +110,11 @@ class ClusterPool(BlockingConnectionPool):
         return self.node(owner)
 
     def owner(self, key: str) -> Address | None:
-        """Who has this key, as last heard; None where nobody is known to."""
+        """Return the master that has this key by the last map, or None if unknown."""
         return self._owners[_slot(key)] if self._owners else None
 
     def node(self, where: Address) -> Redis:
-        """The client for the node at an address."""
+        """Return the client for the node at an address."""
         known = self._nodes.get(where)
         if known is None:
             host, port = where
@@ -121,15 +122,17 @@ class ClusterPool(BlockingConnectionPool):
         return known
 
     def redirected(self, by: Redis, exc: exceptions.AskError) -> Redis:
-        """The client for the node that an answer names. A server that does not know its own host leaves it out."""
+        """Return the client for the node that a redirect names. A server that does not know its own host leaves the
+        host out.
+        """
         where = exc.host or str(by.connection_pool.connection_kwargs["host"]), int(exc.port)
         if isinstance(exc, exceptions.MovedError):
             self._owners[exc.slot_id] = where
-            self.doubt()  # it seldom moves alone
+            self.doubt()  # a slot seldom moves alone
         return self.node(where)
 
     def doubt(self) -> None:
-        """Before the next command, ask who has what."""
+        """Read the slot map again before the next command."""
         self._is_in_doubt = True
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
@@ -150,13 +153,13 @@ class ClusterPool(BlockingConnectionPool):
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_around())
             self._asking.add_done_callback(self._asked)
-        # shared by all who wait for it, so one that is canceled must not end it
+        # all waiters share this task, so canceling one waiter must not end it
         await asyncio.shield(self._asking)
 
     def _asked(self, task: "asyncio.Task[None]") -> None:
         self._asking, self._asked_s = None, asyncio.get_running_loop().time()
         if not task.cancelled():
-            task.exception()  # heard by whoever waits still
+            task.exception()  # every waiter gets the exception itself
 
     async def _ask_around(self) -> None:
         known = sorted({owner for owner in self._owners if owner is not None})
@@ -178,13 +181,15 @@ class ClusterPool(BlockingConnectionPool):
         self._owners = doubtful
 
     async def _ask(self, where: Address) -> tuple[bool, list[Address | None]]:
-        """Is all well in the eyes of this node, and who has each slot? One that was cut off knows old masters only."""
+        """Return whether this node finds the Cluster healthy, and the owner of each slot. A cut-off node knows old
+        masters only.
+        """
         host, port = where
         brief = {"max_connections": 1, "socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
         pool = BlockingConnectionPool(**{**self._options, **brief, "host": host, "port": port})
         async with Redis.from_pool(pool) as redis:
             pipe = redis.pipeline(transaction=False)
-            # as two words each: the reply to "CLUSTER SLOTS" would come in a form of redis-py's own
+            # as two words each: redis-py would parse the reply to "CLUSTER SLOTS" into its own form
             pipe.execute_command("CLUSTER", "INFO")
             pipe.execute_command("CLUSTER", "SLOTS")
             info, ranges = await pipe.execute()
@@ -204,28 +209,28 @@ Command: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 REDIRECTS: Final = 5
 NO_KEY: Final = frozenset(("INFO", "CONFIG GET", "CONFIG SET", "PUBLISH", "SCRIPT LOAD"))
 EVAL: Final = frozenset(("EVAL", "EVALSHA"))
-# After these the map of slots may be an old one
+# After these errors the slot map may be outdated
 DOUBTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ClusterDownError)
 
 
 class Cluster(Redis):
-    """Its commands, pipelines and subscriptions, as those of one server. A command's keys have one slot.
+    """A client with the interface of `Redis`. All keys of one command must have one slot.
 
-    A pipeline is one write to each master. What names no key is asked of any of them.
+    A pipeline is one write to each master. A command without a key goes to any master.
     """
 
     @property
     def slots(self) -> ClusterPool:
-        """Who has which key."""
+        """The slot map and the connections."""
         pool: Any = self.connection_pool
         return cast(ClusterPool, pool)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
-        """A transaction has one slot."""
+        """Return a pipeline. All keys of a transaction must have one slot."""
         return ClusterPipeline(self, transaction=transaction)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Carry it out where its key is."""
+        """Run a command on the master that has its key."""
         key = _key(args)
         if key is None:
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
@@ -244,14 +249,14 @@ class Cluster(Redis):
 
 
 class ClusterPipeline(Pipeline):
-    """Sent in parts, one for each master."""
+    """A pipeline that is sent in parts, one for each master."""
 
     def __init__(self, cluster: Cluster, *, transaction: bool) -> None:
         super().__init__(cluster.connection_pool, cluster.response_callbacks, transaction, None)
         self._slots = cluster.slots
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        """The replies in the order of the commands."""
+        """Send the commands and return their replies in order."""
         stack: Any = self.command_stack
         self.command_stack = []
         if not stack:
@@ -303,14 +308,16 @@ class ClusterPipeline(Pipeline):
 
 
 Send: TypeAlias = Callable[[Redis, Sequence[int]], Awaitable[list[Any]]]
-"""Sends the commands of these numbers to a master; an answer to each."""
+"""Sends the commands with these indexes to a master and returns an answer for each."""
 
 
 async def in_parts(slots: ClusterPool, names: Sequence[str], send: Send) -> list[Any]:
-    """Let each master be sent the commands whose keys it has, by their names; the answers in order.
+    """Send each master the commands whose keys it has, and return the answers in order. `names`: the key of each
+    command.
 
-    What is refused as moved is sent on. Raises what `send` does, and RedisError where nothing of all was sent; once
-    something was, whatever could not be is answered by that error.
+    Commands refused as moved are sent again to the new master. Raises what `send` raises. Raises RedisError if
+    nothing was
+    sent at all. Once something was sent, a command that could not be sent gets that error as its answer.
     """
     answers: list[Any] = [moving()] * len(names)
     left = list(range(len(names)))
@@ -345,7 +352,7 @@ async def _masters(slots: ClusterPool, names: Sequence[str], left: Sequence[int]
 
 async def _all_sent(parts: dict[Redis, list[int]], send: Send) -> list[tuple[Redis, list[Any]]]:
     sent = [send(node, indexes) for node, indexes in parts.items()]
-    # each is heard to its end, so that none is left behind with a connection
+    # wait for every part, so that none is left running with a connection
     heard = [await sent[0]] if len(sent) == 1 else await asyncio.gather(*sent, return_exceptions=True)
     found = []
     for node, replies in zip(parts, heard, strict=True):
@@ -356,7 +363,7 @@ async def _all_sent(parts: dict[Redis, list[int]], send: Send) -> list[tuple[Red
 
 
 async def _follow(node: Redis, command: Command) -> Any:
-    """Ask for a key that its master has no more, or never had, where it goes to."""
+    """Ask the server that a slot migrates to for a key that its master does not have."""
     args, options = command
     if args[0] in EVAL:
         raise moving()
@@ -367,17 +374,17 @@ async def _follow(node: Redis, command: Command) -> Any:
 
 
 def asks(answer: Any) -> TypeGuard[exceptions.AskError]:
-    """Is it to be asked for where the slot goes to? What has moved for good is an AskError of redis-py's too."""
+    """Return whether the answer is ASK. redis-py makes MOVED, for a slot that has moved for good, an AskError too."""
     return isinstance(answer, exceptions.AskError) and not isinstance(answer, exceptions.MovedError)
 
 
 def moving() -> exceptions.TryAgainError:
-    """What a caller is told whose slot is on its way."""
+    """Return the error for a call whose slot is migrating."""
     return exceptions.TryAgainError("the slot is on its way to another server")
 
 
 def _key(args: tuple[Any, ...]) -> str | None:
-    """The first key of a command. Of those that are used here, only scripts have it elsewhere than in front."""
+    """Return the first key of a command, or None. Among the commands used here only scripts do not have it in front."""
     if args[0] in EVAL:
         return _text(args[3]) if int(args[2]) else None
     return None if len(args) == 1 or args[0] in NO_KEY else _text(args[1])

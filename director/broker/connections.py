@@ -1,11 +1,11 @@
-"""Pools of connections that leave a server which is no longer the one to write to.
+"""Open pools of connections that leave a server which must not be written to any more.
 
-A server that was demoted keeps its connections open and answers READONLY for ever; one that was cut off from its
-replicas answers NOREPLICAS, and may have been replaced. Here either answer ends its connection, and READONLY counts as
-a lost one: the next is made to whatever the name, the proxy or the Sentinels say now.
-A `socket_timeout` counts from the last bytes that moved. redis-py's own is for a whole command and for a whole reply.
+A demoted server keeps its connections open and answers READONLY from then on. A server that was cut off from its
+replicas answers NOREPLICAS and may have been replaced. Here either answer ends its connection, and READONLY counts as
+a lost connection: the next one goes to the server that the name, the proxy or the Sentinels give now.
+A `socket_timeout` counts from the last bytes that moved; redis-py's own counts for a whole command or reply.
 Sentinels are asked for each new connection, and no connection to them is kept.
-What went wrong before a connection stood is marked as such: nothing was sent by it.
+An error from before the connection stood is marked: nothing was sent.
 """
 
 import asyncio
@@ -34,37 +34,38 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
-# A time-out for a connection on which bytes may still move: it counts from the last look at which some had.
+# A time-out that counts from the last look at which bytes had moved on the connection.
 #
-# A time-out for a whole exchange must know how large that is. 24 outputs of 8 MB take 5 s on a link of 40 MB/s: with a
-# time-out of 3 s none was known to be written after 45 s, and 1,341 MB were sent. One timer stands for a block, as in
-# `asyncio.timeout`, and the connection is looked at only when it goes off.
+# A time-out for a whole exchange must know how large the exchange is. 24 outputs of 8 MB take 5 s on a link of 40 MB/s:
+# with a time-out of 3 s no write was confirmed after 45 s, and 1,341 MB were sent. One timer serves a block, as in
+# `asyncio.timeout`, and the connection is looked at only when the timer fires.
 
-# The socket takes this much without a wait, so the time-out for it begins when it is sent
+# The socket takes this much without waiting, so the time-out starts when it is sent
 AT_ONCE_BYTES: Final = 64 * 1024
-# The last bytes that left us may still be on the way, in the buffers of kernels and proxies: up to 4 MiB on Linux
+# The last bytes may still be in the buffers of kernels and proxies: up to 4 MiB on Linux
 SLOWEST_BYTES_S: Final = 2 << 20
 BUFFERED_BYTES: Final = 8 << 20
 
 
 class Watched(Protocol):
-    """A connection that counts what moves on it."""
+    """A connection that counts its traffic."""
 
     @property
     def reads(self) -> int:
-        """How often some bytes came."""
+        """Number of reads that returned bytes."""
 
     @property
     def unsent(self) -> int:
-        """Bytes that are still to leave this process."""
+        """Bytes that have not left this process yet."""
 
 
 class Patience:
     """Raises TimeoutError from its block when nothing has moved on a connection for `limit_s`.
 
     A connection that hangs from the start is noticed after `limit_s`, one that moved before within twice that time.
-    `sending`: bytes that the block is about to send. A large part of them may be in buffers that cannot be seen from
-    here, and gets the time that it takes there.
+    `sending`: bytes that the block is about to send. Many of them may be in buffers that this process cannot see,
+    so the
+    limit grows by the time that they take there.
     """
 
     __slots__ = ("_canceling", "_connection", "_is_over", "_limit_s", "_moved", "_task", "_timer")
@@ -103,7 +104,7 @@ Pool = TypeVar("Pool", bound=BlockingConnectionPool)
 Failure = TypeVar("Failure", bound=exceptions.RedisError)
 
 NO_RETRIES: Final = Retry(NoBackoff(), 0)
-# Short: while one Sentinel is away, each new connection waits this long for it before the next one is asked
+# Short: while one Sentinel is away, each new connection waits this long before it asks the next one
 SENTINEL_TIMEOUT_S: Final = 1.0
 SENTINEL_PORT: Final = 26379
 
@@ -128,7 +129,7 @@ class _Counting(_AsyncHiredisParser):
 
 
 class Patient(AbstractConnection):
-    """In front of a connection class: leaves a server that is demoted or cut off, and waits as long as bytes move.
+    """Mixin for a connection class: leaves a server that is demoted or cut off, and waits as long as bytes move.
 
     `silence_s`: how long nothing may move; None where the caller watches. See `Patience`.
     """
@@ -169,7 +170,7 @@ class Patient(AbstractConnection):
         try:
             if timeout is not None or self.silence_s is None:
                 return await super().read_response(disable_decoding, timeout, **options)
-            sending, self._sent_bytes = self._sent_bytes, 0  # it may still be on the way
+            sending, self._sent_bytes = self._sent_bytes, 0  # the command may still be on its way
             with Patience(self, self.silence_s, sending=sending):
                 return await super().read_response(disable_decoding, math.inf, **options)
         except TimeoutError:
@@ -207,34 +208,35 @@ DIRECT: Final = {"redis": Tcp, "rediss": Tls, "unix": _Unix}
 
 
 def unsent(exc: Failure) -> Failure:
-    """The same, marked: it went wrong before anything was sent."""
+    """Mark an error as raised before anything was sent, and return it."""
     exc.add_note(UNSENT)
     return exc
 
 
 def was_sent(exc: Exception) -> bool:
-    """May the server have been given what failed with this? Not where no connection to it stood."""
+    """Return whether the server may have received the failed command."""
     return UNSENT not in getattr(exc, "__notes__", ())
 
 
 def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
-    """Connections to the one server that a URL names. Raises ValueError or TypeError where it names none.
+    """Return a pool of connections to the one server of a URL. Raises ValueError or TypeError for a URL that is
+    malformed.
 
-    `options` win over what the URL asks for: a time-out that is too short would break every wait.
+    `options` win over the URL: a time-out that is too short would break every wait.
     """
     known = dict(parse_url(url))
     return checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
 
 
 def is_sentinel_url(url: str) -> bool:
-    """Does this URL name Sentinels rather than a server?"""
+    """Return whether the URL names Sentinels rather than a server."""
     return url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel")
 
 
 def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
-    """Connections to whichever server the Sentinels call the master. Raises as `direct_pool` does.
+    """Return a pool of connections to the server that the Sentinels name as master. Raises as `direct_pool` does.
 
-    User and password are the server's; the Sentinels' own are `sentinel_username` and `sentinel_password` in the query.
+    User and password are the server's. The Sentinels' own are `sentinel_username` and `sentinel_password` in the query.
     """
     match = SENTINEL_URL.fullmatch(url)
     if match is None:
@@ -242,7 +244,7 @@ def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
     user = "" if match["user"] is None else f"{match['user']}@"
     known: dict[str, Any] = {**parse_url(f"redis://{user}-/{match['db'] or 0}?{match['query'] or ''}")}
     known.pop("host")
-    # the same TLS to both, and the same names to check
+    # Sentinels and server share the TLS options and the host names to check
     tls = {name: value for name, value in known.items() if name.startswith("ssl_")}
     asked = {
         "username": known.pop("sentinel_username", None),
@@ -261,17 +263,17 @@ def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
 
 
 def checked(pool: Pool) -> Pool:
-    """Only a connection knows which options it takes, so one is made, and not opened."""
+    """Return the pool after making one unopened connection: only a connection knows which options it takes."""
     pool.make_connection()  # type: ignore[no-untyped-call]
     return pool
 
 
 class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to the master, bounded as all others are."""
+    """Connections to the master, with the usual limit on their number."""
 
 
 class _Sentinels(Sentinel):
-    """Asked seldom, so their connections are closed after each question."""
+    """Closes its connections after each question, since Sentinels are asked seldom."""
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         try:
@@ -285,12 +287,12 @@ class _Sentinels(Sentinel):
 
 
 async def _close_idle(redis: Redis) -> None:
-    # those in use belong to another question that is under way
+    # connections in use belong to another question in progress
     await redis.connection_pool.disconnect(inuse_connections=False)
 
 
 def address(text: str, port: int) -> tuple[str, int]:
-    """From "host:port" or "host", which has this port. Raises ValueError where it is neither."""
+    """Parse "host:port", or "host" with the default `port`. Raises ValueError for anything else."""
     match = HOST.fullmatch(text)
     if match is None:
         raise ValueError("not a host and a port")

@@ -1,4 +1,4 @@
-"""How much a Redis server promises, read from its own configuration: said aloud at start, refused where too weak."""
+"""Read from a Redis server's configuration how much it may lose, and refuse a server that is too weak."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,10 +11,10 @@ from director.broker.redis_client import ask, servers
 from director.core.errors import UnsafeBackend
 from director.core.settings import CommonSettings
 
-# Scripts carry the `#!lua` shebang, which these and newer servers check.
+# Scripts carry the `#!lua` shebang, which these and newer servers check
 LEAST_VERSIONS: Final = {"redis": (7, 0), "valkey": (7, 2)}
 STRONGEST_FIRST: Final = ("replicated", "always", "everysec", "memory")
-# What to set where a level is asked for and not reached
+# The configuration that reaches each level
 MENDS: Final = {
     "always": "set `appendonly yes` and `appendfsync always`",
     "everysec": "set `appendonly yes` and `appendfsync everysec`",
@@ -22,12 +22,12 @@ MENDS: Final = {
 }
 DIRECTLY: Final = "redis://host:port"
 TOGETHER: Final = "redis+cluster://host:port,host:port"
-# A level that is named because the server cannot be asked -> what it includes
+# A level that is named because CONFIG GET is forbidden -> the weaker levels that it includes
 IMPLIED: Final = {"replicated": ("everysec",), "always": ("everysec",), "everysec": (), "memory": ()}
 
 
 class Server(Struct, frozen=True):
-    """A server that was found good enough. `run_id` changes with every start of it."""
+    """A server that passed the check. `run_id` changes with every start of the server."""
 
     kind: str
     version: str
@@ -36,14 +36,14 @@ class Server(Struct, frozen=True):
 
 
 async def check(redis: Redis, settings: CommonSettings) -> Server:
-    """Look at the server, or at every master of a Cluster: what the weakest of them promises is promised.
+    """Check the server, or every master of a Cluster, and return the weakest.
 
-    Raises UnsafeBackend with the mend when one is too old or would lose what it accepts.
+    Raises UnsafeBackend, with what to change, for a server that is too old or would lose what it accepts.
     """
     try:
         behind = await ask(lambda: servers(redis))
     except exceptions.ResponseError as exc:
-        raise UnsafeBackend(f"This is no node of a Redis Cluster: name it {DIRECTLY}.") from exc
+        raise UnsafeBackend(f"This is not a node of a Redis Cluster: name it {DIRECTLY}.") from exc
     found = [await _check(one, settings, is_alone=one is redis) for one in behind]
     return max(found, key=lambda server: STRONGEST_FIRST.index(server.level))
 
@@ -53,7 +53,7 @@ async def _check(redis: Redis, settings: CommonSettings, *, is_alone: bool) -> S
         info = await ask(lambda: redis.info("server"))
     except exceptions.NoPermissionError as exc:
         raise UnsafeBackend("The user in the Redis URL may not use INFO: allow it, +info.") from exc
-    if is_alone and info.get("server_mode", info.get("redis_mode")) == "cluster":  # Valkey's word, and Redis's
+    if is_alone and info.get("server_mode", info.get("redis_mode")) == "cluster":  # Valkey's name, and Redis's
         raise UnsafeBackend(f"This is a node of a Redis Cluster: name several of its nodes, {TOGETHER}.")
     kind = "valkey" if "valkey_version" in info else "redis"
     version = str(info.get("valkey_version") or info["redis_version"])
@@ -83,7 +83,7 @@ async def _check(redis: Redis, settings: CommonSettings, *, is_alone: bool) -> S
 
 
 def levels(config: Mapping[str, str]) -> set[str]:
-    """Every level that this configuration reaches. The last second lives only in the log's buffer unless `always`."""
+    """Return every level that this configuration reaches. Without `always` the last second is only in a buffer."""
     reached = {"memory"}
     if config.get("appendonly") == "yes" and config.get("appendfsync") in ("always", "everysec"):
         reached.add("everysec")

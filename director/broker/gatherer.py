@@ -1,7 +1,7 @@
-"""Send script calls to Redis: those made in one turn of the loop leave in one write.
+"""Send script calls to Redis: calls made in one turn of the event loop leave in one write.
 
-Knows nothing of what a script does. Every script is idempotent, so a call whose reply was lost is sent again.
-A caller that is canceled abandons its answer, never the call: state-changing work is not cut in half.
+Every script is idempotent, so a call whose reply was lost is sent again. Canceling a caller abandons its answer, never
+the call: a call that changes state is not cut in half.
 """
 
 import asyncio
@@ -32,26 +32,26 @@ log = logging.getLogger(__name__)
 Arg = str | bytes | int | float
 
 LARGEST_BATCH: Final = 256
-# A pipeline is sent again as a whole, and its first answer is heard with its last one. No call is added above this
+# A pipeline is retried as a whole, and its first answer is read with its last one. Above this no call is added
 BATCH_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 256 * 1024
-# Of a part of lua/lib/: a function, up to the `end` that closes its only line or stands at the left; or any other line
+# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or any other line
 BLOCKS: Final = re.compile(
     r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
 )
 WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 COMMENT: Final = re.compile(r"--.*")
-# Nothing is known of what was asked: it is asked again
+# The outcome is unknown, so the call is sent again
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 NOT_CARRIED_OUT: Final = (exceptions.NoScriptError, *LOST)
-# What goes before every script there
+# Parts that go in front of every script on a Cluster
 IN_CLUSTER: Final = ("lib/slot",)
 
 
 def source(name: str) -> str:
-    """The text of a script with the parts of lua/lib/ that its header names put in front, below the shebang.
+    """Return the text of a script, with the parts of lua/lib/ that its header names below the shebang.
 
-    Functions of them that it does not come to are left out: a server makes each one anew whenever the script is run.
+    Unused functions of these parts are left out: a server creates every function again at each run of the script.
     """
     shebang, _, body = _file(name).partition("\n")
     uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ")
@@ -59,7 +59,7 @@ def source(name: str) -> str:
 
 
 def _needed(parts: str, body: str) -> Iterator[str]:
-    """The blocks of these parts, but for functions that neither the body nor another block that is needed names."""
+    """Return the blocks of these parts, without functions that neither the body nor a needed block names."""
     blocks = [(match["name"] or "", match[0]) for match in BLOCKS.finditer(parts)]
     needed, words = {""}, _words(body) | {""}
     while words:
@@ -83,7 +83,7 @@ def _file(name: str) -> str:
 
 
 class Traffic(Enum):
-    """Calls that share pipelines. What is urgent or small never waits behind what is large."""
+    """Kinds of calls that share pipelines. Urgent or small calls never wait behind large ones."""
 
     SMALL = auto()
     BEATS = auto()
@@ -91,14 +91,14 @@ class Traffic(Enum):
     LARGE_READS = auto()
 
 
-# Pipelines on their way at once: fewer than a pool has connections, so that a heartbeat finds one free.
-# Large writes are carried out in their order
+# Pipelines in flight at once: fewer than a pool has connections, so that a heartbeat finds one free. Large writes run in
+# their order
 AT_ONCE: Final[dict[Traffic, int]] = {Traffic.SMALL: 8, Traffic.LARGE_WRITES: 1, Traffic.LARGE_READS: 2}
 Way = tuple[Address | None, Traffic]
 
 
 class Meter(Protocol):
-    """Hears of each round trip: that it came back with the answers of these scripts, or did not."""
+    """Receives the outcome of each round trip: the scripts that were answered, or the error."""
 
     def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None: ...
 
@@ -119,8 +119,11 @@ class Script(Struct, frozen=True):
 
 
 class Call(Struct):
-    """One script call on its way, as it is sent, and the future its caller awaits. `is_doubtful`: the server may have
-    carried it out, although its answer did not come back. `weight`: bytes of the command and, if known, of its answer.
+    """One script call with the future that its caller awaits.
+
+    `weight`: bytes of the command and, if known, of its answer. `is_doubtful`: the server may have run the call
+    although
+    its answer did not arrive.
     """
 
     script: Script
@@ -132,16 +135,16 @@ class Call(Struct):
 
     @property
     def is_answered(self) -> bool:
-        """Did its caller hear? One that is gone never does."""
+        """Whether its caller got an answer. A canceled caller never does."""
         return self.answer.done() and not self.answer.cancelled()
 
 
 class Gatherer:
-    """Script calls to one Redis server, or to each master of a Cluster, gathered.
+    """Gathers script calls to one Redis server, or to each master of a Cluster.
 
-    While `at_once` writes of small calls are on their way, calls are gathered until one of them has come back: a crowd
-    of callers then shares a few large writes, instead of waiting for a connection each until that takes too long. The
-    calls to each master go by themselves: one that is away holds up none to another. So does each kind of `Traffic`.
+    While `at_once` writes of small calls are in flight, further calls are gathered until one of the writes has returned.
+    Many callers then share a few large writes instead of each waiting for a connection. Calls to each master go
+    separately, so a master that is away delays no call to another. The same holds for each kind of `Traffic`.
     """
 
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
@@ -164,10 +167,10 @@ class Gatherer:
         traffic: Traffic = Traffic.SMALL,
         answer_bytes: int = 0,
     ) -> Any:
-        """Run a script and return its reply as redis-py gives it. A large command is a large write by itself.
+        """Run a script and return its reply as redis-py gives it. A large command is sent as a large write.
 
-        Raises BackendUnavailable while Redis cannot answer; whether the call was carried out is then unknown, unless
-        that says so.
+        Raises BackendUnavailable while Redis cannot answer. Whether the call was carried out is then unknown, unless
+        `is_untouched` is set.
         """
         return await self.begin(name, keys, args, traffic=traffic, answer_bytes=answer_bytes)
 
@@ -180,9 +183,11 @@ class Gatherer:
         traffic: Traffic = Traffic.SMALL,
         answer_bytes: int = 0,
     ) -> "asyncio.Future[Any]":
-        """As `call`, for who has more to ask in the same write: it goes on by itself, and needs no task for that."""
+        """Start a call without awaiting it, for a caller with more to send in the same write. It runs on without a
+        task.
+        """
         loop = asyncio.get_running_loop()
-        # packed here, so that text which cannot be sent fails its own caller, not every call of the pipeline
+        # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
         script, command = self._script(name), self.packed(name, keys, args)
         call = Call(script, keys[0], command, loop.create_future(), len(command) + answer_bytes)
         if len(command) >= LARGE_BYTES:
@@ -196,7 +201,7 @@ class Gatherer:
         return call.answer
 
     def packed(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
-        """The call as it goes over the wire, for whoever sends it in another way."""
+        """Return the call as bytes for a caller that sends it in another way."""
         words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *args)
         command: bytes = hiredis.pack_command(words)
         return command
@@ -208,9 +213,9 @@ class Gatherer:
         return script
 
     async def aclose(self) -> None:
-        """Let calls that are on their way come back."""
+        """Wait for calls in flight, then close the connections."""
         while self._waiting or any(self._sending.values()):
-            await asyncio.sleep(0)  # calls of this very turn are on their way after it
+            await asyncio.sleep(0)  # calls of this turn of the loop are in flight after it
             if sending := set().union(*self._sending.values()):
                 await asyncio.wait(sending)
         await self._pipes.aclose()
@@ -220,7 +225,7 @@ class Gatherer:
     def _send(self, way: Way) -> None:
         sending, waiting = self._sending[way], self._waiting.get(way)
         most = self._at_once.get(way[1])
-        while waiting and (most is None or len(sending) < most):  # else whichever comes back first sends them
+        while waiting and (most is None or len(sending) < most):  # else the first pipeline to return sends them
             if calls := _batch(waiting):
                 task = asyncio.get_running_loop().create_task(self._deliver(calls))
                 sending.add(task)
@@ -260,9 +265,9 @@ class Gatherer:
             _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
-        """Send all in one pipeline; return those that the server does not know the script of.
+        """Send all in one pipeline; return the calls whose script the server does not know.
 
-        Raises where some were not answered; others may be.
+        Raises if some were not answered; others may be.
         """
         began = time.perf_counter()
         commands = [call.command for call in calls]
@@ -295,7 +300,7 @@ class Gatherer:
 
 
 def _batch(waiting: deque[Call]) -> list[Call]:
-    """Take the calls of one pipeline. A large read whose caller has gone is left out: nothing is changed by it."""
+    """Take the calls of one pipeline. A large read whose caller is gone is dropped: it changes nothing."""
     calls: list[Call] = []
     weight = 0
     while waiting and weight < BATCH_BYTES and len(calls) < LARGEST_BATCH:
@@ -308,10 +313,10 @@ def _batch(waiting: deque[Call]) -> list[Call]:
 
 
 def _fail(call: Call, error: Exception) -> None:
-    """What a server answers instead of a result, it answers instead of carrying it out."""
+    """Fail a call. An error reply from the server means that the script did not run."""
     if call.answer.done():
         return
     if away := unavailable(error):
         away.is_untouched, away.__cause__ = not call.is_doubtful, error
     call.answer.set_exception(away or error)
-    call.answer.exception()  # who began it may be gone: nobody is left to be told
+    call.answer.exception()  # the caller may be gone; this keeps asyncio from logging an unread exception

@@ -1,39 +1,41 @@
-"""How every Redis key is spelled: one function per key, with its type, who writes it and how long it lives.
+"""Spell every Redis key: one function per key, which states its type, its writer and its lifetime.
 
-All keys of one partition carry its hash tag, so that each script works in one Redis Cluster slot. `lua/lib/keys.lua`
-spells the same keys for scripts that meet ids on their way; a test holds the two together.
-Keys that never expire by themselves are named in PERMANENT: all else must carry a lifetime once its prediction ended.
+All keys of one partition carry its hash tag, so each script works in one Redis Cluster slot. `lua/lib/keys.lua` spells
+the same keys for scripts; a test compares the two.
+Keys that never expire are listed in PERMANENT. All others must have a lifetime once their prediction has ended.
 """
 
 from typing import Final, Literal
 
 from director.core.ids import FileId, Kind, Partition, PredictionId, QueueName, partition_of, partition_of_model
 
-# How the keys of the service as a whole are spelled: registries, secrets, and who reads how far.
+# Keys of the service as a whole: registries, secrets, and the progress of log sinks.
 
 
 def contact() -> str:
-    """hash · how long keepers have heard this run of the server. Written by contact; outlives them shortly."""
+    """hash · how long keepers have been in contact with this run of the server. Written by contact; expires shortly
+    after them.
+    """
     return "contact"
 
 
 def changes() -> str:
-    """stream · what operators change, about the last 10,000 entries. Written by note, before each change. Permanent."""
+    """stream · changes by operators, about the last 10,000. Written by note, before each change. Permanent."""
     return "changes"
 
 
 def queues() -> str:
-    """set · every queue there is. Written when a version is registered, before its first enqueue. Permanent."""
+    """set · every queue. Written when a version is registered, before its first enqueue. Permanent."""
     return "queues"
 
 
 def partitions() -> str:
-    """set · every partition that ever had a queue: what ended there may owe longer than it has one. Permanent."""
+    """set · every partition that ever had a queue. Webhooks may be owed there after the queue is gone. Permanent."""
     return "partitions"
 
 
 def secret(purpose: str) -> str:
-    """string · what one kind of thing is signed with. Made once, by whoever needs it first. Permanent."""
+    """string · the secret that signs one kind of data. Made once, by the process that needs it first. Permanent."""
     return f"secret:{purpose}"
 
 
@@ -43,39 +45,40 @@ def sink(name: str) -> str:
 
 
 def site() -> str:
-    """string · what this server is called by those that send predictions to it. Made by the first. Permanent."""
+    """string · the name of this server for others that send predictions to it. Made by the first of them. Permanent."""
     return "site"
 
 
 def kick_channel(consumer: str) -> str:
-    """channel · the id of a claim of this director that was asked to cancel."""
+    """channel · the id of a claim of this director whose caller asked to cancel."""
     return f"kick:{consumer}"
 
 
 def ends_channel(waiter: str) -> str:
-    """channel · ends of predictions whose callers this API process holds, see director.store.endings.
+    """channel · ends of predictions whose callers wait at this API process, see director.store.endings.
 
-    It begins as the one above does, since that is where a user of ours at Redis may publish in any release.
+    The name begins with `kick:` because the ACL user of every release may publish there.
     """
     return f"kick:ends:{waiter}"
 
 
-# How the keys of one account are spelled. A script that takes several works in the slot of the account's own tag.
+# Keys of one account. A script that takes several works in the slot of the account's own tag.
 
 
 def token(digest: str) -> str:
-    """hash · who a bearer token speaks for, by the SHA-256 of the token. Permanent. One that expires is gone then."""
+    """hash · the account of a bearer token, by the token's SHA-256. Permanent. A token with an expiry is gone then."""
     return f"token:{digest}"
 
 
 def tokens(account: str) -> str:
-    """zset · the digests of an account's tokens → when each was made, ms. Written before the token. Permanent."""
+    """zset · digests of an account's tokens → creation time, ms. Written before the token. Permanent."""
     return f"tokens:{account}"
 
 
 def account(name: str) -> str:
-    """hash · an account: its type; its webhook secrets; its limits where they are not those of all, and how often they
-    changed; why it is suspended.
+    """hash · an account's type, webhook secrets and reason of suspension, limits that differ from the defaults, and
+    how often
+    the limits changed.
 
     Permanent.
     """
@@ -83,87 +86,89 @@ def account(name: str) -> str:
 
 
 def accounts() -> str:
-    """set · every account that was given a token or a limit. Permanent."""
+    """set · every account that ever got a token or a limit. Permanent."""
     return "accounts"
 
 
 def deployment(account: str, name: str) -> str:
-    """string · what a deployment of an account stands for, as JSON. Written by deploy. Permanent."""
+    """string · a deployment of an account, as JSON. Written by deploy. Permanent."""
     return f"{{a:{account}}}:deployment:{name}"
 
 
 def deployments(account: str) -> str:
-    """zset · the names of an account's deployments → created, ms. Written by deploy. Permanent."""
+    """zset · names of an account's deployments → creation time, ms. Written by deploy. Permanent."""
     return f"{{a:{account}}}:deployments"
 
 
 def suspensions() -> str:
-    """zset · account → twice the number of its last suspension or resumption, and 1 while suspended. Permanent."""
+    """zset · account → twice the number of its last suspension or resumption, plus 1 while suspended. Permanent."""
     return "suspensions"
 
 
 def settling() -> str:
-    """zset · accounts whose queues are brought into line with a suspension → since, ms. By its keeper. Permanent."""
+    """zset · accounts whose suspension a keeper still has to apply to their queues → since, ms. Permanent."""
     return "settling"
 
 
 def listing(account: str, kind: Kind = "") -> str:
-    """zset · an account's ids of one kind, which sort by time. Written before enqueue; trimmed as it grows."""
+    """zset · an account's ids of one kind, in order of time. Written before enqueue, which also trims it."""
     return f"{{a:{account}}}:listing" + (f":{kind}" if kind else "")
 
 
 def file(account: str, file_id: FileId) -> str:
-    """string · what is known of a file that a caller gave, as JSON. Written once it is stored; until it expires."""
+    """string · metadata of a caller's file, as JSON. Written once the file is stored; until it expires."""
     return f"{{a:{account}}}:file:{file_id}"
 
 
 def files(account: str) -> str:
-    """zset · ids of an account's files, which sort by time. Written and trimmed with each; until the last expires."""
+    """zset · ids of an account's files, in order of time. Written and trimmed with each; until the last expires."""
     return f"{{a:{account}}}:files"
 
 
 def usage(account: str) -> str:
-    """hash · what is left of an account's rates, its denied bursts. Written by reserve; a day after the last one."""
+    """hash · an account's token buckets and denied bursts. Written by reserve; a day after the last request."""
     return f"{{a:{account}}}:usage"
 
 
 def taken(account: str) -> str:
-    """zset · who took a token lately → when, ms, so that a repeated call takes once. Written by reserve; 30 seconds."""
+    """zset · request id → when it took a token, ms, so that a repeated call takes one once. Written by reserve; 30
+    seconds.
+    """
     return f"{{a:{account}}}:taken"
 
 
 def compute(account: str) -> str:
-    """hash · the day's compute: spent, reserved, and by whom. Written by reserve and spend; 2 days."""
+    """hash · the day's compute: spent, reserved, and by which predictions. Written by reserve and spend; 2 days."""
     return f"{{a:{account}}}:compute"
 
 
 def credit(account: str) -> str:
-    """hash · as `compute`, of all days together, while there is a limit of that. By reserve and spend. Permanent."""
+    """hash · as `compute`, over all days, while the account has a total limit. By reserve and spend. Permanent."""
     return f"{{a:{account}}}:credit"
 
 
 def stored(account: str) -> str:
-    """hash · id of a file, or of a prediction with files → its bytes, and `total`. By stow; until the last is over."""
+    """hash · id of a file, or of a prediction with files → its bytes, and `total`. By stow; until the last expires."""
     return f"{{a:{account}}}:stored"
 
 
 def stored_until(account: str) -> str:
-    """zset · of `stored`, each id → when it is over, ms. Written by stow; until the last one is over."""
+    """zset · id in `stored` → when it expires, ms. Written by stow; until the last one expires."""
     return f"{{a:{account}}}:stored_until"
 
 
-# How the keys of the catalogue are spelled: models, their versions and what is shown of them.
+# Keys of the catalogue: models, their versions and what is shown with them.
 
 
 def model(name: str) -> str:
-    """hash · a model of the catalogue: what is said of it. By registration, amend and withdraw. Permanent."""
+    """hash · a model's description in the catalogue. Written by registration, amend and withdraw. Permanent."""
     return f"model:{name}"
 
 
 def models(order: Literal["created", "latest"]) -> str:
-    """zset · every model → when it, or its latest version, was made, ms. By whoever makes a model or a version.
+    """zset · every model → when it, or its latest version, was made, ms. Written with each new model or version.
 
-    May name one that is gone. Permanent.
+    May name a model that is gone. Permanent.
     """
     return f"models:{order}"
 
@@ -179,12 +184,12 @@ def collections() -> str:
 
 
 def hardware() -> str:
-    """hash · SKU → name of the hardware that there is. Written by operators. Permanent."""
+    """hash · SKU → name of available hardware. Written by operators. Permanent."""
     return "hardware"
 
 
 def examples(model: str) -> str:
-    """hash · id → a prediction of a model as JSON, to be shown with it. Written by operators. Permanent."""
+    """hash · id → an example prediction of a model, as JSON. Written by operators. Permanent."""
     return f"examples:{model}"
 
 
@@ -194,43 +199,43 @@ def version(name: str, version_id: str) -> str:
 
 
 def versions() -> str:
-    """hash · version id → model, for callers that name the version alone. Permanent."""
+    """hash · version id → model, for callers that name only the version. Permanent."""
     return "versions"
 
 
-# How the hash tag of a partition is spelled, and the keys of what all its queues share.
+# The hash tag of a partition, and the keys that all its queues share.
 
 
 def tag(partition: Partition) -> str:
-    """The hash tag of a partition."""
+    """Return the hash tag of a partition."""
     return f"{{p{partition}}}"
 
 
 def owed(partition: Partition) -> str:
-    """zset · ids whose terminal webhook is not delivered → next attempt, ms. Emptied by deliver."""
+    """zset · ids whose terminal webhook is not delivered yet → next attempt, ms. Emptied by deliver."""
     return f"{tag(partition)}:owed"
 
 
 def unspent(partition: Partition) -> str:
-    """zset · `<id> <account>` of what ended and had compute reserved → ms that it ran. Emptied by the keeper."""
+    """zset · `<id> <account>` of ended predictions with reserved compute → ms that they ran. Emptied by the keeper."""
     return f"{tag(partition)}:unspent"
 
 
 def log(partition: Partition) -> str:
-    """stream · steps of predictions, about the last 10,000. Written by every script that takes one. Permanent."""
+    """stream · steps of predictions, about the last 10,000. Written by every script that makes a step. Permanent."""
     return f"{tag(partition)}:log"
 
 
 def owed_to(partition: Partition, host: str) -> str:
-    """zset · of what is owed, that which waits for its next attempt at one host → when. Written by deliver; 4 days."""
+    """zset · owed webhooks that wait for their next attempt at one host → when. Written by deliver; 4 days."""
     return f"{tag(partition)}:owed:{host}"
 
 
-# How the keys of one prediction are spelled. All carry the hash tag of its partition.
+# Keys of one prediction. All carry the hash tag of its partition.
 
 
 def record(prediction_id: PredictionId) -> str:
-    """hash · the prediction's truth, all but its bulk. No lifetime until terminal, then 7 days."""
+    """hash · the prediction's record, without its large data. No lifetime until terminal, then 7 days."""
     return f"{tag(partition_of(prediction_id))}:rec:{prediction_id}"
 
 
@@ -240,12 +245,12 @@ def input_data(prediction_id: PredictionId) -> str:
 
 
 def output_data(prediction_id: PredictionId) -> str:
-    """hash · output and logs of a terminal prediction. Written by whatever ends it; 1 hour."""
+    """hash · output and logs of a terminal prediction. Written by the script that ends it; 1 hour."""
     return f"{tag(partition_of(prediction_id))}:out:{prediction_id}"
 
 
 def events(prediction_id: PredictionId) -> str:
-    """list · its events, numbered by their place from 1. No lifetime until terminal, then 1 hour.
+    """list · its events; an event's number is its place, from 1. No lifetime until terminal, then 1 hour.
 
     Not a stream: a stream takes 4.3 KB for its first entry (measured on Valkey 9.1 and Redis 7.0), a list 0.1 KB.
     """
@@ -253,12 +258,12 @@ def events(prediction_id: PredictionId) -> str:
 
 
 def came(prediction_id: PredictionId) -> str:
-    """string · `<number of the move> here|refused`, so that it arrives once. Written by arrive; 30 days."""
+    """string · `<number of the move> here|refused`, so that a move arrives once. Written by arrive; 30 days."""
     return f"{tag(partition_of(prediction_id))}:came:{prediction_id}"
 
 
 def channel(prediction_id: PredictionId) -> str:
-    """channel · `PUBLISH <seq>` whenever events were added, never a payload."""
+    """channel · `PUBLISH <seq>` after events were added, never a payload."""
     return f"{tag(partition_of(prediction_id))}:ch:{prediction_id}"
 
 
@@ -268,18 +273,18 @@ def idempotency(*, account: str, model: str, digest: str) -> str:
 
 
 def weights(training: PredictionId) -> str:
-    """string · the key of the version whose weights are this training's files. Removed by the keeper once it is gone.
+    """string · the version whose weights are this training's files. Removed by the keeper once the version is gone.
 
     Permanent.
     """
     return f"{tag(partition_of(training))}:weights:{training}"
 
 
-# How the keys of one queue are spelled. All carry the hash tag of its model's partition.
+# Keys of one queue. All carry the hash tag of its model's partition.
 
 
 def queue_partition(queue: QueueName) -> Partition:
-    """The partition of a queue is that of its model: all before the last colon."""
+    """Return the partition of the queue's model, which is all before the last colon."""
     return partition_of_model(queue.rpartition(":")[0])
 
 
@@ -288,7 +293,9 @@ def _of_queue(queue: QueueName, what: str) -> str:
 
 
 def meta(queue: QueueName) -> str:
-    """hash · streams, shard size, rotation, per lane a bit mask of streams that may hold work, lifetimes. Permanent."""
+    """hash · streams, shard size, rotation, lifetimes, and per lane a bit mask of streams that may hold work.
+    Permanent.
+    """
     return _of_queue(queue, "meta")
 
 
@@ -298,12 +305,12 @@ def stream(queue: QueueName, lane: str, number: int) -> str:
 
 
 def bell(queue: QueueName) -> str:
-    """list · at most one token; wakes one waiting consumer. Consumed by it, else 60 s."""
+    """list · at most one wakeup, for one waiting consumer. Consumed by it, else 60 s."""
     return _of_queue(queue, "bell")
 
 
 def live(queue: QueueName) -> str:
-    """zset · every accepted and not yet terminal id → created, ms. Emptied as predictions end."""
+    """zset · every accepted id that is not terminal → creation time, ms. Emptied as predictions end."""
     return _of_queue(queue, "live")
 
 
@@ -318,17 +325,17 @@ def lease(queue: QueueName) -> str:
 
 
 def last(queue: QueueName) -> str:
-    """hash · consumer → its last claim's nonce and ids, so that a lost reply is answered again. Permanent."""
+    """hash · consumer → nonce and ids of its last claim, so that a repeated call gets the same answer. Permanent."""
     return _of_queue(queue, "last")
 
 
 def backlog(queue: QueueName, lane: str, tenant: str) -> str:
-    """zset · what a tenant has waiting behind the ready tier → number of its arrival. Emptied by claims and ends."""
+    """zset · a tenant's predictions that wait behind the ready tier → number of arrival. Emptied by claims and ends."""
     return _of_queue(queue, f"backlog:{lane}:{tenant}")
 
 
 def vtime(queue: QueueName, lane: str) -> str:
-    """zset · tenants that claims let in from → virtual time: served cost ÷ weight. Gone when no backlog may enter."""
+    """zset · tenants that claims admit from → virtual time: served cost ÷ weight. Gone when no backlog may enter."""
     return _of_queue(queue, f"vtime:{lane}")
 
 
@@ -338,17 +345,17 @@ def debt(queue: QueueName, lane: str) -> str:
 
 
 def queued(queue: QueueName) -> str:
-    """hash · tenant → what it has waiting and delayed. Fields go at zero."""
+    """hash · tenant → number of its waiting and delayed predictions. Fields go at zero."""
     return _of_queue(queue, "queued")
 
 
 def running(queue: QueueName) -> str:
-    """hash · tenant → its claims. Fields go at zero."""
+    """hash · tenant → number of its claims. Fields go at zero."""
     return _of_queue(queue, "running")
 
 
 def limits(queue: QueueName) -> str:
-    """hash · tenant → `<weight> <most running> <revision>`, where it has any. By enqueue and limit. Permanent."""
+    """hash · tenant → `<weight> <most running> <revision>`, if it has limits. By enqueue and limit. Permanent."""
     return _of_queue(queue, "limits")
 
 
@@ -358,7 +365,7 @@ def held(queue: QueueName) -> str:
 
 
 def suspended(queue: QueueName) -> str:
-    """hash · tenants whose account is suspended → by which of its changes. Written by pause. Permanent."""
+    """hash · tenants whose account is suspended → revision of the suspension. Written by pause. Permanent."""
     return _of_queue(queue, "suspended")
 
 
@@ -368,13 +375,14 @@ def slots(queue: QueueName) -> str:
 
 
 def about(queue: QueueName, director: str) -> str:
-    """string · what a director said of itself with its last beat, as JSON. Written by extend; an hour."""
+    """string · what a director reported with its last heartbeat, as JSON. Written by extend; an hour."""
     return _of_queue(queue, f"about:{director}")
 
 
 def tally(queue: QueueName) -> str:
-    """hash · counters since ever: what was accepted, started and ended, and what started within its lane's objective or
-    not; how good estimates were, warm hits, how batches ended.
+    """hash · total counters: accepted, started and ended predictions, starts within their lane's objective or not, how
+    good
+    estimates were, warm hits, how batches ended.
 
     Permanent.
     """
@@ -382,7 +390,7 @@ def tally(queue: QueueName) -> str:
 
 
 def samples(queue: QueueName) -> str:
-    """list · how it stood, newest first, and what happened in between. Written by sample; an hour after the last."""
+    """list · samples of the queue's state and counters, newest first. Written by sample; an hour after the last."""
     return _of_queue(queue, "samples")
 
 
@@ -392,7 +400,7 @@ def delayed(queue: QueueName) -> str:
 
 
 def deadline(queue: QueueName) -> str:
-    """zset · id → deadline, ms, of what is not terminal. Emptied by expire and by the end."""
+    """zset · id → deadline, ms, while it is not terminal. Emptied by expire and by the end."""
     return _of_queue(queue, "deadline")
 
 
@@ -402,13 +410,13 @@ def dead(queue: QueueName) -> str:
 
 
 def directors(queue: QueueName) -> str:
-    """zset · consumer → last sign of life, ms. Written by extend."""
+    """zset · consumer → last heartbeat, ms. Written by extend."""
     return _of_queue(queue, "directors")
 
 
 GROUP: Final = "directors"
 
-# Suffix after the tag or prefix outside it -> why it may live for ever.
+# Suffix after the tag, or prefix of a key without one -> why it may live for ever
 PERMANENT: Final = {
     "meta": "what a queue is",
     "s": "a work stream: emptied by XACK and XDEL, never dropped, or its group and last id would be lost",
@@ -418,14 +426,14 @@ PERMANENT: Final = {
     "limits": "one field per account that has limits",
     "held": "accounts that an operator paused",
     "suspended": "accounts that are suspended",
-    "suspensions": "one member per account that ever was",
-    "settling": "accounts that were suspended or resumed lately",
+    "suspensions": "one member per account that was ever suspended",
+    "settling": "accounts that were recently suspended or resumed",
     "tally": "a closed set of counters",
-    "log": "capped by whoever writes",
-    "changes": "capped by whoever writes",
+    "log": "capped by each write",
+    "changes": "capped by each write",
     "sink": "one field per partition",
     "queues": "the registry that keepers sweep",
-    "partitions": "as many members as there are partitions, at the most",
+    "partitions": "at most one member per partition",
     "model": "catalogue",
     "models": "catalogue",
     "examples": "catalogue",
@@ -440,10 +448,10 @@ PERMANENT: Final = {
     "accounts": "the registry that operators list",
     "deployment": "until its account deletes it",
     "deployments": "one member per deployment, removed with it",
-    "credit": "what an account spent of all that it may: no day clears it",
-    "weights": "as long as the version that was made of them",
+    "credit": "an account's total spending: no day resets it",
+    "weights": "as long as the version made from them",
     "listing": "trimmed by every submit",
     "dead": "dead letters wait for a person",
-    "site": "one",
-    "secret": "what it signed would be good no more",
+    "site": "one key",
+    "secret": "without it earlier signatures would be invalid",
 }

@@ -1,8 +1,7 @@
-"""Round trips to Redis over connections that are kept at hand: many commands leave in one write, with all answers read.
+"""Make round trips to Redis over kept connections: many commands leave in one write, and all answers are read.
 
-The client's own pipeline takes several times as long for one: it takes a connection from the pool and gives it back,
-and times each reply by itself. Here a connection is lent by the pool for as long as it is busy, and a moment longer.
-Knows nothing of what is asked, and asks nothing twice.
+The client's own pipeline takes several times as long for one command: it takes a connection from the pool, returns it,
+and times each reply. Here a connection stays borrowed while it is busy and for a moment after. Nothing is sent twice.
 """
 
 import asyncio
@@ -15,14 +14,14 @@ from redis.asyncio import Redis
 from director.broker.cluster import DOUBTS, ClusterPool, asks, in_parts, moving
 from director.broker.connections import Patience, Patient, unsent
 
-# who asks all the time comes back sooner
+# a busy caller returns sooner than this
 KEPT_S: Final = 0.05
-# of a pool, for what is asked by the client itself: it hears nothing of a connection that is kept here
+# connections of the pool left for the client's own commands, since the client does not know of the kept ones
 SPARE: Final = 2
 
 
 class Pipes:
-    """Round trips to the server of one client. One on which nothing moves for `timeout_s` ends its connection."""
+    """Round trips to the server of one client. If nothing moves for `timeout_s`, the connection is closed."""
 
     def __init__(self, redis: Redis, *, timeout_s: float) -> None:
         self._pool = redis.connection_pool
@@ -35,7 +34,7 @@ class Pipes:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def ask(self, commands: Sequence[bytes], *, answers: int) -> list[Any]:
-        """Send commands as they go over the wire; so many answers, of which an error reply is one.
+        """Send packed commands and return that many answers; an error reply is one of them.
 
         Raises redis' ConnectionError or TimeoutError; whether the commands were carried out is then unknown.
         """
@@ -56,7 +55,7 @@ class Pipes:
         return replies
 
     async def aclose(self) -> None:
-        """Give back what is kept."""
+        """Return the kept connections to the pool."""
         if self._timer is not None:
             self._timer.cancel()
         while self._kept:
@@ -77,7 +76,7 @@ class Pipes:
             raise unsent(exc)  # noqa: B904 - the same one
         finally:
             self._wanting -= 1
-        # one timer for a whole round trip, and not one for each read and write
+        # one timer for a whole round trip, not one for each read and write
         connection.silence_s = None
         return connection
 
@@ -112,21 +111,19 @@ async def _reply(connection: Patient) -> Any:
 
 
 async def _has_ended(connection: Patient) -> bool:
-    """Nobody asked it anything: what it has to read can only be that the server has hung up."""
+    """Return whether the server has closed an idle connection: nothing else can be there to read."""
     try:
         return await connection.can_read()
     except exceptions.ConnectionError:
         return True
 
 
-# Script calls to a Cluster over connections that are kept at hand: one write to each master, wherever a slot went.
-#
-# Never sends a script after a slot that is on its way: see cluster.py. Asks nothing twice but what was refused as
-# moved.
+# The same for a Cluster: one write to each master, wherever a slot went. A script never follows a slot that is
+# migrating, see cluster.py. Only commands refused as moved are sent again.
 
 
 class ClusterPipes:
-    """As `Pipes`, to every master."""
+    """Works as `Pipes`, for every master."""
 
     def __init__(self, slots: ClusterPool, *, timeout_s: float) -> None:
         self._slots = slots
@@ -134,9 +131,9 @@ class ClusterPipes:
         self._pipes: dict[Redis, Pipes] = {}
 
     async def ask(self, commands: Sequence[bytes], names: Sequence[str]) -> list[Any]:
-        """Send each command to where its key of this name is; their answers, of which an error is one.
+        """Send each command to the master of its key and return the answers. `names`: the key of each command.
 
-        An error reply, or what went wrong with its master. Raises where nothing of all was sent.
+        An answer may be an error reply or the error of its master. Raises if nothing was sent at all.
         """
 
         def send(node: Redis, indexes: Sequence[int]) -> Awaitable[list[Any]]:
@@ -145,12 +142,12 @@ class ClusterPipes:
         return await in_parts(self._slots, names, send)
 
     async def aclose(self) -> None:
-        """Give back what is kept."""
+        """Return the kept connections to their pools."""
         for pipes in self._pipes.values():
             await pipes.aclose()
 
     async def _ask(self, node: Redis, commands: list[bytes]) -> list[Any]:
-        """What went wrong is the answer to its own commands: another master may have carried out the others."""
+        """Return an error as the answer to its own commands: another master may have carried out the others."""
         pipes = self._pipes.get(node)
         if pipes is None:
             pipes = self._pipes[node] = Pipes(node, timeout_s=self._timeout_s)

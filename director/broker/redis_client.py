@@ -1,7 +1,7 @@
-"""The only factory of Redis clients, and the one place that knows which of its errors mean "ask again later".
+"""Create Redis clients, and decide which of their errors mean "try again later".
 
-Explicit time-outs everywhere, RESP2 (maintenance notifications need RESP3 and disable the pool's check for dirty
-connections), no retries inside redis-py: a lost reply is retried by the gatherer, where every script is idempotent.
+All time-outs are explicit. The protocol is RESP2: maintenance notifications need RESP3 and disable the pool's check for
+dirty connections. redis-py does no retries: the gatherer retries lost replies, since every script is idempotent.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from director.core.errors import BackendUnavailable, SettingsError
 
 Reply = TypeVar("Reply")
 
-# Replies that are an ordinary day: 503 with Retry-After, and it heals by itself.
+# Ordinary errors: callers get 503 with Retry-After, and the service recovers by itself
 AWAY: Final = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -29,29 +29,29 @@ AWAY: Final = (
     exceptions.TryAgainError,
     exceptions.MasterDownError,
 )
-# Plain ResponseErrors of the same kind: redis-py has no class for them. In a pipeline it puts words of its own before.
+# Plain ResponseErrors of the same kind, for which redis-py has no class. In a pipeline it puts its own words in front
 AWAY_WORDS: Final = re.compile(r"(?:^|caused error: \W*)(NOREPLICAS|MISCONF|OOM|LOADING|READONLY|MASTERDOWN|BUSY) ")
 
-# What an operator has to mend, although it heals without a restart here.
+# The operator must correct this. It then heals without a restart here
 REFUSED: Final = "Redis refuses the user or the password in its URL"
 
 SOCKET_TIMEOUT_S: Final = 3.0
 CONNECT_TIMEOUT_S: Final = 2.0
 
-# A restarted server leaves a pool full of dead connections: the first answers may be lost, the next are not.
+# A restarted server leaves a pool of dead connections: the first attempts may be lost, the next are not
 TRIES: Final = 3
 PAUSE_S: Final = 0.05
-# … but a server that hangs is not asked again: whoever waits for us has a limit too
+# A server that hangs is not asked again, since the caller has a time limit too
 GIVE_UP_S: Final = 2.0
 
 
 def client(url: str, *, connections: int = 16, name: str = "director") -> Redis:
-    """A client for commands that answer at once; waits for a connection where all `connections` are in use."""
+    """Return a client for commands that answer at once. It waits while all `connections` are in use."""
     return _client(url, connections=connections, name=name, socket_timeout_s=SOCKET_TIMEOUT_S)
 
 
 def blocking_client(url: str, *, block_s: float, connections: int = 2, name: str = "director-waits") -> Redis:
-    """A client for BLPOP and subscriptions: its time-out leaves the server time to answer; no wait is endless."""
+    """Return a client for BLPOP and subscriptions. The server has time to answer, and no wait is endless."""
     return _client(url, connections=connections, name=name, socket_timeout_s=block_s + 5)
 
 
@@ -63,7 +63,8 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
         "retry": NO_RETRIES,
         "health_check_interval": 0,
         "client_name": name,
-        "driver_info": None,  # CLIENT SETINFO: two more calls of each connection, which our user may not even make
+        # CLIENT SETINFO: two more calls per connection, which the ACL user may not even be allowed
+        "driver_info": None,
         "max_connections": connections,
         "timeout": SOCKET_TIMEOUT_S,
     }
@@ -74,18 +75,18 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
         return Redis.from_pool(make(url, **options))
     except (ValueError, TypeError):
         raise SettingsError(
-            f"The Redis URL is not one ({describe(url)}): redis://host:port/db, rediss://…, unix:///path "
+            f"The Redis URL is malformed ({describe(url)}). Use redis://host:port/db, rediss://…, unix:///path, "
             "redis+sentinel://host:port,host:port/name or redis+cluster://host:port,host:port"
-        ) from None  # what the parser complains of may be a piece of the password
+        ) from None  # the parser's message may quote a piece of the password
 
 
 async def servers(redis: Redis) -> list[Redis]:
-    """A client for each server behind this one: every master of a Cluster, else itself."""
+    """Return a client for each server: every master of a Cluster, or the client itself."""
     return await redis.slots.masters() if isinstance(redis, Cluster) else [redis]
 
 
 async def infos(redis: Redis, section: str) -> list[dict[str, Any]]:
-    """What each of them says of itself. Raises BackendUnavailable where one of them does not."""
+    """Return the INFO section of each server. Raises BackendUnavailable if one does not answer."""
 
     async def read() -> list[dict[str, Any]]:
         return [await server.info(section) for server in await servers(redis)]
@@ -94,7 +95,7 @@ async def infos(redis: Redis, section: str) -> list[dict[str, Any]]:
 
 
 async def ask(send: Callable[[], Awaitable[Reply]]) -> Reply:
-    """The reply to plain commands that may be sent twice. Raises BackendUnavailable while Redis cannot answer."""
+    """Send repeatable commands and return the reply. Raises BackendUnavailable while Redis cannot answer."""
     give_up = asyncio.get_running_loop().time() + GIVE_UP_S
     for attempt in range(1, TRIES + 1):
         try:
@@ -121,8 +122,8 @@ async def pipelined(redis: Redis, fill: Callable[[Any], object], *, raise_on_err
 
 
 def unavailable(exc: Exception) -> BackendUnavailable | None:
-    """The error to raise instead of `exc` where Redis is only away for now; None where it is a fault of ours."""
-    # what a server says while a connection is made comes wrapped in a plain one
+    """Return the error to raise instead of `exc` if Redis is only away for now, or None for an error of ours."""
+    # an error reply during connect comes wrapped in a plain ConnectionError
     wraps = type(exc) is exceptions.ConnectionError and isinstance(exc.__cause__, exceptions.RedisError)
     said = exc.__cause__ if wraps else exc
     if isinstance(said, exceptions.AuthenticationError):
@@ -135,23 +136,23 @@ def unavailable(exc: Exception) -> BackendUnavailable | None:
 
 
 def describe(url: str) -> str:
-    """The address in a URL without its secrets, for logs and messages."""
+    """Return a URL without its secrets, for logs and messages."""
     scheme, _, rest = url.partition("://")
-    # all before the last @, wherever it stands: a password that was not escaped must not come through
+    # cut all before the last @: a password that was not escaped must not come through
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if rest else "no scheme"
 
 
 def has_password(url: str) -> bool:
-    """Does this URL bring a password along?"""
+    """Return whether the URL holds a password."""
     user, at, _ = url.partition("://")[2].rpartition("@")
     return bool(at) and ":" in user
 
 
 def text(reply: bytes | str) -> str:
-    """A reply as text, however the client was told to decode."""
+    """Return a reply as text, whether or not the client decodes replies."""
     return reply if isinstance(reply, str) else reply.decode()
 
 
 def texts(reply: Mapping[bytes, bytes] | Mapping[str, str] | Mapping[bytes | str, bytes | str]) -> dict[str, str]:
-    """A hash as text."""
+    """Return a hash as text."""
     return {text(name): text(value) for name, value in reply.items()}

@@ -1,7 +1,7 @@
-"""What the user in the Redis URL has to be allowed, and whether it is: one example of each command that we send.
+"""Check that the user of the Redis URL may run every command that Director sends: one example of each.
 
-Asks the server what it would refuse, by ACL DRYRUN, which runs nothing. Where that may not be asked nothing is known,
-and each refusal is told when it comes. k8s/base/redis/users.acl has a user with these rights and no more.
+ACL DRYRUN says what the server would refuse, and runs nothing. If the user may not use it, each refusal shows only when
+it happens. k8s/base/redis/users.acl has a user with these rights and no more.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from director.broker.redis_client import ask, text
 from director.core.errors import UnsafeBackend
 
-# One line, one command: all of a right is in its name, its keys and its channels
+# One command per line: its name, keys and channels decide whether it is allowed
 NEEDED: Final = tuple(
     tuple(line.split())
     for line in """
@@ -101,20 +101,20 @@ hset sink:a 0 0
 hset contact run_id 0
 """.strip().splitlines()
 )
-# What is asked where it may be, and done without where not; and what is asked of a Cluster's nodes alone
+# Commands that Director uses if allowed and does without if not, and those that only nodes of a Cluster get
 ASKED: Final = ("acl whoami", "acl dryrun", "config get", "cluster info", "cluster slots", "asking")
 MOST_TOLD: Final = 3
-MEND: Final = "k8s/base/redis/users.acl has a user who may."
+MEND: Final = "k8s/base/redis/users.acl has a user with these rights."
 
 
 async def check_rights(redis: Redis) -> None:
-    """Raises UnsafeBackend that names what our user may not do. Raises BackendUnavailable."""
+    """Raises UnsafeBackend that names what the user may not do. Raises BackendUnavailable."""
     if found := await refused(redis):
-        raise UnsafeBackend(f"The user in the Redis URL may not do all that is needed: {in_a_line(found)}. {MEND}")
+        raise UnsafeBackend(f"The user in the Redis URL lacks rights that are needed: {in_a_line(found)}. {MEND}")
 
 
 async def refused(redis: Redis) -> list[str] | None:
-    """What the server says of each command that it would refuse us; None where it may not be asked.
+    """Return the server's refusal of each command that it would refuse, or None if ACL DRYRUN is not allowed.
 
     Raises BackendUnavailable.
     """
@@ -135,6 +135,6 @@ async def refused(redis: Redis) -> list[str] | None:
 
 
 def in_a_line(found: Sequence[str]) -> str:
-    """The first of them in a line."""
+    """Join the first few into one line."""
     more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
     return "; ".join(found[:MOST_TOLD]) + more

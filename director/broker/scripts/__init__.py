@@ -1,7 +1,7 @@
-"""Every script as a typed call: the one place that knows the order of KEYS and ARGV and the shape of replies.
+"""Call every script with types: the one place that knows the order of KEYS and ARGV and the shape of replies.
 
-One method per file of lua/, named after it; what a script promises stands in its header. One module per caller.
-Without `now_ms` scripts ask the server's clock: tests walk time with it.
+Each file of lua/ has one method with its name; the script's header states what it promises. Each module serves one kind
+of caller. Without `now_ms` scripts use the server's clock: tests pass it to move time.
 """
 
 from director.broker.scripts.accounts import AccountScripts, Allowance, Deployed, Rotated, Stowed
@@ -66,4 +66,4 @@ class Scripts(
     MoverScripts,
     OperatorScripts,
 ):
-    """Every change of shared state. All raise BackendUnavailable while Redis cannot answer."""
+    """Every change of shared state. All methods raise BackendUnavailable while Redis cannot answer."""

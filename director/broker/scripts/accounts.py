@@ -1,4 +1,4 @@
-"""What an account has and may still have, over all its queues. Knows of no queue: those hold their own limits."""
+"""Call the scripts that hold an account's limits over all queues. Limits within one queue are in the queue's scripts."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, cast
@@ -12,18 +12,18 @@ from director.core.account_limits import Bucket
 from director.core.ids import PredictionId
 
 Reserved = Literal["create", "read", "compute", "credit"]
-"""credit: compute of all days together."""
+"""credit: compute over all days."""
 Rotated = Literal["rotated", "unknown", "full"]
 Deployed = Literal["written", "changed", "full"]
 
-MOST_FORMER: Final = 4  # secrets that sign beside the current one: each is a signature in every webhook's header
+MOST_FORMER: Final = 4  # secrets that sign beside the current one: each adds a signature to every webhook's header
 
 
 class Allowance(Struct, frozen=True, kw_only=True):
-    """How a limit stands after it was asked. `remaining` of `most`: requests, or seconds of compute.
+    """The state of a limit after a request. `remaining` of `most`: requests, or seconds of compute.
 
-    `reset_ms`: until all of it is there again; `retry_after_ms`: until this may be asked again, 0 where it is allowed.
-    Of compute it tells of the limit that there is less left of; credit comes back with no time, so both are 0.
+    `reset_ms`: until all of it is available again. `retry_after_ms`: until the request may be repeated, 0 if it was
+    allowed. For compute this is the limit with less left; credit does not come back with time, so both are 0.
     """
 
     limit: Reserved
@@ -35,14 +35,14 @@ class Allowance(Struct, frozen=True, kw_only=True):
 
 
 class Stowed(Struct, frozen=True):
-    """Whether an account had room for it, and the bytes that it keeps then."""
+    """Whether the files fit into the account's limit, and the bytes that the account keeps now."""
 
     fits: bool
     total: int
 
 
 class AccountScripts(Wire):
-    """The limits of accounts, each account in a slot of its own."""
+    """The limits of accounts, each account in its own slot."""
 
     async def reserve(
         self,
@@ -54,10 +54,11 @@ class AccountScripts(Wire):
         in_all: int | None = None,
         now_ms: int | None = None,
     ) -> Allowance:
-        """Take one token of a bucket, or `asked_s` of so many seconds of compute a day and `in_all`, None for no limit;
-        nothing where it is denied.
+        """Take one token of a bucket, or reserve `asked_s` seconds of compute. Nothing is taken if it is denied.
 
-        Safe to repeat with the same id, for half a minute at least. `id` of compute is the prediction's.
+        `of`: the bucket, or the seconds of compute per day; `in_all`: the seconds in total; None for no limit. `id`
+        for compute
+        is the prediction's. Safe to repeat with the same id for at least half a minute.
         """
         if isinstance(of, Bucket):
             args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0, ""]
@@ -86,9 +87,9 @@ class AccountScripts(Wire):
         token: tuple[Bucket, str] | None = None,
         now_ms: int | None = None,
     ) -> tuple[bool, bool]:
-        """Put the compute that was reserved for a prediction right by what it spent; give a token of creates back.
+        """Replace a prediction's reserved compute by what it spent, and give back a token of the create bucket.
 
-        Which of (token, compute) there was to give back. Safe to repeat.
+        Returns for (token, compute) whether there was something to correct. Safe to repeat.
         """
         bucket, taken_by = token or (Bucket("create", 0, 0), "")
         args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), now(now_ms)]
@@ -105,9 +106,9 @@ class AccountScripts(Wire):
         until_ms: int = 0,
         now_ms: int | None = None,
     ) -> Stowed:
-        """Count what one file, or all files of one prediction, take until then; 0: nothing any more.
+        """Count `size` bytes for one file, or for all files of one prediction, until `until_ms`. Size 0 removes it.
 
-        Without a name it only tells what there is. Safe to repeat.
+        Without a name it only returns the current total. Safe to repeat.
         """
         written = [keys.stored(account), keys.stored_until(account)]
         args: list[Arg] = [name, size, "" if most is None else most, until_ms, now(now_ms)]
@@ -117,14 +118,14 @@ class AccountScripts(Wire):
         return Stowed(fits=bool(fits), total=total)
 
     async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> Rotated:
-        """Sign with this secret from now on, and with the former one too for `keep_s`; 0: with no former one at all."""
+        """Sign with this secret from now on, and with the former one for `keep_s` more; 0 drops all former secrets."""
         args: list[Arg] = [secret, ms(keep_s), MOST_FORMER, now(now_ms)]
         return cast(Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
 
     async def deploy(
         self, account: str, name: str, *, was: bytes, becomes: bytes, created_ms: int, most: int
     ) -> Deployed:
-        """Write what a deployment is now, if it is what `was` says; empty stands for none."""
+        """Write a deployment if it still equals `was`; empty bytes stand for a missing deployment."""
         args: list[Arg] = [name, was, becomes, created_ms, most]
         written = [keys.deployment(account, name), keys.deployments(account)]
         return cast(Deployed, (await self._call("deploy", written, args)).decode())
@@ -139,5 +140,5 @@ def _ms_of(seconds: int | None) -> Arg:
 
 
 def _fill(rate: float) -> int:
-    """Tokens a second as the scripts take them: billionths of one a millisecond, whole, so that nothing is rounded."""
+    """Return the fill rate as scripts take it: whole billionths of a token per millisecond, so nothing is rounded."""
     return int(rate * 1_000_000)

@@ -1,4 +1,4 @@
-"""What a caller asks for: to accept a prediction, show it, cancel it. Holds no claim."""
+"""Call the scripts behind a caller's requests: accept a prediction, show it, cancel it. They hold no claim."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
 
 
 class Accepted(Struct, frozen=True):
-    """What became of a submit. `replayed`: the idempotency key stands for this older prediction."""
+    """The result of a submit. `replayed`: the idempotency key belongs to this older prediction."""
 
     id: PredictionId
     replayed: bool = False
@@ -37,7 +37,7 @@ class Accepted(Struct, frozen=True):
 
 
 class Bound(NamedTuple):
-    """What an idempotency key stands for, of which request, and since when by the server's clock."""
+    """The prediction of an idempotency key, the request's fingerprint, and the key's age by the server's clock."""
 
     id: PredictionId
     fingerprint: str
@@ -45,10 +45,10 @@ class Bound(NamedTuple):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """Some events of a prediction of `account`, and how it stood then.
+    """Some events of a prediction of `account`, and its state at that time.
 
-    `last`: number of the newest there is; `next`: of the one that follows these. `moved`: to which server, '' where it
-    did not.
+    `last`: number of the newest event. `next`: number of the event after these. `moved`: the server that the prediction
+    moved to, or ''.
     """
 
     account: str
@@ -65,17 +65,17 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
     @property
     def is_removed(self) -> bool:
-        """Are its events gone, with all its data?"""
+        """Whether its events are gone, with all its data."""
         return self.last == 0
 
     @property
     def has_more(self) -> bool:
-        """Are there events after these?"""
+        """Whether there are events after these."""
         return self.next <= self.last
 
 
 class CallerScripts(Wire):
-    """The caller's side."""
+    """The scripts for callers."""
 
     async def enqueue(
         self,
@@ -114,15 +114,18 @@ class CallerScripts(Wire):
     ) -> Accepted:
         """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
 
-        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's, in this queue, as of change
-        `limits_rev`: an older one than the queue knows is not heeded. `metered`: its
-        compute was reserved, and is put right at its end. `data_ttl_s`: how long its data is kept after the end, where
-        not as long as the queue says. `trace`: what is handed on with it. `is_bound`: the key was bound to it before.
-        `waiter`: the API process that holds its caller's response, and hears of its end.
-        Raises UnknownQueue, IdempotencyMismatch, QueueRefused; BackendUnavailable where its key went to a later one.
+        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's limits in this queue, as
+        of revision
+        `limits_rev`; the queue ignores an older revision than it knows. `metered`: its compute was reserved and is
+        corrected
+        at its end. `data_ttl_s`: lifetime of its data after the end, None for the queue's. `trace`: headers to pass on.
+        `is_bound`: the key was bound to it before. `waiter`: the API process whose caller waits, which is notified
+        of the end.
+        Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises BackendUnavailable if its key went to a
+        later one.
         """
         if lane not in LANES:  # no claim would ever look there
-            raise ValueError(f"{lane} is no lane")
+            raise ValueError(f"unknown lane {lane}")
         record = keys.record(prediction_id)
         digest, fingerprint = idempotency or ("", "")
         held = keys.idempotency(account=account, model=model, digest=digest) if digest else record
@@ -174,7 +177,7 @@ class CallerScripts(Wire):
             case b"mismatch":
                 raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
             case b"late":
-                raise BackendUnavailable("the same request was placed anew meanwhile")
+                raise BackendUnavailable("the same request was placed again meanwhile")
             case b"refused":
                 raise _refused(*rest)
             case _:
@@ -189,9 +192,10 @@ class CallerScripts(Wire):
         idempotency: tuple[str, str],
         instead_of: PredictionId | None,
     ) -> Bound | None:
-        """Let an idempotency key stand for this one, or for none; what it stands for instead.
+        """Bind an idempotency key to this prediction, or to none. Returns the binding that stands instead, or None on
+        success.
 
-        `idempotency`: (key's digest, body's fingerprint). None: it is so.
+        `idempotency`: (key's digest, body's fingerprint). `instead_of`: the prediction that the key may be taken from.
         """
         digest, fingerprint = idempotency
         key = keys.idempotency(account=account, model=model, digest=digest)
@@ -202,9 +206,9 @@ class CallerScripts(Wire):
     def enlist(
         self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
     ) -> "asyncio.Future[object]":
-        """Put an id on its account's list: call it before `enqueue`. Ids below `oldest` may be dropped.
+        """Put an id on its account's list. Call it before `enqueue`. Ids below `oldest` may be dropped.
 
-        `input_bytes`: size of the input that `enqueue` sends next. A large one goes another way than small calls do.
+        `input_bytes`: size of the input that `enqueue` sends next. Both calls then use the same kind of traffic.
         """
         names, args = [keys.listing(account, kind)], [prediction_id, oldest]
         return self._begin("enlist", names, args, traffic=_filing(input_bytes))
@@ -218,10 +222,11 @@ class CallerScripts(Wire):
         size: int | None = None,
         now_ms: int | None = None,
     ) -> Stored | None:
-        """One prediction as it is now; None when there is none. `outlook`: with why it waits, where it does.
+        """Return one prediction as it is now, or None if it is unknown. `outlook`: include why it waits.
 
-        A large one takes a second round trip, and no small call waits for that; unless `whole`, its data is left out
-        instead, see `Stored.left_out`. `size`: bytes of its data where they are known, for one round trip only.
+        A large one takes a second round trip, so that no small call waits for it. Unless `whole`, large data is
+        left out
+        instead, see `Stored.left_out`. `size`: bytes of its data if known, which saves a round trip.
         """
         if size is None:
             stored = await self._get(prediction_id, now(now_ms), outlook, LARGE_BYTES)
@@ -251,7 +256,7 @@ class CallerScripts(Wire):
         return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
 
     async def story(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Known | None:
-        """What is known of one prediction, all but its bulk; None when there is none."""
+        """Return everything about one prediction but its large data, or None if it is unknown."""
         reply = await self._call("story", [keys.record(prediction_id)], [prediction_id, now(now_ms)])
         if not reply:
             return None
@@ -271,10 +276,12 @@ class CallerScripts(Wire):
     async def replay(
         self, prediction_id: PredictionId, *, after: int, count: int, most_bytes: int, whole: bool = True
     ) -> Replayed | None:
-        """Its events after a number, at most `count`, and none more once they have so many bytes; None: no prediction.
+        """Return its events after a number, or None if it is unknown. Stops at `count` events, or once `most_bytes`
+        are reached.
 
-        A number from before the last revival, or larger than the newest one, is of a list that began anew since: all is
-        told then. One event may be larger than `most_bytes` by itself: unless `whole`, what comes ends before it.
+        A number from before the last revival, or above the newest, belongs to a former list: all events are
+        returned then. One
+        event may be larger than `most_bytes`; unless `whole`, the answer ends before it.
         """
         args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
         # the size of the answer is not known before: a page may be as large as its bound, and what is whole larger
@@ -299,7 +306,7 @@ class CallerScripts(Wire):
     async def redeliver(
         self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
     ) -> Redelivered:
-        """Owe the webhook of its end again, at once. `account`: whose it must be, None for anybody's."""
+        """Owe its terminal webhook again, at once. `account`: the owner that it must have, or None for any."""
         args: list[Arg] = [prediction_id, account or "", now(now_ms)]
         owed = keys.owed(partition_of(prediction_id))
         answer = await self._call("redeliver", [keys.record(prediction_id), owed], args)
@@ -308,13 +315,13 @@ class CallerScripts(Wire):
     async def cancel(
         self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
     ) -> Canceled:
-        """End a prediction that waits, or ask the holder of one that runs to stop it."""
+        """End a waiting prediction, or ask the director of a running one to stop it."""
         args: list[Arg] = [prediction_id, account, kind, now(now_ms)]
         answer = await self._call("cancel", [keys.record(prediction_id)], args)
         return cast(Canceled, answer.decode())
 
     async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Erased:
-        """Let go of one that has ended, with all that is known of it but its files. Safe to repeat."""
+        """Delete a terminal prediction with all its data but its files. Safe to repeat."""
         owed = keys.owed(partition_of(prediction_id))
         args: list[Arg] = [prediction_id, account, now(now_ms)]
         answer = await self._call("erase", [keys.record(prediction_id), owed], args)
@@ -322,7 +329,9 @@ class CallerScripts(Wire):
 
 
 def _filing(input_bytes: int) -> Traffic:
-    """How `enlist` and `enqueue` both go, one after the other. What else they send never makes a call large."""
+    """Return the traffic of `enlist` and `enqueue`, which go one after the other. Only the input makes such a call
+    large.
+    """
     return Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
 
 

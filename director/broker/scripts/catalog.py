@@ -1,4 +1,4 @@
-"""What is said of models, one key at a time: no script of these touches a queue."""
+"""Call the scripts of the catalogue, one key at a time. None of them touches a queue."""
 
 from collections.abc import Mapping
 from typing import Literal, cast
@@ -13,7 +13,7 @@ Withdrawn = Literal["done", "versions"]
 
 
 class CatalogScripts(Wire):
-    """The calls about one model."""
+    """The scripts for one model."""
 
     async def amend(
         self,
@@ -23,20 +23,20 @@ class CatalogScripts(Wire):
         said: Mapping[str, str] | None = None,
         nonce: str = "",
     ) -> Amended:
-        """Make it, or change what is said of it. Safe to repeat; `nonce` tells who makes it."""
+        """Make a model, or change its description. `nonce`: identifies the call that makes it. Safe to repeat."""
         fields: list[Arg] = [part for pair in (said or {}).items() for part in pair]
         return cast(Amended, (await self._call("amend", [keys.model(model)], [what, nonce, *fields])).decode())
 
     async def configure(
         self, model: str, config: bytes, *, by: str, at_ms: int, was: int | None, nonce: str
     ) -> tuple[Configured, int]:
-        """Write how it is run, b"" to take that back; with the revision that it is then. `nonce` tells the change."""
+        """Write a model's config, b"" to remove it, and return the new revision. `nonce`: identifies the change."""
         args: list[Arg] = ["" if was is None else was, config, by, at_ms, nonce]
         word, *revision = await self._call("configure", [keys.model(model)], args)
         return cast(Configured, word.decode()), int(revision[0]) if revision else 0
 
     async def note_setup(self, model: str, version: str, said: bytes) -> bool:
-        """Write how its last setup went; False where there is no such version."""
+        """Write how the version's last setup went. Returns False for an unknown version."""
         return bool(await self._call("note_setup", [keys.version(model, version)], [said]))
 
     async def withdraw(
@@ -48,12 +48,12 @@ class CatalogScripts(Wire):
         runs: int = 0,
         latest: str = "",
     ) -> Withdrawn:
-        """Take it away, or tell it of a version that goes. Safe to repeat."""
+        """Remove a model, or note that one of its versions goes. Safe to repeat."""
         reply = await self._call("withdraw", [keys.model(model)], [what, version, runs, latest])
         return cast(Withdrawn, reply.decode())
 
 
-# What is kept of what operators do. Changes nothing else: what they change has scripts of its own.
+# The log of operators' changes. The changes themselves have scripts of their own.
 
 
 class OperatorScripts(Wire):
@@ -70,6 +70,6 @@ class OperatorScripts(Wire):
         detail: bytes,
         at_ms: int,
     ) -> bool:
-        """Add one entry; False where there is one of this id and kind already. `detail`: JSON."""
+        """Add one entry. Returns False if there is one of this id and kind already. `detail`: JSON."""
         args: list[Arg] = [id, kind, by, account, queue, detail, at_ms]
         return bool(await self._call("note", [keys.changes()], args))

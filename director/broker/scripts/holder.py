@@ -1,4 +1,4 @@
-"""What the holder of a claim does with it, from taking it to letting it go. Writes nothing once the claim is lost."""
+"""Call the scripts for a claim, from taking to releasing it. They write nothing once the claim is lost."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, cast
@@ -14,21 +14,21 @@ from director.core.schema import Claim, NewEvent, Record, Token
 from director.core.states import Status
 
 Hold = Literal["held", "lost", "user", "deadline"]
-"""What a holder learns of its claim: it holds; it is lost; its caller asked to cancel; its time is up."""
+"""State of a claim: held; lost; its caller asked to cancel; its deadline has passed."""
 
 Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
 
 Readiness = Literal["ready", "starting", "setup_failed", "server_auth", "draining"]
-"""Of a director: it has a server that can run; it has none yet; none will come; it claims nothing more."""
+"""State of a director: `starting` has no ready server yet; `draining` claims nothing more."""
 
 Ceased = Literal["count", "empty", "budget", "bound", "paused", "open"]
-"""Why a call handed out no more. `bound`: of what one call looks at; `open`: the breaker is."""
+"""Why a call handed out no more. `bound`: one call looks at no more entries; `open`: the breaker is open."""
 
 MOST_CLAIMS = 20
 
 
 class Claims(list[Claim]):
-    """What one call handed out, and why it was no more."""
+    """The claims of one call, and why there were no more."""
 
     def __init__(self, claims: Iterable[Claim] = (), *, why: Ceased = "empty") -> None:
         super().__init__(claims)
@@ -36,7 +36,7 @@ class Claims(list[Claim]):
 
 
 class Advanced(Struct, frozen=True):
-    """How a claim stands after its progress was written; the last event's number; when the run began."""
+    """The state of a claim after its progress was written, the last event's number, and when the run began."""
 
     hold: Hold
     seq: int
@@ -44,7 +44,7 @@ class Advanced(Struct, frozen=True):
 
 
 class HolderScripts(Wire):
-    """The holder's side."""
+    """The scripts for a director that holds claims."""
 
     async def claim(
         self,
@@ -60,11 +60,14 @@ class HolderScripts(Wire):
         send: Callable[[bytes], Awaitable[Any]] | None = None,
         now_ms: int | None = None,
     ) -> Claims:
-        """Claim up to `count`. Repeating a call with its nonce answers it again. A paused queue hands out nothing.
+        """Claim up to `count`. Repeating a call with its nonce returns the same claims. A paused queue hands out
+        nothing.
 
-        `budget`: most that all may cost together; with `alone` the first is had whatever it costs. `warm`: the affinity
-        key that goes first among those of the tenant whose turn it is. `send`: takes the call to the server in its own
-        way, once, and brings the answer; raises what it likes. Raises UnknownQueue.
+        `budget`: most that all may cost together; with `alone` the first is claimed at any cost. `warm`: the
+        affinity key that
+        goes first within the tenant whose turn it is. `send`: sends the packed call once in its own way and returns
+        the reply;
+        its errors pass through. Raises UnknownQueue.
         """
         bounds: list[Arg] = ["" if budget is None else budget, int(alone), warm]
         args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now(now_ms), *bounds]
@@ -91,10 +94,12 @@ class HolderScripts(Wire):
         about: bytes = b"",
         now_ms: int | None = None,
     ) -> list[Hold]:
-        """Move the leases of all these claims; one answer for each, in order. None at all is a sign of life.
+        """Extend the leases of all these claims and return one state for each, in order. A call without claims is a
+        heartbeat.
 
-        `slots`: that this director has, busy or free; `state`: of its servers. `about`: what else it says of
-        itself, see director.store.directors.
+        `slots`: of this director, busy or free. `state`: of its model servers. `about`: further facts about the
+        director, see
+        director.store.directors.
         """
         held = [part for claim in claims for part in claim]
         args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), slots, state, about, *held]
@@ -113,7 +118,9 @@ class HolderScripts(Wire):
         remote: str = "",
         now_ms: int | None = None,
     ) -> Advanced:
-        """Write that the run began (`ran_ms` ago), and its events; and what its server calls it, if that is new."""
+        """Write that the run began `ran_ms` ago, new events, and the server's own name of the run (`remote`) if it is
+        new.
+        """
         args: list[Arg] = [prediction_id, token, seq, now(ran_ms), now(now_ms), remote, *parts(events)]
         word, *known = await self._call("advance", [keys.record(prediction_id)], args)
         last, started = known if known else (seq, None)
@@ -138,10 +145,11 @@ class HolderScripts(Wire):
         events: Sequence[NewEvent] = (),
         now_ms: int | None = None,
     ) -> bool:
-        """Write the terminal record and remove the entry; False when the claim is lost and nothing was written.
+        """Write the terminal record and remove the entry. Returns False if the claim is lost; nothing was written then.
 
-        `over_ms`: how long ago its run was over; `claimed_ms`: how long ago it was claimed, by the caller's clock;
-        `seq` and `events` as for `advance`: what it did not write yet.
+        `over_ms`: how long ago the run was over. `claimed_ms`: how long ago it was claimed, by the caller's clock.
+        `seq` and
+        `events` as for `advance`: events that it did not write yet.
         """
         ended: list[Arg] = [status, error, code, output, logs, metrics]
         written: list[Arg] = [now(ran_ms), ms(grace_s), seq, now(now_ms), over_ms, now(claimed_ms)]
@@ -161,10 +169,11 @@ class HolderScripts(Wire):
         claimed_ms: int | None = None,
         now_ms: int | None = None,
     ) -> Requeued:
-        """Give a claim back: unspent, or as a spent attempt. Returns what became of the prediction.
+        """Give a claim back, unspent or as a spent attempt. Returns the new state of the prediction.
 
-        `began`: did its run begin? Where nothing may run twice, it then ends with `error` and `code`. None: the record
-        says whether it did. `claimed_ms`: how long ago it was claimed, by the caller's clock.
+        `began`: whether its run began; None lets the record decide. If the queue allows no second run, a begun one
+        ends with
+        `error` and `code`. `claimed_ms`: how long ago it was claimed, by the caller's clock.
         """
         has_begun = "" if began is None else int(began)
         args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code, has_begun]

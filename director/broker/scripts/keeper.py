@@ -1,4 +1,4 @@
-"""What looks after queues nobody holds, and after webhooks that are owed. Takes no claim whose lease is good."""
+"""Call the scripts that keepers run for queues and owed webhooks. They never take a claim whose lease is still good."""
 
 import random
 from collections.abc import Sequence
@@ -13,30 +13,33 @@ from director.core.ids import Partition, PredictionId, QueueName, partition_of
 from director.core.schema import pairs
 
 Delivered = Literal["", "noted", "others"]
-"""'' where nothing was noted: it is owed no more. `others`: it arrived, and others wait for an attempt at that host."""
+"""'': nothing was noted, since it is no longer owed. `others`: it arrived, and others wait for the same host."""
 
 DELIVERED: Final[Sequence[Delivered]] = ("", "noted", "others")
 
 Repair = Literal["forgotten", "leased", "offered", "placed", "timed"]
-"""What reconcile did: dropped an id that has ended or has no record; gave a claim its lease; made claims look into the
-stream or backlog where it stands; put it in line; put its deadline back into the index."""
+"""What reconcile did: dropped an id that is terminal or has no record; gave a claim its lease; made claims look into
+its stream or backlog; put it back in line; put its deadline back into the index."""
 
 
 class KeeperScripts(Wire):
-    """The keeper's side."""
+    """The scripts for keepers."""
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
-        """Note that this run of the server is heard; its time in ms, and how long keepers have heard it, in seconds."""
+        """Note contact with this run of the server. Returns its time in ms, and the seconds that keepers had contact
+        with it.
+        """
         at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), now(now_ms)])
         return at, lasted / 1000
 
     async def reap(
         self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
     ) -> list[tuple[PredictionId, Requeued]]:
-        """Take back claims whose lease ran out; what became of each.
+        """Recover claims whose lease has expired. Returns the new state of each.
 
-        `lease_s` of the directors. `now_ms`: judge by this time of the server's, which a keeper that was frozen would
-        overrun. For a lease before it the server's clock has not stepped.
+        `lease_s`: of the directors. `now_ms`: the server time to judge by, which a keeper that was frozen would
+        overrun. For a
+        lease before it the server's clock has not stepped.
         """
         args: list[Arg] = [limit, _jitter(), ms(lease_s), now(now_ms)]
         reply = await self._call("reap", [keys.lease(queue), keys.directors(queue)], args)
@@ -53,7 +56,7 @@ class KeeperScripts(Wire):
         idle_s: float,
         now_ms: int | None = None,
     ) -> tuple[str, list[tuple[PredictionId, Requeued]]]:
-        """Find claims of one stream that have no lease any more; the cursor to go on from, '0-0' at the end."""
+        """Find claims of one stream that have no lease. Returns the cursor to continue from, '0-0' at the end."""
         args: list[Arg] = [queue, cursor, count, ms(idle_s), _jitter(), now(now_ms)]
         last, *recovered = await self._call("recover", [keys.stream(queue, lane, number)], args)
         return last.decode(), _outcomes(recovered)
@@ -61,28 +64,30 @@ class KeeperScripts(Wire):
     async def reconcile(
         self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
     ) -> tuple[int, list[tuple[PredictionId, Repair]]]:
-        """Put right what is nowhere in one slice of what lives; where the next slice starts, 0 after the last."""
+        """Repair one slice of the live ids. Returns where the next slice starts, 0 after the last."""
         args: list[Arg] = [queue, start, count, ms(lease_s), now(now_ms)]
         following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
         return following, [(PredictionId(name.decode()), cast(Repair, word.decode())) for name, word in pairs(repaired)]
 
     async def retire(self, queue: QueueName, *, silent_s: float, now_ms: int | None = None) -> str:
-        """Forget one director that has been silent for long and has nothing pending; its name, '' for none."""
+        """Forget one director that is silent for `silent_s` and has nothing pending. Returns its name, or ''."""
         return text(await self._call("retire", [keys.directors(queue)], [queue, ms(silent_s), now(now_ms)]))
 
     async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
-        """Put due retries back into their streams; how many."""
+        """Put due retries back into their streams. Returns their number."""
         return int(await self._call("promote", [keys.delayed(queue)], [queue, limit, now(now_ms)]))
 
     async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
-        """End what waited past its deadline, tell the holders of what runs past it: (ended, told)."""
+        """End predictions that waited past their deadline and notify directors of running ones. Returns (ended,
+        notified).
+        """
         ended, told = await self._call("expire", [keys.deadline(queue)], [limit, now(now_ms)])
         return ended, told
 
     async def due(
         self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
     ) -> list[PredictionId]:
-        """Take terminal webhooks whose next attempt has come; they are due again after `hold_s`."""
+        """Take terminal webhooks whose next attempt is due. They become due again after `hold_s`."""
         args: list[Arg] = [limit, ms(hold_s), now(now_ms)]
         return [PredictionId(name.decode()) for name in await self._call("due", [keys.owed(partition)], args)]
 
@@ -100,11 +105,13 @@ class KeeperScripts(Wire):
         rule: str | None = None,
         now_ms: int | None = None,
     ) -> Delivered:
-        """Note how a terminal webhook's attempt went; no `delay_s`: there will be no other. `put_off`: it was none.
+        """Note the outcome of a terminal webhook's attempt. Without `delay_s` there is no other. `put_off` counts as
+        no attempt.
 
-        `revivals` of the record that was told of: what a later end owes is not settled by an earlier one's answer.
-        `status` that `host` answered; `is_asked`: it asked for this delay. `known` attempts were noted before this one.
-        `rule` that forbids the address.
+        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `status`:
+        answered by
+        `host`. `is_asked`: the host asked for this delay. `known`: attempts noted before this one. `rule`: forbids
+        the address.
         """
         delay_ms: Arg = "" if delay_s is None else ms(delay_s)
         answered: list[Arg] = [now(status), host, int(is_asked), now(known), rule or ""]
@@ -114,14 +121,11 @@ class KeeperScripts(Wire):
         return DELIVERED[int(await self._call("deliver", [keys.record(prediction_id), *owed], args))]
 
     async def sample(self, queue: QueueName, *, period_s: float, most: int, now_ms: int | None = None) -> bool:
-        """Note how a queue stands, unless somebody did within this period; False where it is idle.
-
-        `most` of them are kept.
-        """
+        """Add a sample of a queue unless this period has one, and keep `most`. Returns False for an idle queue."""
         return bool(await self._call("sample", [keys.meta(queue)], [queue, ms(period_s), most, now(now_ms)]))
 
     async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
-        """Make due what waits for its next attempt at a host that answers again; how many."""
+        """Make webhooks due that wait for a host which answers again. Returns their number."""
         owed = [keys.owed(partition), keys.owed_to(partition, host)]
         return int(await self._call("forward", owed, [limit, now(now_ms)]))
 
@@ -134,16 +138,16 @@ def _outcomes(reply: Sequence[bytes]) -> list[tuple[PredictionId, Requeued]]:
     return [(PredictionId(name.decode()), cast(Requeued, word.decode())) for name, word in pairs(reply)]
 
 
-# What becomes of a dead letter once someone has decided. Lists none: `director.store.dead` does.
+# Decisions about one dead letter. `director.store.dead` lists them.
 
 
 class LetterScripts(Wire):
-    """The calls about one dead letter."""
+    """The scripts for one dead letter."""
 
     async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
-        """Return a dead letter to its queue; False when it is none, or its input is gone."""
+        """Return a dead letter to its queue. Returns False if it is not one, or its input is gone."""
         return bool(await self._call("revive", [keys.record(prediction_id)], [prediction_id, now(now_ms)]))
 
     async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
-        """Let go of a dead letter; False when it is none."""
+        """Delete a dead letter. Returns False if it is not one."""
         return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue, now(now_ms)]))

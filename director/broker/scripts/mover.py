@@ -1,6 +1,6 @@
-"""How predictions go from one Redis server to another: out of a queue here, into one there, and a tombstone here.
+"""Call the scripts that move predictions to another Redis server: out of a queue, into the other's, and a tombstone.
 
-One call is of one server; `director.store.departure` has both, and the order.
+One call goes to one server. `director.store.departure` talks to both and keeps the order.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from director.broker.scripts.wire import Wire, now
 from director.core.ids import PredictionId, QueueName
 
 Departed = Literal["leaving", "elsewhere", "claimed", "held", "gone"]
-"""What became of one that should leave: `elsewhere`, it leaves for a third server; `held`: its account is paused."""
+"""State of a prediction that should leave. `elsewhere`: it leaves for a third server; `held`: its account is paused."""
 
 Arrived = Literal["here", "refused", "unknown"]
-"""`refused`: for good, as this move of it; `unknown`: the queue."""
+"""`refused`: this move is refused for good; `unknown`: the queue is unknown."""
 
 Vacated = Literal["moved", "cancel", "stays"]
 Stayed = Literal["waiting", "delayed", "canceled", "gone"]
 
-# As long as a call may come twice, the one of a mover that was frozen too
+# As long as a call may be repeated, even by a mover that was frozen
 CAME_TTL_MS: Final = 30 * 86_400_000
 
 
 class MoverScripts(Wire):
-    """The mover's side."""
+    """The scripts for moves."""
 
     async def depart(
         self,
@@ -35,7 +35,9 @@ class MoverScripts(Wire):
         site: str,
         now_ms: int | None = None,
     ) -> list[Departed]:
-        """Take what waits of these, each with its account, out of their queue; what became of each, in order."""
+        """Take the waiting ones of these (id, account) pairs out of their queue. Returns the new state of each, in
+        order.
+        """
         args: list[Arg] = [queue, site, now(now_ms), *(part for one in ids for part in one)]
         reply = await self._call("depart", [keys.live(queue)], args)
         return [cast(Departed, word.decode()) for word in reply]
@@ -56,9 +58,11 @@ class MoverScripts(Wire):
         refuses: bool = False,
         now_ms: int | None = None,
     ) -> Arrived:
-        """Take it in, or where it `refuses` never. `record` is flat; `idempotency`: its key, what that holds, its ms.
+        """Accept a prediction from another server, or with `refuses` refuse it for good.
 
-        `limits_rev` 0: what the queue knows of its account's limits stays.
+        `record`: flat fields. `idempotency`: the key, its value, and its remaining ms. `limits_rev` 0 keeps the
+        account's
+        limits that the queue knows.
         """
         own = keys.record(prediction_id)
         held, holds, held_ms = idempotency or (own, b"", 0)
@@ -67,18 +71,18 @@ class MoverScripts(Wire):
         args: list[Arg] = [prediction_id, queue, move, int(refuses), CAME_TTL_MS, input, holds, held_ms, *limits]
         rest = [part for entry in events for part in (b"", entry)]
         args += [now(now_ms), *record, *rest]
-        # in the order of the calls, however large each of them is
+        # the same traffic for all sizes keeps the calls in order
         reply = await self._call("arrive", names, args, traffic=Traffic.LARGE_WRITES)
         return cast(Arrived, reply.decode())
 
     async def vacate(
         self, prediction_id: PredictionId, *, site: str, canceled: bool = False, now_ms: int | None = None
     ) -> Vacated:
-        """Leave a tombstone of what has arrived there. `canceled`: its caller's cancel was told there."""
+        """Leave a tombstone for a prediction that arrived elsewhere. `canceled`: its caller's cancel was passed on."""
         args: list[Arg] = [prediction_id, site, int(canceled), CAME_TTL_MS, now(now_ms)]
         return cast(Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
 
     async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> Stayed:
-        """Put back what was refused there."""
+        """Put a prediction back that the other server refused."""
         args: list[Arg] = [prediction_id, site, now(now_ms)]
         return cast(Stayed, (await self._call("stay", [keys.record(prediction_id)], args)).decode())

@@ -1,4 +1,4 @@
-"""What is known of a queue: its policy, its streams, its numbers, its pause. Moves no prediction."""
+"""Call the scripts about whole queues: policy, streams, numbers and pauses. Only `migrate` moves predictions."""
 
 from typing import Any, Literal, cast, get_args
 
@@ -19,11 +19,12 @@ Unregistered = Literal["done", "live", "dead", "served"]
 
 
 class QueueStats(Struct, frozen=True, kw_only=True):
-    """One queue at one moment. `oldest_ms`: how long ago the oldest that has not ended was accepted.
+    """One queue at one moment. `oldest_ms`: age of the oldest prediction that is not terminal.
 
-    `service_ms`: how long a run has a slot, lately, 0 while nobody knows; `service_cost`: what such a run was declared
-    to cost. `starting`, `setup_failed`: directors whose servers are. `leaving`: what is on its way to another server.
-    `tally`: counters since ever.
+    `service_ms`: how long a recent run keeps a slot, 0 if unknown; `service_cost`: the declared cost of such a run.
+    `starting`, `setup_failed`, `server_auth`: directors whose servers are in this state. `leaving`: predictions on
+    their
+    way to another server. `tally`: total counters.
     """
 
     high: int
@@ -57,12 +58,12 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
     @property
     def accepted(self) -> int:
-        """Since ever, as are these; a dead letter that was revived is accepted, starts and ends once more."""
+        """Predictions ever accepted. A revived dead letter is accepted, started and ended once more."""
         return sum(self.tally.get(f"accepted:{lane}", 0) for lane in LANES)
 
     @property
     def started(self) -> int:
-        """Handed out for the first time."""
+        """Predictions that were handed out for the first time."""
         return self.tally.get("started", 0)
 
     @property
@@ -71,9 +72,9 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """What a queue could run now or soon, at `now_ms` of the server's, and what it runs; and all that waits per lane.
+    """Predictions that a queue runs, and could run now or soon, at server time `now_ms`; and all that waits per lane.
 
-    `slots_each` of a director, and `service_ms` of a run: 0 while nobody knows.
+    `slots_each`: of a director; `service_ms`: of a run; both 0 if unknown.
     """
 
     now_ms: int
@@ -89,7 +90,7 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 class Migrated(Struct, frozen=True, kw_only=True):
-    """One slice: where the next one starts, -1 after the last; how many moved, and how many stay and why."""
+    """One slice: the start of the next, -1 after the last; how many moved, and how many stay as claimed or held."""
 
     next: int
     moved: int
@@ -98,10 +99,10 @@ class Migrated(Struct, frozen=True, kw_only=True):
 
 
 class QueueScripts(Wire):
-    """The calls about one queue as a whole."""
+    """The scripts for one queue as a whole."""
 
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
-        """Make a queue known, or refresh its policy; False when its name belongs to another version."""
+        """Register a queue, or refresh its policy. Returns False if its name belongs to another version."""
         _refuse_streams(policy.streams)
         size: list[Arg] = [version, policy.streams, min(policy.size, policy.streams)]
         retries: list[Arg] = [policy.attempts, policy.on_lost, ms(policy.backoff_s), ms(policy.backoff_cap_s)]
@@ -114,16 +115,16 @@ class QueueScripts(Wire):
     async def unregister(
         self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
     ) -> Unregistered:
-        """Forget a queue in which nothing is left and which nobody serves; else why not, and nothing is written.
+        """Forget an empty queue that no director serves, or return the reason why not; nothing is written then.
 
-        `only_asks`: nothing is written in any case.
+        `only_asks`: write nothing in any case.
         """
         args: list[Arg] = [queue, ms(alive_s), "1" if only_asks else "", now(now_ms)]
         reply = await self._call("unregister", [keys.meta(queue)], args)
         return cast(Unregistered, reply.decode())
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
-        """Change the streams of each lane; returns (streams that take new work, streams that are read)."""
+        """Change the streams of each lane. Returns (streams that take new work, streams that are read)."""
         _refuse_streams(streams)
         reply = await self._call("resize", [keys.meta(queue)], [queue, streams])
         if not reply:
@@ -133,13 +134,13 @@ class QueueScripts(Wire):
     async def migrate(
         self, queue: QueueName, *, to: QueueName, start: int, count: int, only_asks: bool, now_ms: int | None = None
     ) -> Migrated | None:
-        """Move what waits of one slice to another queue of the model; None where nobody registered that."""
+        """Move the waiting predictions of one slice to another queue of the model; None if that queue is unknown."""
         args: list[Arg] = [queue, to, start, count, "1" if only_asks else "", now(now_ms)]
         reply = await self._call("migrate", [keys.live(queue)], args)
         return Migrated(**dict(zip(Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> QueueStats:
-        """How much waits, runs, is delayed and dead, and how many directors serve it."""
+        """Return the numbers of a queue. Raises UnknownQueue."""
         reply = await self._call("stats", [keys.meta(queue)], [queue, now(now_ms)])
         if not reply:
             raise UnknownQueue(queue)
@@ -153,7 +154,7 @@ class QueueScripts(Wire):
         return msgspec.convert(fields, QueueStats, strict=False)
 
     async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> Demand:
-        """What it could run now, or has due within `soon_s`, and what it runs."""
+        """Return what the queue runs, and what it could run now or within `soon_s`. Raises UnknownQueue."""
         reply = await self._call("demand", [keys.meta(queue)], [queue, ms(soon_s), now(now_ms)])
         if not reply:
             raise UnknownQueue(queue)
@@ -173,16 +174,16 @@ class QueueScripts(Wire):
         revision: int | None = None,
         now_ms: int | None = None,
     ) -> None:
-        """Hand nothing out, of one tenant or at all, or resume. What is claimed runs on.
+        """Pause or resume one tenant, or the whole queue. Claims that are held run on.
 
-        `revision`: which change of its account's suspension this is; one that is older than another changes nothing.
+        `revision`: of the account's suspension; an older revision than the known one changes nothing.
         """
         args: list[Arg] = [queue, int(paused), tenant, now(now_ms), "" if revision is None else revision]
         if not await self._call("pause", [keys.meta(queue)], args):
             raise UnknownQueue(queue)
 
     async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None = None) -> None:
-        """What the queue does with more than it can run; `max_queued` goes with `bounded`."""
+        """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""
         if (mode == "bounded") != (max_queued is not None):
             raise ValueError("a bounded queue has max_queued, and no other has")
         if not await self._call("bound", [keys.meta(queue)], [mode, "" if max_queued is None else max_queued]):
@@ -197,9 +198,9 @@ class QueueScripts(Wire):
         most_running: int | Literal["kept"] | None,
         revision: int = 0,
     ) -> None:
-        """How much of the queue a tenant may have, for what of it waits already, as of this of its changes.
+        """Set a tenant's weight and most running claims, for its waiting work too. `revision`: of the account's limits.
 
-        `kept`: as many as may run now.
+        `kept`: leave the most running as it is.
         """
         running: Arg = "" if most_running is None else most_running
         if not await self._call("limit", [keys.meta(queue)], [queue, tenant, f"{weight:g}", running, revision]):
@@ -219,5 +220,5 @@ def _read_objectives(found: bytes) -> Objectives:
 
 
 def _refuse_streams(streams: int) -> None:
-    if not 1 <= streams <= MAX_STREAMS:  # beyond the mask an entry would never be read
+    if not 1 <= streams <= MAX_STREAMS:  # beyond the bit mask an entry would never be read
         raise ValueError(f"a lane has 1 to {MAX_STREAMS} streams, not {streams}")

@@ -1,4 +1,4 @@
-"""How a script is called, and how what it takes and gives is written. Knows no script by name."""
+"""Call scripts by name, and convert their arguments and replies."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from director.core.schema import Event, NewEvent, Outlook
 
 
 class Wire:
-    """What the typed calls of each caller share: the way to the server."""
+    """The base of all typed calls."""
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._call = gatherer.call
@@ -16,28 +16,28 @@ class Wire:
 
 
 def ms(seconds: float) -> int:
-    """A span as scripts take it."""
+    """Convert seconds to the whole milliseconds that scripts take."""
     return int(seconds * 1000)
 
 
 def now(now_ms: int | None) -> Arg:
-    """A time as scripts take it; without one they ask the server's clock."""
+    """Convert a time for a script; '' lets the script use the server's clock."""
     return "" if now_ms is None else now_ms
 
 
 def parts(events: Sequence[NewEvent]) -> list[Arg]:
-    """New events as the rest of a script's arguments."""
+    """Flatten new events into a script's last arguments."""
     return [part for event in events for part in event]
 
 
 def event(seq: int, entry: bytes) -> Event:
-    """An entry of an event log, as a script returns it."""
+    """Parse an entry of an event list."""
     kind, at, data = entry.split(b" ", 2)
     return Event(seq, kind.decode(), int(at), data)
 
 
 def hoped(reply: Sequence[bytes | int] | None) -> Outlook | None:
-    """How it stands with one that waits, as lib/outlook returns it; None where it does not wait."""
+    """Parse the outlook of a waiting prediction as lib/outlook returns it; None if it does not wait."""
     if not reply:
         return None
     position, ahead, p50, p90, reason, detail = reply
@@ -52,5 +52,5 @@ def hoped(reply: Sequence[bytes | int] | None) -> Outlook | None:
 
 
 def number(text: bytes | int) -> int | None:
-    """A number of a reply that may be missing: '' then."""
+    """Parse a number of a reply; '' stands for a missing one."""
     return None if text == b"" else int(float(text))

@@ -45,7 +45,7 @@ def test_a_setting_that_is_wrong_is_one_line() -> None:
 def test_a_redis_url_that_is_none_is_one_line(url: str) -> None:
     ended = run(DIRECTOR_PORT="0", DIRECTOR_REDIS_URL=url)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("director api: The Redis URL is not one ")
+    assert ended.stderr.startswith("director api: The Redis URL is malformed ")
     assert ended.stderr.count("\n") == 1
 
 

@@ -177,7 +177,7 @@ async def test_a_site_that_does_not_let_us_do_all_takes_nothing_and_says_why(ser
     try:
         async with service.api(top='placement = "random"') as api:
             assert {number((await made(api))["id"]) for _ in range(8)} == {0}
-            told = "The user in the Redis URL may not do all that is needed"
+            told = "The user in the Redis URL lacks rights that are needed"
             await eventually(
                 lambda: api.get("/readyz"), "it says why", until=lambda ready: told in ready.json()["sites"]["us"]
             )
