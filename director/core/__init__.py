@@ -1,1 +1,3 @@
-"""What a prediction is, and where it is kept. Runs nothing; imports nothing of the rooms above."""
+"""Define predictions, their settings and their formats. This package runs nothing and imports no other package of
+director.
+"""

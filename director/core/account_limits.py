@@ -1,8 +1,7 @@
-"""What an account may use: a rate of creates and one of all else, how much may wait and run, compute of a day
-and in all, how long the data of what it ran is kept, and how many bytes of files.
+"""Define an account's limits: rates, waiting and running predictions, compute, data lifetime and bytes of files.
 
-Only says what the limits are and how they are written down. Who holds them: `lua/reserve.lua` over all queues, each
-queue's own scripts what waits and runs there.
+Only the values and their written form are here. `lua/reserve.lua` enforces limits over all queues; each queue's scripts
+enforce what waits and runs in the queue.
 """
 
 from collections.abc import Mapping
@@ -17,8 +16,8 @@ from director.core.errors import SettingsError
 BucketName = Literal["create", "read"]
 """create: requests that make a prediction; read: all others."""
 
-NO_LIMIT: Final = "none"  # how a limit that there is not is written down: it differs from one that nobody set
-DEFAULT: Final = "default"  # how an operator takes back what was set
+NO_LIMIT: Final = "none"  # written for "no limit", which differs from a limit that was never set
+DEFAULT: Final = "default"  # written by an operator to remove a limit that was set
 
 Rate = Annotated[float, Meta(ge=0.00001, le=100_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -28,7 +27,7 @@ Bytes = Annotated[int, Meta(ge=1, le=100_000_000_000_000)]
 
 
 class Bucket(Struct, frozen=True):
-    """A token bucket: `burst` tokens, and `rate` new ones a second."""
+    """A token bucket: it holds `burst` tokens and gains `rate` a second."""
 
     name: BucketName
     rate: float
@@ -36,8 +35,9 @@ class Bucket(Struct, frozen=True):
 
 
 class AccountLimits(Struct, frozen=True, kw_only=True):
-    """None: no limit, and for `data_ttl_s` what the model has. A rate without a burst takes a second's worth at once; a
-    burst without a rate says nothing.
+    """None means no limit, and for `data_ttl_s` the model's own lifetime.
+
+    A rate without a burst allows one second's worth at once. A burst without a rate has no effect.
     """
 
     rate: Rate | None = None
@@ -54,16 +54,16 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def meters_compute(self) -> bool:
-        """Is what its runs take counted?"""
+        """Whether the compute of the account's runs is counted."""
         return self.compute_s_per_day is not None or self.compute_s_total is not None
 
     def bucket(self, name: BucketName) -> Bucket | None:
-        """The bucket that such a request takes a token from; None where nothing limits it."""
+        """Return the bucket that such a request takes a token from, or None without a limit."""
         rate, burst = (self.rate, self.burst) if name == "create" else (self.read_rate, self.read_burst)
         return None if rate is None else Bucket(name, rate, burst or max(1, int(rate)))
 
     def over(self, written: Mapping[str, str]) -> "AccountLimits":
-        """These, but for what is written down. Raises SettingsError that names the limit and what it should be."""
+        """Return these limits with written ones on top. Raises SettingsError with the limit's valid range."""
         given = {
             name: None if (text := written[name]) == NO_LIMIT else text
             for name in self.__struct_fields__
@@ -79,7 +79,7 @@ UNLIMITED: Final = AccountLimits()
 
 
 def _explained(exc: msgspec.ValidationError) -> str:
-    """What the limit that is named in there may be, in a person's words."""
+    """Describe in plain words the valid range of the limit that the error names."""
     name = str(exc).partition(" - at `$.")[2].rstrip("`")
     fields = cast(StructType, type_info(AccountLimits)).fields
     [asked] = (field.type for field in fields if field.name == name)

@@ -1,6 +1,6 @@
-"""What time it is. The only room that asks the machine; tests hand in a clock of their own.
+"""Read the time. Only this module asks the machine; tests pass their own clock.
 
-Leases and deadlines are judged by the Redis server's clock, never by this one, which paces loops and times runs.
+Leases and deadlines are judged by the Redis server's clock. This clock only paces loops and times runs.
 """
 
 import time
@@ -10,14 +10,14 @@ import anyio
 
 
 class Clock(Protocol):
-    """Time as the rooms see it."""
+    """The time, as all packages see it."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow, for durations."""
+        """Seconds that never go back, for durations."""
         ...
 
     async def sleep(self, seconds: float) -> None:

@@ -1,19 +1,19 @@
-"""Every error that this package raises on purpose. Each docstring says who can act.
+"""Define every error that can leave this package. Each docstring says who can act.
 
 DirectorError
-├── SettingsError            the operator: a setting is missing, malformed or contradicts another
-├── BackendUnavailable       nobody: Redis is away, slow, loading, full or read-only; ask again later
-├── UnsafeBackend            the operator: Redis would lose what it accepts
+├── SettingsError            operator: a setting is missing, malformed or contradicts another
+├── BackendUnavailable       no action: Redis is away, slow, loading, full or read-only; retry later
+├── UnsafeBackend            operator: Redis would lose what it accepts
 └── QueueError
-    ├── UnknownModel         the caller: the model does not exist, or was deleted
-    ├── UnknownQueue         the operator: no director ever registered this model
-    ├── IdempotencyMismatch  the caller: one key, two different bodies
-    └── QueueRefused         the caller: ask again later, or for less
+    ├── UnknownModel         caller: there is no such model
+    ├── UnknownQueue         operator: no director ever registered this model
+    ├── IdempotencyMismatch  caller: one key, two different bodies
+    └── QueueRefused         caller: retry later, or ask for less
 """
 
 
 class DirectorError(Exception):
-    """Anything this package raises on purpose."""
+    """The base of all errors that this package raises on purpose."""
 
 
 class SettingsError(DirectorError):
@@ -21,9 +21,9 @@ class SettingsError(DirectorError):
 
 
 class BackendUnavailable(DirectorError):
-    """Redis cannot answer now (away, slow, loading, full, read-only). Nothing is known to be lost: ask again later.
+    """Redis cannot answer now (away, slow, loading, full, read-only). Nothing is known to be lost: retry later.
 
-    `is_untouched`: it is sure that nothing was done of what was asked, so it may be asked of another server.
+    `is_untouched`: certainly nothing was carried out, so the request may go to another server.
     """
 
     def __init__(self, reason: str, *, retry_after_s: int = 2, is_untouched: bool = False) -> None:
@@ -33,15 +33,15 @@ class BackendUnavailable(DirectorError):
 
 
 class UnsafeBackend(DirectorError):
-    """Redis would lose what it accepts. Mend its configuration, or name the weaker level on purpose."""
+    """Redis would lose what it accepts. Correct its configuration, or name the weaker level on purpose."""
 
 
 class QueueError(DirectorError):
-    """The queue refused, and asking again the same way will not help."""
+    """The queue refused, and repeating the same request will not help."""
 
 
 class UnknownModel(QueueError):
-    """There is no such model, or not any more. Do not repeat the call."""
+    """The model does not exist, or no longer. Do not repeat the call."""
 
 
 class UnknownQueue(QueueError):
@@ -53,7 +53,7 @@ class IdempotencyMismatch(QueueError):
 
 
 class QueueRefused(QueueError):
-    """The queue takes no more of this now. Nothing was written: ask again after `retry_after_s`, or for less."""
+    """The queue takes no more now, and nothing was written. Retry after `retry_after_s`, or ask for less."""
 
     def __init__(
         self, code: str, *, limit: int | None = None, retry_after_s: int = 1, eta_s: float | None = None

@@ -1,6 +1,6 @@
-"""What the events of a prediction say to its caller: each with its number, its moment and what belongs to it. Pure.
+"""Show a prediction's events to its caller, each with number, time and data. Pure.
 
-Never shows a webhook's URL, of which the events know the host alone: the rest may be secret.
+Events hold only the host of a webhook's URL, since the rest may be secret.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from director.core.view import iso
 
 
 class EventView(Struct, frozen=True):
-    """One event. `data`: of output one item, of logs a string, of a metric its name, value and mode; else null."""
+    """One event. `data`: an item of output, a string of logs, a metric's name, value and mode; else null."""
 
     seq: int
     type: str
@@ -23,8 +23,9 @@ class EventView(Struct, frozen=True):
 
 
 class DeliveryAttempt(Struct, frozen=True, kw_only=True):
-    """One attempt to deliver a webhook. `status` that the receiver answered, None where it gave no answer; `rule`: the
-    one that forbids its address, where it was refused.
+    """One attempt to deliver a webhook.
+
+    `status`: the receiver's, None without an answer. `rule`: the rule that forbids the address, if it was refused.
     """
 
     event: str
@@ -38,12 +39,12 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
 
 
 def shown_event(event: Event) -> EventView:
-    """The event as its caller sees it."""
+    """Return the event as its caller sees it."""
     return EventView(event.seq % LIFE, event.kind, iso(event.at), DATA.get(event.kind, _as_it_is)(event))
 
 
 def delivery_attempt(event: Event) -> DeliveryAttempt:
-    """What an event of the kind `webhook` tells: see lua/deliver.lua."""
+    """Parse an event of the kind `webhook`, as lua/deliver.lua writes it."""
     name, outcome, status, attempt, following, host, *rule = event.data.decode().split(" ")
     return DeliveryAttempt(
         event=name,
@@ -53,7 +54,7 @@ def delivery_attempt(event: Event) -> DeliveryAttempt:
         at=iso(event.at),
         next_at=None if following == "-" else iso(int(following)),
         host=host,
-        rule=rule[0] if rule else None,  # of 0.1.0 and of all that is allowed there is none
+        rule=rule[0] if rule else None,  # release 0.1.0 wrote none, and neither does an allowed address
     )
 
 
@@ -72,7 +73,7 @@ def _given_back(event: Event) -> Raw:
 
 def _webhook(event: Event) -> Raw:
     attempt = msgspec.structs.asdict(delivery_attempt(event))
-    del attempt["at"]  # it is the event's own
+    del attempt["at"]  # the event has it already
     return Raw(msgspec.json.encode(attempt))
 
 

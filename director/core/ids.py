@@ -1,12 +1,12 @@
-"""Prediction ids, and the partition that each id and model belongs to.
+"""Make and read prediction ids, and compute the partition of each id and model.
 
 An id is 130 bits as 26 characters of Crockford's base32, lower case, most significant first:
 
     48 milliseconds since 1970 · 10 partition · 6 site · 2 format · 64 random
 
-Opaque to callers. To the server it says where to ask, so a GET needs no look-up, and ids sort by time.
-This layout cannot change: ids outlive releases. A new one takes the next format number. The last, 3, is that of the
-ids of callers' files: 48 milliseconds, then random but for the format, so neither is ever taken for the other.
+Callers treat it as opaque. The API reads from it which server to ask, so a GET needs no look-up, and ids sort by time.
+This layout cannot change: ids outlive releases. A new layout takes the next format number. Format 3, the last, is for
+ids of callers' files: 48 bits of milliseconds, then random bits but for the format. So neither is taken for the other.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ Partition = NewType("Partition", int)
 QueueName = NewType("QueueName", str)
 
 Kind = Literal["", "training", "procedure"]
-"""Of a run; '' is a prediction."""
+"""Kind of a run; '' is a prediction."""
 
 MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,63}/[a-z0-9][a-z0-9._-]{0,63}$"
 QUEUE_NAME: Final = MODEL_NAME[:-1] + r":[0-9a-f]{12}(~[a-z]+)?$"
 VERSION_ID: Final = r"^[0-9a-f]{64}$"
-QUEUE_END: Final = r"^[0-9a-f]{12}(~(training|procedure))?$"  # what stands behind the colon of a queue's name
+QUEUE_END: Final = r"^[0-9a-f]{12}(~(training|procedure))?$"  # the part after the colon of a queue's name
 
 PARTITIONS: Final = 1024
 FORMAT: Final = 0
 FILE_FORMAT: Final = 3
 LENGTH: Final = 26
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-# two letters at once: an id is made, and one is the bound of a list, for each prediction that is taken in
+# two letters at once: each prediction takes one new id, and one more as the bound of a list
 PAIRS: Final = tuple(first + second for first in ALPHABET for second in ALPHABET)
 SHIFTS: Final = tuple(range((LENGTH - 2) * 5, -1, -10))
 VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
@@ -43,75 +43,75 @@ LANES: Final = ("high", "normal", "low")
 
 
 def new_prediction_id(*, model: str, now_ms: int, site: int = 0) -> PredictionId:
-    """An id nobody else has, in the partition of `model` ("owner/name")."""
+    """Return a new unique id in the partition of `model` ("owner/name")."""
     return PredictionId(_encode(now_ms, partition_of_model(model), site, secrets.randbits(64)))
 
 
 def new_file_id(now_ms: int) -> FileId:
-    """An id nobody else has, for a file that a caller gives."""
+    """Return a new unique id for a caller's file."""
     return FileId(_encode(now_ms, secrets.randbits(10), secrets.randbits(6), secrets.randbits(64), FILE_FORMAT))
 
 
 def lowest_id_at(now_ms: int) -> PredictionId:
-    """The smallest id that could have been made at `now_ms`: a bound for listing by time."""
+    """Return the smallest id that could have been made at `now_ms`: a bound for listing by time."""
     return PredictionId(_encode(now_ms, 0, 0, 0))
 
 
 def is_prediction_id(text: str) -> bool:
-    """Could `text` be an id of ours? A wrong guess of a caller is answered without asking Redis."""
+    """Return whether `text` has the form of a prediction id. Others are answered without asking Redis."""
     return _is_id(text, FORMAT)
 
 
 def is_file_id(text: str) -> bool:
-    """Could `text` be the id of a caller's file?"""
+    """Return whether `text` has the form of a file id."""
     return _is_id(text, FILE_FORMAT)
 
 
 def partition_of(prediction_id: PredictionId) -> Partition:
-    """The partition whose hash tag every key of this prediction carries."""
+    """Return the partition whose hash tag every key of this prediction has."""
     return Partition(_number(prediction_id) >> 72 & 0x3FF)
 
 
 def site_of(prediction_id: PredictionId) -> int:
-    """Which Redis server holds it, 0..63."""
+    """Return the number of the Redis server that holds it, 0..63."""
     return _number(prediction_id) >> 66 & 0x3F
 
 
 def created_ms_of(prediction_id: PredictionId | FileId) -> int:
-    """When the id was made, in milliseconds since 1970."""
+    """Return the time at which the id was made, in milliseconds since 1970."""
     return _number(prediction_id) >> 82
 
 
 def partition_of_model(model: str) -> Partition:
-    """A stable hash of "owner/name": the same for all its versions, so an idempotency key holds across a deploy."""
+    """Return a stable hash of "owner/name". All versions share it, so an idempotency key holds across a deploy."""
     return Partition(int.from_bytes(hashlib.sha256(model.encode()).digest()[:4]) % PARTITIONS)
 
 
 @lru_cache(maxsize=1_000)
 def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
-    """The queue of one version of a model. Twelve digits of the version keep the name, and each record, small.
+    """Return the queue of one version of a model. Twelve digits of the version keep the name, and each record, small.
 
-    Another kind than predictions stands behind them, so that all before the last colon is the model in any case.
+    A kind other than prediction follows the version, so all before the last colon is always the model.
     """
     return QueueName(f"{model}:{version[:12]}" + (f"~{kind}" if kind else ""))
 
 
 def model_and_kind(queue: QueueName) -> tuple[str, str]:
-    """Of which model and which kind is what runs from a queue? Those that agree differ by the version alone."""
+    """Return model and kind of a queue's runs. Queues that agree in both differ only in the version."""
     model, _, rest = queue.rpartition(":")
     return model, rest.partition("~")[2]
 
 
 def is_queue_of_predictions(queue: QueueName) -> bool:
-    """Each version has one, and it may have others beside it."""
+    """Return whether the queue holds predictions. A version has one such queue, and may have queues of other kinds."""
     return "~" not in queue
 
 
 def version_id(model: str, schema: bytes, predictor: bytes) -> str:
-    """Name a version that has no image digest by what it is: the same three parts, the same 64 hex digits."""
+    """Return a version's id, 64 hex digits from its three parts, for a version without an image digest."""
     digest = hashlib.sha256()
     for part in (model.encode(), schema, predictor):
-        # each part's length goes first: what one part ends with cannot pass for what the next begins with
+        # each part's length goes first, so that no part's end can pass for the next part's beginning
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()

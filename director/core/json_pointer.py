@@ -1,6 +1,6 @@
-"""JSON pointers (RFC 6901) into JSON that stays bytes: what one finds is passed on as it was written.
+"""Find values by JSON pointer (RFC 6901) in JSON that stays bytes, so a value is passed on as it was written.
 
-Pure. Never builds what it passes over, so a large document that means harm costs no more than its bytes.
+Pure. Values that are passed over are never built, so a large malicious document costs no more than its bytes.
 """
 
 import re
@@ -21,12 +21,12 @@ NOTHING: Final = Raw(b"")
 
 
 class Pointer:
-    """Where in a document. "" is all of it."""
+    """A place in a JSON document. "" is the whole document."""
 
     __slots__ = ("_steps", "text")
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError that says what a pointer looks like."""
+        """Raises ValueError with the form that a pointer must have."""
         if text and not text.startswith("/"):
             raise ValueError("a JSON pointer is empty or begins with /, like /data/0")
         if len(text) > MOST_CHARS or text.count("/") > MOST_STEPS:
@@ -48,7 +48,7 @@ class Pointer:
         return hash(self.text)
 
     def find(self, document: Raw) -> Raw | None:
-        """What is there, None where nothing is. Of a document that is JSON: it is not checked here."""
+        """Return the value there, or None. The document must be valid JSON: it is not checked here."""
         found: Raw | None = document
         for step in self._steps:
             if found is None:
@@ -73,12 +73,12 @@ def _step(document: Raw, step: str) -> Raw | None:
 
 
 def _first(document: Raw) -> bytes:
-    """Its first character. Mostly there is no space before it, and nothing else is copied."""
+    """Return the first character that is not a space. A leading space is rare, and only then the document is copied."""
     first = memoryview(document)[:1].tobytes()
     return first if first not in SPACE else bytes(document).lstrip(SPACE)[:1]
 
 
-# Structs that know one place only: the decoder skips all others without making anything of them
+# Structs with one field: the decoder skips all other values without building them
 @lru_cache(maxsize=256)
 def _member(name: str) -> type[Struct]:
     return msgspec.defstruct("Member", [("found", Raw, msgspec.field(name=name, default=NOTHING))])

@@ -1,7 +1,7 @@
-"""How the runs of a model are to be done, as an operator writes it down while directors run: a bound for each field.
+"""Define an operator's configuration of a model, which running directors pick up. Each field has a bound.
 
-Pure. What is not said here is as a director was started, so the settings are the defaults and this wins over them. It
-is for predictions alone: a training takes as long as it takes, and has servers of its own.
+Pure. A missing field leaves the director's setting in force; a given field wins over it. The configuration holds for
+predictions only: trainings have their own duration and servers.
 """
 
 from typing import Annotated, Any, Final
@@ -17,21 +17,20 @@ from director.core.runner_config import WrongRunnerConfig, decode_runner_config
 from director.core.settings import DirectorSettings
 from director.core.webhook_url import HOST_NAME
 
-# Judge the URL of a model server by its shape, before anyone asks there.
-#
-# Never resolves or connects, and never repeats what may be secret in one: a user, a password, a query.
+# The URL of a model server is judged by its form, before any request. Nothing is resolved or connected. Messages never
+# repeat a part that may be secret: a user, a password, a query.
 
 SCHEMES: Final = ("http", "https")
 
 
 def check_server_url(url: str, *, said_as: str = "--server") -> None:
-    """Raises SettingsError that says what is wrong with it, and by what it was `said_as`."""
+    """Raises SettingsError that says what is wrong with the URL. `said_as`: the option or field that gave it."""
     if why := _what_is_wrong(url):
         raise SettingsError(f"The {said_as} URL {_shown(url)} {why}. Give it like http://127.0.0.1:5000.")
 
 
 def _what_is_wrong(url: str) -> str:
-    # before parsing: urlsplit drops line breaks and tabs silently, and strips what surrounds them
+    # before parsing: urlsplit silently drops line breaks and tabs, and strips surrounding space
     if any(character.isspace() or not character.isprintable() for character in url):
         return "has a space or a control character"
     try:
@@ -49,18 +48,18 @@ def _faults(parts: SplitResult) -> tuple[tuple[bool, str], ...]:
         (not _is_host(parts), "has a host that is neither a name in ASCII nor an address"),
         (parts.port == 0, "has no port that can be asked"),
         ("@" in parts.netloc, "has a user or a password, and none is sent"),
-        # paths are put behind it
+        # paths are appended to it
         (bool(parts.query or parts.fragment), "has a query or a fragment, and none is sent"),
     )
 
 
 def _is_host(parts: SplitResult) -> bool:
     host = parts.hostname or ""
-    return ":" in host or HOST_NAME.fullmatch(host) is not None  # brackets were looked into when it was parsed
+    return ":" in host or HOST_NAME.fullmatch(host) is not None  # urlsplit has checked the brackets
 
 
 def _shown(url: str) -> str:
-    # all before the last @, wherever it stands: a password that was not escaped must not come through
+    # cut all before the last @: a password that was not escaped must not come through
     return repr(url.rpartition("@")[2].partition("?")[0].partition("#")[0])
 
 
@@ -72,12 +71,11 @@ Url = Annotated[str, Meta(max_length=512)]
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Null, or left out: as the director was started.
+    """A field that is null or missing keeps the director's setting.
 
-    `runner`: the kind of its servers as `kind`, and how they are driven, as DIRECTOR_RUNNER_CONFIG has it. `servers`:
-    of a director that was started without any; others keep those beside them. `slots`: runs that each server does at
-    once. `objectives`: by lane, which share of what comes starts within how long. The rest are
-    settings of a director, by their names.
+    `runner`: the servers' `kind` and configuration, as in DIRECTOR_RUNNER_CONFIG. `servers`: for a director that was
+    started without any; others keep their own. `slots`: runs that each server does at once. `objectives`: by lane, the
+    share of predictions that should start within a time. The other fields are settings of a director by name.
     """
 
     runner: dict[str, Any] | None = None
@@ -95,13 +93,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     objectives: dict[Lane, Objective] | None = None
 
 
-# Those that are no setting of the same name
+# Fields without a setting of the same name
 TURNED: Final = {"runner", "servers", "slots", "objectives"}
 SAME: Final = tuple(name for name in ModelConfig.__struct_fields__ if name not in TURNED)
 
 
 class StoredConfig(Struct, frozen=True, kw_only=True):
-    """What is written down of one model. `revision`: how often that was changed; 0, and nobody, where it never was."""
+    """The stored configuration of a model. `revision`: number of changes; 0 and no author if it never changed."""
 
     revision: int = 0
     config: ModelConfig = ModelConfig()
@@ -110,7 +108,7 @@ class StoredConfig(Struct, frozen=True, kw_only=True):
 
 
 def judge(config: ModelConfig) -> None:
-    """Raises SettingsError, which names the field, for what no director could go by."""
+    """Raises SettingsError, with the field's name, for a configuration that no director could use."""
     if config.runner is not None:
         try:
             decode_runner_config(msgspec.json.encode(config.runner))
@@ -123,7 +121,7 @@ def judge(config: ModelConfig) -> None:
 
 
 def over(config: ModelConfig, settings: DirectorSettings) -> DirectorSettings:
-    """The settings with what is written down. Raises SettingsError as `judge` does."""
+    """Return the settings with the configuration on top. Raises SettingsError as `judge` does."""
     judge(config)
     given: dict[str, Any] = {name: value for name in SAME if (value := getattr(config, name)) is not None}
     if config.slots is not None:

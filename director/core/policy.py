@@ -1,4 +1,4 @@
-"""How a queue treats its predictions: what a director registers for its model, and every script and keeper goes by."""
+"""Define how a queue treats its predictions. A director registers this policy; scripts and keepers apply it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,21 @@ from msgspec import Meta, Struct
 from director.core.errors import SettingsError
 from director.core.samples import PERIOD_S, Sample, within
 
-# What a queue promises: so many of a lane start within so long. And how fast what may be missed of that is used up.
+# Objectives: the share of a lane's predictions that should start within a time, and how fast the allowed misses are
+# used.
 #
-# Pure. A burn rate of 1 misses just as much as is allowed; 10 uses up an hour's allowance in six minutes. Two windows
-# tell a blip from a fault: an alert waits until both are high.
+# Pure. A burn rate of 1 misses exactly the allowed share; 10 uses an hour's allowance in six minutes. Two windows
+# separate a blip from a fault: an alert waits until both are high.
 
 Lane = Literal["high", "normal", "low"]
 
 WINDOWS: Final[Mapping[str, float]] = {"5m": 300.0, "1h": 3600.0}
-# What waited too long at the last look, still does; unless nobody has looked for so long
+# The last sample's late predictions still count as late, unless the sample is older than this
 FRESH_S: Final = 6 * PERIOD_S
 
 
 class Objective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`share` of those that come into a lane start within `within_s` of their creation."""
+    """`share` of a lane's predictions start within `within_s` of their creation."""
 
     share: Annotated[float, Meta(gt=0, lt=1)] = 0.95
     within_s: Annotated[float, Meta(ge=0.001, le=7 * 86400)]
@@ -36,7 +37,7 @@ NONE: Final[Objectives] = {}
 
 
 class Burn(Struct, frozen=True, kw_only=True):
-    """What came of an objective over a window. `missed`: with what waits and is too late already."""
+    """The result of an objective over a window. `missed` includes predictions that wait and are late already."""
 
     met: int
     missed: int
@@ -48,30 +49,30 @@ Burns = Mapping[Lane, Mapping[str, Burn]]
 
 
 def decode_objectives(text: str | bytes) -> dict[Lane, Objective]:
-    """From JSON, by lane; none where it is empty. Raises SettingsError that says what is wrong."""
+    """Decode objectives by lane from JSON; an empty text has none. Raises SettingsError that says what is wrong."""
     try:
         return msgspec.json.decode(text, type=dict[Lane, Objective]) if text else {}
     except msgspec.DecodeError as exc:
-        raise SettingsError(f'it is no JSON like {{"normal": {{"share": 0.95, "within_s": 10}}}}: {exc}') from exc
+        raise SettingsError(f'it is not JSON like {{"normal": {{"share": 0.95, "within_s": 10}}}}: {exc}') from exc
 
 
 def encode(objectives: Objectives) -> str:
-    """The same text for the same objectives; '' for none."""
+    """Return the same text for equal objectives, and '' for none."""
     return msgspec.json.encode(objectives, order="sorted").decode() if objectives else ""
 
 
 def burn(samples: Sequence[Sample], lane: Lane, objective: Objective, *, over_s: float, now_ms: int) -> Burn:
-    """Of one lane over the last seconds, from its samples in the order of time."""
-    lately = within(samples, over_s, now_ms=now_ms)
-    met, missed = sum(sample.met[lane] for sample in lately), sum(sample.missed[lane] for sample in lately)
-    # of a queue in which nothing starts no start would ever tell
+    """Return the burn of one lane over the last `over_s` seconds. `samples` are in the order of time."""
+    recent = within(samples, over_s, now_ms=now_ms)
+    met, missed = sum(sample.met[lane] for sample in recent), sum(sample.missed[lane] for sample in recent)
+    # if nothing starts, no start would ever count as missed
     missed += sum(sample.late[lane] for sample in within(samples[-1:], FRESH_S, now_ms=now_ms))
     share = missed / (met + missed) if missed else 0.0
     return Burn(met=met, missed=missed, rate=share / (1 - objective.share))
 
 
 def burns(samples: Sequence[Sample], objectives: Objectives, *, now_ms: int) -> Burns:
-    """Of each lane that has an objective, by the name of the window."""
+    """Return the burn of each lane with an objective, by window."""
     return {
         lane: {name: burn(samples, lane, each, over_s=over_s, now_ms=now_ms) for name, over_s in WINDOWS.items()}
         for lane, each in objectives.items()
@@ -80,16 +81,16 @@ def burns(samples: Sequence[Sample], objectives: Objectives, *, now_ms: int) -> 
 
 # Shuffle sharding: the few streams of a lane that one tenant may use.
 #
-# A seeded permutation of a stable hash, so that two tenants rarely share all of their streams: with 16 streams and 2
-# for each, one pair of tenants in 120. The golden vectors in the tests pin it: a change would move every tenant at
-# once.
+# The choice is a seeded permutation from a stable hash, so that two tenants rarely share all their streams. With 16
+# streams and 2 each, that is one pair of tenants in 120. Golden vectors in the tests pin it: a change would move every
+# tenant at once.
 
-MAX_STREAMS: Final = 32  # a lane's streams are one bit mask of 32 in Lua
+MAX_STREAMS: Final = 32  # a lane's streams are one 32-bit mask in Lua
 
 
 @lru_cache(maxsize=10_000)
 def shard(tenant: str, *, streams: int, size: int) -> tuple[int, ...]:
-    """`size` different streams out of `streams` for this tenant, always the same ones, in their order of preference."""
+    """Return `size` different streams of `streams` for this tenant, always the same, in order of preference."""
     digest = hashlib.sha256(tenant.encode()).digest()
     state = int.from_bytes(digest)
     numbers = list(range(streams))
@@ -104,14 +105,15 @@ BreakerMode = Literal["hold", "fail"]
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """`streams` and `size` count for a queue that is new; the rest is in force as soon as it is registered.
+    """`streams` and `size` apply only to a new queue; all other fields apply once they are registered.
 
-    `on_lost`: what becomes of a run that began and was given back: its director or its server was lost, or the director
-    was drained. `fail` is for models whose run must not happen twice.
-    `lifetime_s`: of every prediction from its creation; the caller may ask for a shorter one. The breaker opens after
-    `breaker_after` faults of the servers in a row (0: never), and lets one try after `breaker_cool_s`; open, the queue
-    holds what comes or refuses it. `objectives` are only measured: nothing is done to keep them but to tell how many
-    directors it would take.
+    `on_lost`: the fate of a run that began and was given back, because its director or server was lost or the director
+    drained. `fail` is for models whose run must not happen twice. `lifetime_s`: of a prediction from its creation;
+    callers
+    may ask for less. The breaker opens after `breaker_after` server faults in a row (0: never) and lets one
+    prediction try
+    after `breaker_cool_s`. While open, the queue holds or refuses new predictions. `objectives` are only measured, and
+    used to suggest a number of directors.
     """
 
     streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16

@@ -1,8 +1,8 @@
-"""Read a pool file: the settings of each model that one process serves, a `[[model]]` table for each.
+"""Read a pool file: the settings of each model that one process serves, in one `[[model]]` table per model.
 
-A field is a setting, by the name of its variable without `DIRECTOR_` and in lower case; `name` and `slots` are short
-for two of them. What a table does not say is as the environment has it, but for what makes a model that model. Every
-mistake is told with its table and its field. Never looks at a server.
+A field is a setting's variable without `DIRECTOR_`, in lower case; `name` and `slots` are short for two of them. A
+missing field takes its value from the environment, except fields that identify the model. Errors name the table and
+the field. No server is contacted.
 """
 
 import math
@@ -20,13 +20,13 @@ from director.core.settings import PREFIX, CommonSettings, DirectorSettings, mis
 
 MOST_BYTES: Final = 256 * 1024
 MOST_MODELS: Final = 64
-MOST_SERVERS: Final = 512  # of all together: each one is watched
+MOST_SERVERS: Final = 512  # of all models together: each server is watched
 
 LONG: Final = {"name": "model", "slots": "concurrent_predictions"}
 SHORT: Final = {field: short for short, field in LONG.items()}
-# What makes a model that model: the environment has none of it for all. A header may hold the key of its servers
+# Fields of one model, which the environment must not set for all. A header may hold the key of the model's servers
 OWN: Final = ("model", "version", "kind", "latest", "also", "servers", "server_header", "runner", "runner_config")
-# Of the process: its connections, its port, and whom all its models ask and tell
+# Fields of the whole process: its connections, its port, and the services that all its models use
 SHARED: Final = frozenset(field.name for field in msgspec.structs.fields(CommonSettings)) | {
     "coglet_dir",
     "health_host",
@@ -47,11 +47,11 @@ FIELDS: Final = frozenset(
 
 
 class _Wrong(Exception):
-    """What is wrong with a table, beginning with its field."""
+    """An error in a table. The message begins with the field."""
 
 
 def read_pool(path: Path, base: DirectorSettings) -> tuple[DirectorSettings, ...]:
-    """The settings of every model in the file; `base` is what the environment says. Raises SettingsError."""
+    """Return the settings of every model in the file; `base` has the environment's. Raises SettingsError."""
     defaults = DirectorSettings()
     for name in OWN:
         if getattr(base, name) != getattr(defaults, name):
@@ -71,7 +71,7 @@ def read_pool(path: Path, base: DirectorSettings) -> tuple[DirectorSettings, ...
 
 
 def label_of(settings: DirectorSettings) -> str:
-    """What a model of a pool is called there: as its queue, as far as its table says."""
+    """Return a model's name within the pool: its queue's name, as far as the table states it."""
     version = settings.version.removeprefix("sha256:")[:12]
     return settings.model + (f":{version}" if version else "") + _kind(settings)
 
@@ -102,7 +102,7 @@ def _tables(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _settings(table: Mapping[str, Any], base: DirectorSettings, folder: Path) -> DirectorSettings:
-    """What one table says, on top of the environment."""
+    """Return one table's settings on top of the environment's."""
     for name in table:
         _check_known(name)
     for name in ("name", "servers"):
@@ -131,7 +131,7 @@ def _check_known(name: str) -> None:
 
 
 def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """How the servers are driven, as the settings of one model have it: a kind, and JSON or the path of a file."""
+    """Return the settings for the runner: its kind, and its configuration as JSON or the path of a file."""
     if not given.keys() & {"runner", "runner_config"}:
         return {}
     kind, config = given.get("runner", ""), given.get("runner_config", {})
@@ -154,7 +154,7 @@ def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _check_beside(models: Sequence[DirectorSettings]) -> None:
-    """May the last one be served, and beside those before it?"""
+    """Raises _Wrong if the last model is invalid or conflicts with those before it."""
     *others, last = models
     try:
         for url in last.servers:
@@ -168,7 +168,7 @@ def _check_beside(models: Sequence[DirectorSettings]) -> None:
     if sum(len(model.servers) for model in models) > MOST_SERVERS:
         raise _Wrong(f"`servers`: more than {MOST_SERVERS} in all")
     for other in others:
-        # other servers may have several models, and tell them apart by what they are asked; Cog has one
+        # other servers may run several models and tell them apart by the request; a Cog server runs one
         if "cog" in (last.runner, other.runner) and _servers(last) & _servers(other):
             raise _Wrong(f"`servers`: one is also of {label_of(other)}, and a Cog server runs one model")
 

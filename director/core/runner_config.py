@@ -1,7 +1,7 @@
-"""How a kind of model server is driven: one frozen struct for each kind of runner, told apart by `kind`.
+"""Define how each kind of model server is driven: one frozen struct per kind, told apart by `kind`.
 
-Pure but for the templates that are shipped beside it. Where the servers are does not belong here. Every mistake is told
-with the name of its field, and everything has a bound.
+Pure, except for the templates that are shipped beside it. The servers' addresses are not part of it. Every error names
+its field, and every value has a bound.
 """
 
 import math
@@ -17,12 +17,11 @@ from msgspec import Meta, Raw, Struct
 from director.core.errors import SettingsError
 from director.core.json_pointer import WHOLE, Pointer
 
-# What a model server is sent, as JSON in which some places are filled from the input of a prediction.
+# A template is JSON in which the input of a prediction fills some places.
 #
-# `{"$input": "/pointer"}` stands for what the pointer finds there; where it finds nothing, for `"$default"`, and where
-# there is none the member or item is left out. `{"$each": "/pointer"}` stands for the list of what it finds in each of
-# several inputs that are sent together. Pure. Never puts texts together: a value from a caller stays a value,
-# byte for byte, and cannot become anything else.
+# `{"$input": "/pointer"}` stands for the value at the pointer. If nothing is there, it stands for `"$default"`; without
+# a default the member or item is left out. `{"$each": "/pointer"}` stands for the list of these values in several
+# inputs that are sent together. Pure. Texts are never concatenated: a caller's value stays one value, byte for byte.
 
 INPUT: Final = "$input"
 EACH: Final = "$each"
@@ -42,12 +41,12 @@ class _Taken(Struct, frozen=True):
 
 
 class Template:
-    """One template. `source` is what it was made from."""
+    """One template. `source` is the JSON value that it was made from."""
 
     __slots__ = ("_each", "_parts", "source")
 
     def __init__(self, source: Any) -> None:
-        """Raises ValueError that names the place which is wrong."""
+        """Raises ValueError that names the place of the error."""
         self.source = source
         reader = _Reader()
         self._parts = reader.read(source, "")
@@ -61,24 +60,24 @@ class Template:
 
     @property
     def has_each(self) -> bool:
-        """Is it made for several inputs?"""
+        """Return whether it takes several inputs."""
         return bool(self._each)
 
     def fill(self, given: Raw, *others: Raw) -> bytes:
-        """The JSON to send for this input. With others, whose `shared` has to be the same, for all of them."""
+        """Return the JSON to send for this input, or for several whose `shared` is equal."""
         return _encoded(_filled(self._parts, given, (given, *others)))
 
     def shared(self, given: Raw) -> bytes:
-        """What is sent for an input but for what stands for each: inputs that differ in it cannot be sent together."""
+        """Return what is sent besides `$each`. Inputs that differ in it cannot be sent together."""
         return _encoded(_filled(self._parts, given, ()))
 
     def missing(self, given: Raw) -> Pointer | None:
-        """Where each input has to have something and this one has nothing."""
+        """Return a pointer of `$each` at which this input has no value, or None."""
         return next((part.pointer for part in self._each if part.find(given) is msgspec.UNSET), None)
 
 
 class _Reader:
-    """Reads one template, up to its bounds."""
+    """Reads one template within its bounds."""
 
     def __init__(self) -> None:
         self._left = MOST_PLACES
@@ -158,21 +157,23 @@ RunnerKind = Literal["cog", "http", "polling", "openai"]
 
 
 class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What all kinds have: nothing but that a field which nobody knows is a mistake."""
+    """The base of all kinds: an unknown field is an error."""
 
 
 class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
-    """A Cog server. `fast`: ask a model that is not streamed for no progress, which costs it time."""
+    """A Cog server. `fast`: ask for no progress unless the prediction is streamed, since progress costs the server
+    time.
+    """
 
     fast: bool = False
 
 
 class _Mapped(_Config, frozen=True, kw_only=True):
-    """What is sent to a server that speaks a language of its own, and where in its answers what is wanted stands.
+    """A server with its own protocol: what to send, and where its answers hold the results.
 
-    `path`: where a run is sent to; `{model}` in it is `model`. `output`, `error` and `metrics`: in an answer.
-    `health`: answered with 200 by a server that is ready; empty where any answer will do.
-    `input_schema` and `output_schema`: JSON schemas, for callers; without them any input is taken.
+    `path`: where a run is sent; `{model}` in it is replaced by `model`. `output`, `error` and `metrics`: places in an
+    answer. `health`: a path that a ready server answers with 200; empty if any answer will do.
+    `input_schema` and `output_schema`: JSON schemas, for callers; without them any input is accepted.
     """
 
     path: UrlPath
@@ -197,12 +198,11 @@ class _Mapped(_Config, frozen=True, kw_only=True):
 
 
 class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How several predictions go in one request.
+    """How several predictions go in one request, `most` at the most.
 
-    `most` of them. `items`: in an answer, the list with one item for each, in the order of the request; or in any
-    order, where `index` is where an item says its number, from 0. `usage` and `usage_headers`: in the whole answer, and
-    among its headers, numbers for all of them together. They are split by the number at `share` in an item; without
-    one, by what each costs.
+    `items`: the place of the list with one item per prediction, in the order of the request. With `index` the order is
+    free, and `index` is the place of the item's number, from 0. `usage` and `usage_headers`: totals for the request, in
+    the answer and its headers. Totals are split by the number at `share` in each item, or without it by declared cost.
     """
 
     most: Annotated[int, Meta(ge=1, le=64)] = 32
@@ -216,8 +216,8 @@ class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):
     """A server that answers a POST with the output.
 
-    With `batch` one POST has several predictions, even where it has one: `input` says with `$each` where they stand,
-    and `output`, `error` and `metrics` are found in the item of each.
+    With `batch` each POST carries a list of predictions, even a single one. `$each` in `input` says where they go;
+    `output`, `error` and `metrics` are then places in each item.
     """
 
     batch: BatchConfig | None = None
@@ -233,11 +233,12 @@ class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):
 
 
 class PollingConfig(_Mapped, frozen=True, kw_only=True, tag="polling"):
-    """A server that answers a POST with an id, and is asked again and again what became of it.
+    """A server that answers a POST with an id and is then polled for the result.
 
-    `id_field`: the id in the first answer. `poll_endpoint_template`, `cancel_endpoint_template`: with `{id}`. `status`:
-    in an answer to a poll; the words that it may say are beside it, in any case of letters. `longest_s`: of one run.
-    `away_s`: how long the server may not answer before a run is lost.
+    `id_field`: place of the id in the first answer. `poll_endpoint_template`, `cancel_endpoint_template`: paths with
+    `{id}`. `status`: place of the status in a poll's answer; its known words are listed below, in any case.
+    `longest_s`:
+    longest run. `away_s`: how long the server may fail to answer before the run is lost.
     """
 
     output: Pointer = Pointer("/output")
@@ -269,10 +270,10 @@ class PollingConfig(_Mapped, frozen=True, kw_only=True, tag="polling"):
 
 
 class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):
-    """A server with OpenAI's API for text, as vLLM, TGI and llama.cpp have it.
+    """A server with OpenAI's text API, such as vLLM, TGI or llama.cpp.
 
-    `endpoint`: chat, or completions of a prompt. `model`: as the server names it; empty for the first that it has.
-    `include_usage`: ask for the numbers of tokens, which old servers refuse.
+    `endpoint`: chat, or completions of a prompt. `model`: the server's name for it; empty for its first model.
+    `include_usage`: ask for token counts, which old servers refuse.
     """
 
     endpoint: Literal["chat", "completions"] = "chat"
@@ -290,11 +291,11 @@ CUSTOM: Final[dict[type, type]] = {Pointer: str, Template: object}
 
 
 class WrongRunnerConfig(ValueError):
-    """Nobody could drive a server by that. The message names the field and what it should be."""
+    """The configuration cannot drive a server. The message names the field and its valid values."""
 
 
 def runner_config(kind: str, given: str) -> RunnerConfig:
-    """From the settings: `given` is a JSON object, the path of a .json or .toml file, or empty for all defaults.
+    """Read the settings' configuration: a JSON object, the path of a .json or .toml file, or empty for all defaults.
 
     Raises SettingsError.
     """
@@ -312,7 +313,7 @@ def runner_config(kind: str, given: str) -> RunnerConfig:
 
 
 def decode_runner_config(text: bytes | str, *, kind: str = "", is_toml: bool = False) -> RunnerConfig:
-    """From JSON or TOML; `kind` is used where it names none. What a `template` says holds where it says nothing.
+    """Decode JSON or TOML. `kind` is the default kind. A `template` supplies the fields that are missing.
 
     Raises WrongRunnerConfig.
     """
@@ -351,7 +352,7 @@ def _template(name: str) -> dict[str, Any]:
 
 
 def _custom(kind: type, value: Any) -> Any:
-    """Raises ValueError, to which the field is added by whoever asked."""
+    """Decode a custom type. Raises ValueError; the caller adds the field."""
     if not isinstance(value, CUSTOM[kind]):
         raise ValueError("expected a text")
     return kind(value)

@@ -1,7 +1,7 @@
-"""How a queue stood at a moment, and what happened in it since the moment before, as the keeper notes it.
+"""Read a queue's samples: its state at a moment, and its counts since the sample before, as the keeper notes them.
 
-Pure. A time without samples is one in which the queue was idle, or no keeper ran: what happened meanwhile is told by
-the next sample, so that sums are right in any case.
+Pure. A gap without samples means that the queue was idle or no keeper ran. The next sample has the counts of the gap,
+so sums are always right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ GAP_MS: Final = 2 * PERIOD_S * 1000
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """One queue at one moment, and what happened since the sample before. Per lane where it is a mapping.
+    """One queue at one moment, and its counts since the sample before. Mappings are per lane.
 
-    `late`: of what waits, how much is past its lane's objective by now. `waited_ms`: of all that started, together.
-    `met`, `missed`: how many starts were within their lane's objective, or not.
+    `late`: waiting predictions that are past their lane's objective. `waited_ms`: sum over all starts. `met`, `missed`:
+    starts within their lane's objective, or not.
     """
 
     at_ms: int
@@ -40,7 +40,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing was there and nothing had happened: there is no other sample until something does."""
+        """Whether the queue was empty and nothing had happened. The next sample then comes with the next event."""
         counted = (
             *self.waiting.values(),
             self.claimed,
@@ -53,7 +53,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 def parse(line: bytes) -> Sample:
-    """One line as sample.lua writes it. A newer release may write more at its end."""
+    """Parse one line as sample.lua writes it. A newer release may append more."""
     numbers = iter([int(number) for number in line.split()])
 
     def per_lane() -> dict[str, int]:
@@ -76,14 +76,15 @@ def parse(line: bytes) -> Sample:
 
 
 def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sample]:
-    """Those of the last seconds, whatever their order."""
+    """Return the samples of the last `over_s` seconds, in the given order."""
     return [sample for sample in samples if sample.at_ms > now_ms - over_s * 1000]
 
 
 def arrivals_s(samples: Sequence[Sample], lane: str, over_s: float, *, now_ms: int) -> float:
-    """How many came into a lane in a second, over the last seconds. `samples` in the order of time.
+    """Return the predictions per second that came into a lane over the last `over_s`. `samples` are in the order of
+    time.
 
-    What the first sample tells after a time without a keeper came during all of that time, not at its end.
+    The first sample after a gap without a keeper counts arrivals of the whole gap, so they are spread over it.
     """
     since_ms = now_ms - over_s * 1000
     came = float(samples[0].accepted[lane]) if samples and samples[0].at_ms > since_ms else 0.0

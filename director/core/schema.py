@@ -1,6 +1,6 @@
-"""What is stored and what goes over the wire: records, claims, events, and the prediction as a caller sees it.
+"""Define what is stored and sent: records, claims, events, and the prediction that a caller sees.
 
-A caller's JSON stays `Raw` from end to end: nothing here re-encodes an input or an output.
+A caller's JSON stays `Raw` from end to end: inputs and outputs are never encoded again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ NewEvent = tuple[str, bytes]
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """The hash `rec:<id>`: the prediction's truth, all but its bulk. Times are milliseconds of the server's clock."""
+    """The hash `rec:<id>`: a prediction without its large data. Times are ms of the server's clock."""
 
     id: PredictionId
     account: str
@@ -31,14 +31,14 @@ class Record(Struct, frozen=True, kw_only=True):
     queue: QueueName
     kind: Kind = ""
     destination: str = ""  # owner/name of the model that a training makes a version of
-    deployment: str = ""  # owner/name, where it was made by one
+    deployment: str = ""  # owner/name of the deployment that made it, if any
     lane: str
     status: Status
     created: int
     started: int | None = None
     completed: int | None = None
     deadline: int | None = None
-    late: str = ""  # 'aborted' when the caller asked for the deadline, and so knows the word
+    late: str = ""  # 'aborted' if the caller asked for the deadline and so knows this status
     attempt: int = 0
     claims: int = 0
     token: Token = ""
@@ -46,35 +46,35 @@ class Record(Struct, frozen=True, kw_only=True):
     claimed: int | None = None
     seq: int = 0
     cancel: str = ""
-    url: str = ""  # base of the URLs in answers, as the client that made it knew us
-    ticket: str = ""  # makes the address of its event stream unguessable; '' where it has none
+    url: str = ""  # base of the URLs in answers, as the client that made it reached the API
+    ticket: str = ""  # secret part of its event stream's URL; '' without a stream
     webhook: str = ""
-    events: str = ""  # the filter: webhook events wanted, joined by commas
+    events: str = ""  # the filter: wanted webhook events, joined by commas
     error: str = ""
     code: str = ""
     metrics: str = ""
     told: str = ""
     tellings: int = 0
-    tellings_before: int = 0  # of those, before somebody asked for it to be told again: the schedule began anew
-    owed_since: int | None = None  # where it did
+    tellings_before: int = 0  # attempts before a redelivery was asked for, which restarted the schedule
+    owed_since: int | None = None  # start of that schedule
     revivals: int = 0
-    affinity: str = ""  # digest of the key whose predictions like to run on one server
+    affinity: str = ""  # digest of a key; predictions with the same key prefer one server
     cost: float = 1
-    metered: bool = False  # its account's compute is counted: see director/keeper/cashier.py
-    data_ttl_ms: int | None = None  # life of its data after the end, where its account has its own
+    metered: bool = False  # its account's compute is counted, see director/keeper/cashier.py
+    data_ttl_ms: int | None = None  # lifetime of its data after the end, if its account has its own
     start_by: int | None = None
-    remote: str = ""  # what its server calls its run, where another director could follow it by that
-    begun: bool = False  # some attempt of it ran
-    ended: Token = ""  # of the claim that finished it
-    place: str = ""  # position and how many were ahead when it was accepted; eta50 and eta90: ms that it was told then
+    remote: str = ""  # the server's id of its run, by which another director can follow the run
+    begun: bool = False  # an attempt has run
+    ended: Token = ""  # token of the claim that finished it
+    place: str = ""  # position and number ahead on acceptance; eta50 and eta90: the ms that its caller was given then
     eta50: int | None = None
     eta90: int | None = None
     idem: str = ""  # digest of its idempotency key
-    leaving: str = ""  # site of the Redis server that it is on its way to
-    moved: str = ""  # site of the one that it is at: all else of it is there
-    moves: int = 0  # how often it left for another server
-    history: str = ""  # the attempts that did not end it: see director.core.schema
-    traceparent: str = ""  # of the trace that it belongs to: see director.core.trace_context
+    leaving: str = ""  # site of the Redis server that it is moving to
+    moved: str = ""  # site of the server that has it now, with all its data
+    moves: int = 0  # number of moves to another server
+    history: str = ""  # attempts that did not end it, see `spent_attempts`
+    traceparent: str = ""  # of its trace, see director.core.trace_context
     tracestate: str = ""
 
     @property
@@ -83,19 +83,19 @@ class Record(Struct, frozen=True, kw_only=True):
 
     @property
     def trace(self) -> TraceHeaders:
-        """What whoever is asked or told for it is given."""
+        """The trace headers for every request made for it."""
         if not self.traceparent:
             return NO_TRACE
         parent = {"traceparent": self.traceparent}
         return {**parent, "tracestate": self.tracestate} if self.tracestate else parent
 
     def wants(self, event: WebhookEvent) -> bool:
-        """Does the caller want to be told of this?"""
+        """Return whether its webhook wants this event."""
         return bool(self.webhook) and event in self.events.split(",")
 
     @classmethod
     def parse(cls, prediction_id: PredictionId, flat: Sequence[bytes]) -> "Record":
-        """From the reply of HGETALL. Fields that a newer release wrote are ignored; empty ones read as absent."""
+        """Parse a reply of HGETALL. Unknown fields of newer releases are ignored; empty fields count as absent."""
         fields: dict[str, object] = {name.decode(): value.decode() for name, value in pairs(flat) if value}
         return msgspec.convert({**fields, "id": prediction_id}, cls, strict=False)
 
@@ -119,9 +119,9 @@ LIFE: Final = 10_000_000  # more events than one list ever has
 
 
 class Event(Struct, frozen=True):
-    """One entry of `ev:<id>`. `seq`: its place there, and `LIFE` more for each revival where a list is replayed.
+    """One entry of `ev:<id>`. `seq`: its place there; a replayed list adds `LIFE` for each revival.
 
-    `data` is JSON for output, logs and metric, a word for the rest.
+    `data` is JSON for output, logs and metric, a word for the other kinds.
     """
 
     seq: int
@@ -131,8 +131,10 @@ class Event(Struct, frozen=True):
 
 
 class Outlook(Struct, frozen=True, array_like=True):
-    """How it stands with one that waits: its place in its account's own line, from 1; how many of everybody's start
-    before it; the times until it starts, None where nobody can tell; `detail`: a moment or a number.
+    """The outlook of a waiting prediction.
+
+    `position`: in its account's line, from 1. `ahead`: predictions of all accounts that start before it. `p50_ms`,
+    `p90_ms`: times until it starts, None if unknown. `detail`: a time or a number, by `reason`.
     """
 
     position: int
@@ -144,9 +146,9 @@ class Outlook(Struct, frozen=True, array_like=True):
 
 
 class Stored(Struct, frozen=True, kw_only=True):
-    """A prediction at one moment. `input` is None once the data was removed; output and logs grow while it runs.
+    """A prediction at one moment. `input` is None once the data was removed; output and logs grow during the run.
 
-    `left_out`: bytes of input, output and logs that were too large to be read with it, none of which is here then.
+    `left_out`: bytes of input, output and logs that were too large to read; none of them is here then.
     """
 
     record: Record
@@ -158,7 +160,7 @@ class Stored(Struct, frozen=True, kw_only=True):
 
 
 class Urls(Struct, frozen=True, omit_defaults=True):
-    """Absolute, on the public host. `stream` only where there is one: official clients fail on null."""
+    """Absolute URLs on the public host. `stream` is left out without a stream: official clients fail on null."""
 
     get: str
     cancel: str
@@ -167,14 +169,14 @@ class Urls(Struct, frozen=True, omit_defaults=True):
 
 
 class Eta(Struct, frozen=True):
-    """Seconds until it starts: half of all start within p50, nine of ten within p90."""
+    """Seconds until the start: half of all predictions start within p50, nine of ten within p90."""
 
     p50: float
     p90: float
 
 
 class Place(Struct, frozen=True):
-    """Why one waits, and for how long: the member `queue` of a prediction that waits."""
+    """Why a prediction waits and for how long: the member `queue` of a waiting prediction."""
 
     position: int
     ahead: int
@@ -184,7 +186,7 @@ class Place(Struct, frozen=True):
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """A prediction as Replicate's clients know it. Which fields may be null is what those clients can take."""
+    """A prediction in the form of Replicate's API. A field may be null only where official clients accept it."""
 
     id: PredictionId
     model: str
@@ -211,7 +213,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, Generic[T], frozen=True):
-    """One page of a listing, newest first; both addresses absolute or null."""
+    """One page of a listing, newest first. Both URLs are absolute or null."""
 
     next: str | None
     previous: str | None
@@ -219,20 +221,21 @@ class Page(Struct, Generic[T], frozen=True):
 
 
 def pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    """A flat reply of field, value, field, value … by twos."""
+    """Iterate over a flat reply of field, value, field, value …"""
     return zip(flat[::2], flat[1::2], strict=True)
 
 
 def flat(fields: Mapping[str, str | int | bytes | None]) -> list[str | int | bytes]:
-    """The other way round, for a script's arguments; None and '' are left out."""
+    """Flatten fields into a script's arguments; None and '' are left out."""
     return [part for name, value in fields.items() if value is not None and value != "" for part in (name, value)]
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """What the queue knows of one prediction at the moment `now`, all but its bulk. Times in ms.
+    """A prediction at the moment `now` without its large data. Times in ms.
 
-    `events` without output, logs and metrics; none once they were removed. `attempts`: most that its queue gives;
-    `due`, `lease`, `owed`: when its next attempt, the end of its lease, the next attempt of its webhook is.
+    `events` lacks output, logs and metrics, and is empty once they were removed. `attempts`: the queue's maximum.
+    `due`,
+    `lease`, `owed`: time of its next attempt, end of its lease, time of its webhook's next attempt.
     """
 
     now: int
@@ -246,11 +249,11 @@ class Known(Struct, frozen=True, kw_only=True):
     is_dead: bool = False
 
 
-# How a record remembers the attempts that did not end its prediction. Pure; `lua/lib/settle.lua` writes it.
+# A record's history of attempts that did not end its prediction. Pure; `lua/lib/settle.lua` writes it.
 
 
 class Spent(Struct, frozen=True, kw_only=True):
-    """One attempt that was used up: who held it, from when to when, and why it ended. Times in ms."""
+    """One attempt that was used up: its director, its time and the reason why it ended. Times in ms."""
 
     number: int
     director: str
@@ -260,7 +263,7 @@ class Spent(Struct, frozen=True, kw_only=True):
 
 
 def spent_attempts(history: str) -> tuple[Spent, ...]:
-    """Oldest first: number, holder, claimed, ended, code of each; a semicolon between two."""
+    """Parse a history, oldest first: number, holder, claimed, ended and code of each, separated by semicolons."""
     return tuple(_spent(*line.split(" ", 4)) for line in history.split(";") if line)
 
 
@@ -270,9 +273,8 @@ def _spent(number: str, director: str, claimed: str, ended: str, code: str) -> S
     )
 
 
-# How the setup of a model server went, as its version has it in the catalogue: the last one that ended, and no other.
-#
-# Pure. What the server says of itself is bounded and read for what it means, never believed to be well-formed.
+# The last finished setup of a version's model server, as the catalogue keeps it. Pure. A server's own statements are
+# bounded, and never assumed to be well-formed.
 
 MOST_LOG_BYTES: Final = 64 * 1024
 LONGEST_TIME: Final = 64
@@ -281,9 +283,9 @@ SetupStatus = Literal["succeeded", "failed"]
 
 
 class SetupRun(Struct, frozen=True, kw_only=True):
-    """One setup that ended. Times are the server's own, None where it does not tell them.
+    """One finished setup. Times are the server's own, None if it reports none.
 
-    `logs`: the end of what it printed. `server`: its address, which is for operators alone.
+    `logs`: the end of its output. `server`: its address, for operators only.
     """
 
     status: SetupStatus
@@ -294,7 +296,7 @@ class SetupRun(Struct, frozen=True, kw_only=True):
 
 
 def setup_run(status: SetupStatus, *, started_at: str, completed_at: str, logs: str, server: str) -> SetupRun:
-    """Of what a server says."""
+    """Build a SetupRun from a server's statements."""
     return SetupRun(
         status=status,
         started_at=_time(started_at),
@@ -305,7 +307,7 @@ def setup_run(status: SetupStatus, *, started_at: str, completed_at: str, logs: 
 
 
 def read_setup_run(stored: bytes | str | None) -> SetupRun | None:
-    """As a director wrote it; None where none did, or one of another release that is not understood."""
+    """Decode what a director wrote; None if it is missing, or another release wrote it in an unknown form."""
     try:
         return msgspec.json.decode(stored, type=SetupRun) if stored else None
     except msgspec.DecodeError:
@@ -313,7 +315,7 @@ def read_setup_run(stored: bytes | str | None) -> SetupRun | None:
 
 
 def _time(said: str) -> str | None:
-    """RFC 3339 in UTC with milliseconds; None for what is no time. One without a zone is taken for UTC."""
+    """Return RFC 3339 in UTC with milliseconds, or None if it is malformed. A time without zone counts as UTC."""
     if len(said) > LONGEST_TIME:
         return None
     try:

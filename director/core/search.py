@@ -1,4 +1,4 @@
-"""Find things by words: how well a text of several parts, of different weight, matches what somebody typed. Pure."""
+"""Rank things by how well their texts match the words of a query. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from msgspec import Struct
 WORD: Final = re.compile(r"\w+")
 MOST_WORDS: Final = 8
 MOST_QUERY: Final = 500
-# what a word is worth in a name: all of one of its words, the beginning of one, anywhere
+# worth of a word in a name: equal to one of its words, the beginning of one, anywhere
 IN_NAME: Final = (8, 5, 4)
 IN_OWNER: Final = 3
 IN_TEXT: Final = 2
@@ -17,7 +17,7 @@ IN_GIST: Final = 1
 
 
 class Card(Struct, frozen=True):
-    """One thing that can be found, in lower case."""
+    """The texts of one thing that can be found, in lower case."""
 
     name: str
     owner: str = ""
@@ -26,12 +26,12 @@ class Card(Struct, frozen=True):
 
 
 def words_of(query: str) -> Sequence[str]:
-    """The different words of a query, the first few, in lower case."""
+    """Return the first few different words of a query, in lower case."""
     return list(dict.fromkeys(WORD.findall(query[:MOST_QUERY].lower())))[:MOST_WORDS]
 
 
 def matched(card: Card, words: Sequence[str]) -> float:
-    """From 0, where some word is nowhere, to 1, where each is a word of its name."""
+    """Return the match from 0, if some word is missing, to 1, if each is a word of the name."""
     worth = [_worth(card, word) for word in words]
     return sum(worth) / (IN_NAME[0] * len(worth)) if worth and all(worth) else 0.0
 

@@ -1,6 +1,6 @@
-"""Sign a webhook as Standard Webhooks ask, so that its receiver knows who sent it and that nobody changed it.
+"""Sign a webhook by the Standard Webhooks specification, so that its receiver can verify sender and body.
 
-Pure: knows no clock and sends nothing. Never shows a secret, not even a malformed one in an error.
+Pure: it reads no clock and sends nothing. Errors never show a secret, not even a malformed one.
 """
 
 import base64
@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from typing import Final
 
 PREFIX: Final = "whsec_"
-KEY_BYTES: Final = range(24, 65)  # what Standard Webhooks allow
+KEY_BYTES: Final = range(24, 65)  # as Standard Webhooks allow
 
-# the dot separates id, timestamp and body in what is signed, so an id that has one could be read two ways
+# a dot separates id, timestamp and body in the signed text, so an id with a dot would be ambiguous
 MESSAGE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,256}")
 
 
 def new_secret() -> str:
-    """A fresh secret. Its alphabet is the standard one, padded: clients split on `_` and decode with `atob`."""
+    """Return a new secret in standard base64 with padding: clients split on `_` and decode with `atob`."""
     return PREFIX + base64.b64encode(randomness.token_bytes(32)).decode()
 
 
 def headers(secrets: Sequence[str], *, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """The three headers of one attempt. The id stays the same over attempts, the timestamp does not."""
+    """Return the three headers of one attempt. All attempts share the id but not the timestamp."""
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp_s),
@@ -34,7 +34,7 @@ def headers(secrets: Sequence[str], *, message_id: str, timestamp_s: int, body: 
 
 
 def sign(secrets: Sequence[str], *, message_id: str, timestamp_s: int, body: bytes) -> str:
-    """One `v1,<base64>` per secret, in their order: while a secret is rotated, either of the two verifies."""
+    """Return one `v1,<base64>` per secret, in order: while a secret is rotated, either one verifies."""
     if not secrets:
         raise ValueError("no webhook secret to sign with")
     if not MESSAGE_ID.fullmatch(message_id):

@@ -1,11 +1,11 @@
-"""The statuses of a prediction and the events of its webhooks."""
+"""Define the statuses of a prediction and the events of its webhooks."""
 
 from enum import StrEnum
 from typing import Final
 
 
 class Status(StrEnum):
-    """Replicate's words, as its clients know them."""
+    """The statuses of Replicate's API."""
 
     STARTING = "starting"
     PROCESSING = "processing"
@@ -16,7 +16,7 @@ class Status(StrEnum):
 
 
 class WebhookEvent(StrEnum):
-    """What a caller can be told of."""
+    """The events that a webhook can ask for."""
 
     START = "start"
     OUTPUT = "output"

@@ -1,6 +1,6 @@
-"""The trace that a request belongs to, by its headers `traceparent` and `tracestate`: by W3C's rules, and bounded.
+"""Read a request's trace from its headers `traceparent` and `tracestate`, by W3C's rules and within bounds.
 
-Never refuses a request: what breaks the rules is as if it had not been sent. Makes no ids of its own.
+Malformed headers never fail a request; they are ignored. No trace ids are made here.
 """
 
 import re
@@ -12,7 +12,7 @@ TraceHeaders = Mapping[str, str]
 
 NO_TRACE: Final[TraceHeaders] = {}
 SAMPLED: Final = 0x01
-KNOWN_FLAGS: Final = 0x03  # sampled, and that the trace id is random; others are not ours to hand on
+KNOWN_FLAGS: Final = 0x03  # sampled, and random trace id; other flags are not passed on
 
 # https://www.w3.org/TR/trace-context-2: later versions may add to the end, after another dash
 TRACEPARENT: Final = re.compile(
@@ -24,12 +24,12 @@ MEMBER: Final = re.compile(f"({KEY})={VALUE}")
 BLANKS: Final = " \t"
 
 MOST_MEMBERS: Final = 32
-MOST_CHARS: Final = 512  # what everybody has to hand on; a record keeps no more
-LONG: Final = 128  # a member beyond this goes first
+MOST_CHARS: Final = 512  # what W3C requires every party to pass on; a record keeps no more
+LONG: Final = 128  # longer members are dropped first
 
 
 def trace_headers(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceHeaders:
-    """What to hand on, of the headers of these names in their order."""
+    """Return the headers to pass on, given all headers of these names in order."""
     if len(traceparents) != 1 or (parent := _parent(traceparents[0].strip(BLANKS))) is None:
         return NO_TRACE
     state = _state(",".join(tracestates)) if tracestates else ""
@@ -37,7 +37,7 @@ def trace_headers(traceparents: Sequence[str], tracestates: Sequence[str]) -> Tr
 
 
 def _parent(text: str) -> str | None:
-    """It in version 00, the one that is known here; None for what is none."""
+    """Return the header in version 00, the version known here, or None if it is malformed."""
     found = TRACEPARENT.fullmatch(text)
     if found is None:
         return None
@@ -48,7 +48,7 @@ def _parent(text: str) -> str | None:
 
 
 def _state(text: str) -> str:
-    """All of it that fits, '' where any of it breaks the rules."""
+    """Return as many members as fit, or '' if any breaks the rules."""
     members = [member for part in text.split(",", MOST_CHARS) if (member := part.strip(BLANKS))]
     keys = [found[1] for member in members if (found := MEMBER.fullmatch(member))]
     if not len(members) == len(keys) == len(set(keys)) <= MOST_MEMBERS:

@@ -1,4 +1,4 @@
-"""From what is stored to what a caller sees: the body of GET, of webhooks and of held responses. Pure."""
+"""Convert stored predictions to what callers see: in GET, in webhooks and in held responses. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,15 +11,15 @@ from msgspec import UNSET, Raw
 from director.core.ids import Kind
 from director.core.schema import Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
-# where a caller finds a run of each kind
+# path segment for each kind of run
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
 RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
-LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # what logs begin with that were too long to be kept
+LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of logs that were cut
 
 
 def view(stored: Stored) -> Prediction:
-    """The prediction, or run of another kind, as Replicate's API shows it."""
+    """Return a prediction, or a run of another kind, as Replicate's API shows it."""
     record = stored.record
     base = address(record)
     return Prediction(
@@ -53,17 +53,17 @@ def view(stored: Stored) -> Prediction:
 
 
 def address(record: Record) -> str:
-    """Where it can be asked for."""
+    """Return the URL of a run."""
     return f"{record.url}/v1/{PATHS[record.kind]}/{record.id}"
 
 
-# The closed set of reasons, each with the words for a person; `{}` is the outlook's detail where it has one
+# The closed set of reasons with their texts; `{}` is the outlook's detail
 REASONS: Final = {
     "waiting_its_turn": "It starts when those before it have.",
     "no_director": "No director serves this model now.",
     "servers_starting": "The model's servers are starting.",
-    "setup_failed": "The model's servers failed to start: whoever runs the model must mend it.",
-    "server_auth": "The model's servers refuse the key of their director: whoever runs the model must mend it.",
+    "setup_failed": "The model's servers failed to start: the operator must correct this.",
+    "server_auth": "The model's servers refuse the key of their director: the operator must correct this.",
     "paused": "An operator paused this queue.",
     "account_paused": "An operator paused this account in this queue.",
     "account_suspended": "This account is suspended.",
@@ -73,11 +73,12 @@ REASONS: Final = {
 }
 
 
-PAUSED: Final = {1: "account_paused", 2: "account_suspended"}  # by the outlook's detail; else it is the whole queue
+# by the outlook's detail; any other value means the whole queue
+PAUSED: Final = {1: "account_paused", 2: "account_suspended"}
 
 
 def place(outlook: Outlook) -> Place:
-    """Why it waits and for how long, for people and programs."""
+    """Return why a prediction waits and for how long, for people and programs."""
     known = outlook.p50_ms is not None and outlook.p90_ms is not None
     detail = outlook.detail
     words = PAUSED.get(detail or 0, "paused") if outlook.reason == "paused" else outlook.reason
@@ -92,7 +93,7 @@ def place(outlook: Outlook) -> Place:
 
 
 def fold(events: Sequence[Event]) -> tuple[Raw | None, str]:
-    """Output and logs of a run so far, from its events. Another attempt empties both."""
+    """Return output and logs of a run so far, from its events. A new attempt clears both."""
     items: list[bytes] = []
     logs: list[str] = []
     for event in events:
@@ -107,24 +108,24 @@ def fold(events: Sequence[Event]) -> tuple[Raw | None, str]:
 
 
 def joined(items: Sequence[bytes]) -> Raw | None:
-    """A JSON list of values that are JSON already; None when there are none."""
+    """Join JSON values into a JSON list; None without values."""
     return Raw(b"[" + b",".join(items) + b"]") if items else None
 
 
 def iso(at_ms: int) -> str:
-    """RFC 3339 with milliseconds and Z, as Replicate writes it."""
+    """Return RFC 3339 with milliseconds and Z, as Replicate writes it."""
     seconds, rest = divmod(at_ms, 1000)
     return f"{_second(seconds)}.{rest:03}Z"
 
 
 @lru_cache(maxsize=64)
 def _second(at_s: int) -> str:
-    """What thousands of times have in common."""
+    """Return the part that all times of one second share."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().removesuffix("+00:00")
 
 
 def _metrics(stored: Stored) -> dict[str, Raw]:
-    """What the model measured, with our own times: its clock is not trusted."""
+    """Return the model's metrics with Director's own times, since the model's clock is not trusted."""
     record = stored.record
     if record.completed is None:
         return {}

@@ -1,7 +1,7 @@
-"""Read a webhook's URL, and say in words what is wrong with one that cannot be used.
+"""Parse a webhook's URL, and say in words what is wrong with one that cannot be used.
 
-Pure: judges the shape only. Where a host leads is never read from its spelling: `127.1`, `2130706433` and a name
-that resolves to them pass here, and are refused by the sender once they are resolved.
+Pure: only the form is judged. The form never shows where a host leads: `127.1`, `2130706433` and names that resolve to
+them pass here, and the sender refuses them after resolving.
 """
 
 import re
@@ -15,14 +15,15 @@ from msgspec import Struct
 MAX_CHARACTERS: Final = 2_048
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
-# letters, digits, - and _ (container names have it) in labels; a percent sign, a backslash or a non-ASCII digit is
-# what two parsers read as two hosts
+# labels have letters, digits, - and _ (container names have it); two parsers could read a percent sign, a backslash or
+# a
+# non-ASCII digit as two different hosts
 HOST_NAME: Final = re.compile(r"(?=.{1,253}\.?\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
 BRACKETED: Final = re.compile(r"\[[^\[\]]+\](:[0-9]*)?")
 
 
 class WebhookUrl(Struct, frozen=True, kw_only=True):
-    """A URL that was read. `host` is lower case and without brackets; `target` is path and query, no fragment."""
+    """A parsed URL. `host` is in lower case without brackets; `target` is path and query, without the fragment."""
 
     scheme: str
     host: str
@@ -31,13 +32,13 @@ class WebhookUrl(Struct, frozen=True, kw_only=True):
 
     @property
     def authority(self) -> str:
-        """The value of the Host header: the port only where it is not the scheme's own."""
+        """The value of the Host header, with the port only if it is not the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def parse_webhook_url(text: str) -> str | None:
-    """None if the URL can be used, else the reason in words, fit for the caller."""
+    """Return None for a usable URL, else the reason in words for the caller."""
     try:
         read_webhook_url(text)
     except ValueError as exc:
@@ -46,21 +47,22 @@ def parse_webhook_url(text: str) -> str | None:
 
 
 def host_of(url: str) -> str:
-    """The host, with its port where that is not the scheme's own: this may be shown, the rest may be secret.
+    """Return the host, with its port unless it is the scheme's default. Only this part may be shown; the rest may be
+    secret.
 
-    '?' where the URL cannot be used.
+    '?' for a URL that cannot be used.
     """
     try:
         return read_webhook_url(url).authority
-    except ValueError:  # an older release may have taken what this one refuses
+    except ValueError:  # an older release may have accepted what this one refuses
         return "?"
 
 
 def read_webhook_url(text: str) -> WebhookUrl:
-    """The parts of a usable URL. ValueError says what is wrong, without repeating the URL: its query may be secret."""
+    """Parse a URL. Raises ValueError that says what is wrong without repeating the URL: its query may be secret."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"is longer than {MAX_CHARACTERS:,} characters")
-    # before parsing: urlsplit drops line breaks and tabs silently, and strips what surrounds them
+    # before parsing: urlsplit silently drops line breaks and tabs, and strips surrounding space
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
         raise ValueError("has a control character")
     if text != text.strip():
@@ -98,7 +100,7 @@ def _host(netloc: str, host: str | None) -> str:
 
 def _ipv6(netloc: str, host: str) -> str:
     try:
-        if not BRACKETED.fullmatch(netloc):  # urlsplit overlooks what stands between the bracket and the port
+        if not BRACKETED.fullmatch(netloc):  # urlsplit ignores text between the bracket and the port
             raise ValueError
         address = IPv6Address(host)
     except ValueError:

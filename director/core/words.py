@@ -1,4 +1,4 @@
-"""Numbers and durations in the words of a person. Pure."""
+"""Write numbers, durations and shares in plain words. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,7 +10,7 @@ LONGEST_LIST: Final = 3
 
 
 def span(seconds: float) -> str:
-    """A duration: 0.4 s, 12 s, 3.5 min, 2.5 h, 12.0 d. Two of a unit at least, so that it tells enough."""
+    """Return a duration: 0.4 s, 12 s, 3.5 min, 2.5 h, 12.0 d. At least two of a unit, for enough precision."""
     for unit, length_s in UNITS_S:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.1f} {unit}"
@@ -18,24 +18,21 @@ def span(seconds: float) -> str:
 
 
 def since(moment: str, now_ms: int) -> str:
-    """How long ago that was, as the API writes moments. Clocks differ, so what is to come was just now."""
+    """Return how long ago an API time was. Clocks differ, so a time in the future counts as now."""
     return span(max(0.0, now_ms / 1000 - datetime.fromisoformat(moment).timestamp()))
 
 
 def several(count: int, one: str, more: str = "") -> str:
-    """`1 server`, `3 servers`."""
+    """Return `1 server`, `3 servers`."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def some(facts: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first few facts and the number of further ones."""
     more = f" and {len(facts) - LONGEST_LIST} more" if len(facts) > LONGEST_LIST else ""
     return ", ".join(facts[:LONGEST_LIST]) + more
 
 
-# Durations and shares in the words of a person.
-
-
 def share(part: int, rest: int) -> str:
-    """How many of all, and what that is of a hundred."""
+    """Return a part of the whole, with its percentage."""
     return f"{part} of {part + rest} ({100 * part / (part + rest):.0f} %)" if part + rest else "none yet"

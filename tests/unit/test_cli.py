@@ -117,7 +117,7 @@ def test_every_command_has_help(capsys):
 def test_help_of_a_process_lists_its_settings(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
-    assert "DIRECTOR_LEASE_S (15.0)\n      Silence after which" in capsys.readouterr().out
+    assert "DIRECTOR_LEASE_S (15.0)\n      Time without a heartbeat" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", [[], ["nonsense"], ["predict", "no-slash"], ["up", "--port", "70000"], ["token"]])

@@ -1,4 +1,4 @@
-"""Call the scripts that hold an account's limits over all queues. Limits within one queue are in the queue's scripts."""
+"""Call the scripts that hold an account's limits over its queues. Limits of one queue are in its scripts."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, cast
