@@ -1,23 +1,23 @@
 #!lua flags=allow-oom
--- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends dead work
--- (canceled, past its deadline) on the way, at most 64 entries a call.
+-- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
+-- is canceled or past its deadline, at most 64 entries a call.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  consumer
---   ARGV[3]  nonce      fresh for each call, kept when a call is repeated; token = nonce .. '-' .. index
+--   ARGV[3]  nonce      new for each call, kept when a call is repeated; token = nonce .. '-' .. index
 --   ARGV[4]  count
 --   ARGV[5]  lease_ms
---   ARGV[6]  claims     most claims one prediction may ever have, whoever gives them back
+--   ARGV[6]  claims     most claims that one prediction may ever have
 --   ARGV[7]  now_ms     '' for the server's clock
---   ARGV[8]  budget     most that all handed out may cost together, '' for no bound
---   ARGV[9]  alone      '1': the first is taken whatever it costs, so that a large one is not stuck for ever
---   ARGV[10] warm       the affinity key that the consumer served last: of the tenant whose turn it is, one of the first
---                       few with this key goes first; '' for none
+--   ARGV[8]  budget     most that all handed out may cost together, '' for no limit
+--   ARGV[9]  alone      '1': the first is taken at any cost, so that a large one is not stuck for ever
+--   ARGV[10] warm       the affinity key that the consumer served last. Within the tenant whose turn it is, one of the
+--                       first few with this key goes first; '' for none
 --   Returns  {state, why, {id, input, record as a flat list}, …}
---            state: 'ok', 'paused', 'open' (the breaker is), or 'unknown' when nobody registered this queue
---            why: it handed out no more: 'count', 'empty', 'budget' or 'bound' (of the entries that one call looks at)
+--            state: 'ok', 'paused', 'open' (the breaker is open), or 'unknown' for a queue that is not registered
+--            why it handed out no more: 'count', 'empty', 'budget' or 'bound' (most entries that one call looks at)
 
 local meta, queue, consumer, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local most, lease_ms, claims, now = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), clock(ARGV[7])
@@ -33,7 +33,7 @@ local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker',
   'within:high', 'within:normal', 'within:low', 'cool_ms')
 if not state[1] then return { 'unknown' } end
 
--- The reply to this very call was lost: answer it again. Claims that were lost meanwhile are left out.
+-- The reply to this call was lost: answer it again. Claims that were lost meanwhile are left out.
 local last = redis.call('HGET', queue_key(queue, 'last'), consumer) or ''
 if string.match(last, '^%S+') == nonce then
   local again = { 'ok', 'count' }
@@ -44,11 +44,11 @@ if string.match(last, '^%S+') == nonce then
   return again
 end
 if state[2] == '1' then return { 'paused' } end
--- A probe whose record is gone would never tell how it went: another one tries.
+-- A probe whose record is gone will never have a result: another prediction tries.
 local is_probe = (state[4] == 'open' and is_cool(state[5], state[24], now))
   or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[3])) == 0)
 if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
-if is_probe then most = math.min(most, 1) end -- a claim of none only asks again for what it brought
+if is_probe then most = math.min(most, 1) end -- a claim with count 0 only repeats a former answer
 
 local mask, next_stream, ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
 for i, lane in ipairs(LANES) do
@@ -58,7 +58,7 @@ for i, lane in ipairs(LANES) do
 end
 local scanned, spent, stopped = 0, 0, nil
 
--- What the first entry of a stream that nobody was given costs.
+-- Cost of the first undelivered entry of a stream.
 local function head_cost(stream)
   if redis.call('EXISTS', stream) == 0 then return nil end
   local entry = redis.call('XRANGE', stream, '(' .. delivered(stream), '+', 'COUNT', 1)[1]
@@ -76,7 +76,7 @@ local function read_one(stream)
   return entry[1], entry[2][2]
 end
 
--- Its tenant is paused, or runs as many as it may: back to the head of its line, uncounted.
+-- Its tenant is paused or at its limit: return it to the head of its backlog, uncounted.
 local function put_back(id, r)
   unplace(id, r)
   into_backlog(id, r)
@@ -85,14 +85,14 @@ local function put_back(id, r)
   correct(r, 0)
 end
 
--- Its input, where this entry may be handed out. Settles or drops it where not.
+-- Return its input if this entry may be handed out. Else end or drop it.
 local function input_of(id, r, stream, mid)
   if not r or TERMINAL[r.status] or r.mid ~= mid then
     redis.call('XACK', stream, GROUP, mid)
     redis.call('XDEL', stream, mid)
     return nil
   end
-  if r.token ~= '' then return nil end -- claimed, only its pending entry was lost: its lease decides, not we
+  if r.token ~= '' then return nil end -- claimed, only its pending entry was lost: its lease decides
   local input = redis.call('GET', input_key(id))
   local may_be_late = past(r.deadline, now) or past(r.start_by, now)
   if input and not may_be_late and tonumber(r.claims) < claims and may_run(queue, r.account) then return input end
@@ -111,14 +111,14 @@ local function input_of(id, r, stream, mid)
   return nil
 end
 
--- Does it still go into the budget? Notes that it was what stopped us.
+-- True if it still fits the budget. Else note the budget as the reason to stop.
 local function fits(cost)
   if not budget or not cost or spent + cost <= budget or (alone and spent == 0) then return true end
   stopped = 'budget'
   return false
 end
 
--- Every stream of the lane was read to its end: nothing is ready, whatever a lost key made of the count.
+-- Every stream of the lane was read to its end: nothing is ready, even if a lost key made the count wrong.
 local function read_to_the_end(lane, number)
   mask[lane] = without_bit(mask[lane], number)
   if mask[lane] ~= 0 or ready[lane] == '0' then return end
@@ -144,7 +144,7 @@ local function take_ready(lane)
   end
 end
 
--- Nobody has a turn. Where nobody can have lost it either, no backlog is left, whatever a lost key made of the count.
+-- No tenant has a turn. If none can have lost its turn, no backlog is left, even if a lost key made the count wrong.
 local function nobody_waits(lane)
   if backlogged[lane] == '0' or has_any(queue, 'limits') or has_any(queue, 'held') or has_any(queue, 'suspended') then
     return
@@ -165,7 +165,7 @@ local function take_in_turn(lane)
     if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
     local number, stream = r.stream, stream_key(queue, lane, r.stream)
     local mid, read_id = read_one(stream)
-    if read_id ~= id then -- its group was lost, or entries were where no claim looked: they are read before it
+    if read_id ~= id then -- its group was lost, or the stream had entries where no claim looked: they are read first
       mask[lane] = with_bit(mask[lane], number)
       redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
       r = read(read_id)
@@ -183,14 +183,14 @@ local function take(lane)
   until mask[lane] == 0 or scanned >= SCAN
 end
 
--- What waits for a limit or a pause is no work now: its lane would be credited all the while, and then go alone for long.
+-- Predictions behind a limit or a pause are no work now: else their lane would gather credit and then go alone for long.
 local function has_work(lane)
   if mask[lane] ~= 0 then return true end
   return backlogged[lane] ~= '0' and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
 end
 
--- 8 : 3 : 1, spread out and work-conserving: of the lanes that have work the one with the most credit goes, and pays for
--- what all of them are credited. A lane that was empty saved nothing up and owes nothing, so a high one goes first.
+-- 8 : 3 : 1, spread out and work-conserving. Of the lanes with work the one with the most credit goes first, and pays what
+-- all of them are credited. An empty lane neither saves nor owes credit, so a high lane goes first.
 local function pay(lane)
   local whole = 0
   for _, each in ipairs(LANES) do
@@ -220,7 +220,7 @@ local function take_any()
   end
 end
 
--- What is counted of those that start for the first time. A dead letter that was revived was promised nothing.
+-- Count a first start. A revived dead letter has no objective.
 local function note_start(r)
   if r.claims ~= '0' then return end
   local waited_ms = math.max(0, now - r.created)
@@ -231,7 +231,7 @@ local function note_start(r)
   count_later('tally', (waited_ms <= within[r.lane] and 'met:' or 'missed:') .. r.lane, 1)
 end
 
--- One more of its tenant runs. Only who has limits comes to one, and that is looked at at once.
+-- One more of its tenant runs. Only a tenant with limits can reach one, and that is checked at once.
 local function note_claim(r)
   if r.arrival ~= '' then
     count_later('meta', 'ready:' .. r.lane, -1)
@@ -243,8 +243,8 @@ local function note_claim(r)
   note_running(queue, r.account)
 end
 
--- Write the claim into the record, and show the record as it is now. Where it is was written when it was filed, unless
--- it was let in just now: that was charged.
+-- Write the claim into the record and return the record. Its place is already written, unless it was admitted just now:
+-- then `charged` is set.
 local function hand_out(id, r, token)
   local attempt, handed = tostring(r.attempt + 1), tostring(r.claims + 1)
   local written = { 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
@@ -253,7 +253,7 @@ local function hand_out(id, r, token)
   if r.charged ~= '' then
     for _, part in ipairs({ 'stream', r.stream, 'mid', r.mid, 'charged', r.charged }) do written[#written + 1] = part end
   end
-  if r.arrival == '' then -- what the former release had filed is counted from here on
+  if r.arrival == '' then -- an entry of the former release is counted from here on
     written[#written + 1] = 'arrival'
     written[#written + 1] = '0'
   end
@@ -286,7 +286,7 @@ write_counts(queue)
 write_scores(queue)
 write_clocks(queue)
 
--- An idle poll writes nothing: with AOF always that would be a sync of the disk.
+-- An idle poll writes nothing: with appendfsync always a write would cost a disk sync.
 local new_state, has_changed = {}, false
 for i, lane in ipairs(LANES) do
   for what, value in pairs({ mask = mask[lane], next = next_stream[lane], credit = credit[lane] }) do
@@ -301,8 +301,8 @@ local left = mask.high + mask.normal + mask.low > 0
 for _, lane in ipairs(LANES) do
   left = left or redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
 end
--- The wakeup that brought this consumer here was for one only: what is left wakes another one. With nothing to show, that is
--- so where the scan's bound or the budget stopped us. One without room does not wait for the bell again, so nothing spins.
+-- A wakeup reaches one consumer, so remaining work wakes another one. That also holds for an empty answer if the scan's
+-- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local is_for_others = #reply > 2 and not is_probe or #reply == 2 and (scanned >= SCAN or stopped)
 if left and is_for_others then ring(queue) end
 return reply

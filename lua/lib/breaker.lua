@@ -1,14 +1,14 @@
--- lib/breaker: hand out nothing for a while when the servers of a queue fail one after the other. Needs lib/keys,
--- lib/place.
+-- lib/breaker: stop handing out work for a time when the servers of a queue fail one after the other.
+-- Needs lib/keys, lib/place.
 --
--- meta: breaker       '' closed, 'open' until `open_until`, then 'probing' while `probe`, the one that may try, runs
---       failures      in a row, over all directors; `several` when they were not all of one prediction: an input that
---                     kills its holders is a dead letter, and no reason to stop the others
+-- meta: breaker       '' closed, 'open' until `open_until`, then 'probing' while the prediction `probe` runs as a test
+--       failures      in a row, over all directors; `several`: they were of more than one prediction. One input that
+--                     kills its servers becomes a dead letter and does not stop the others
 
-local ONE_FAULT_MS = 1000 -- what one holder loses within a second was lost to one fault: `failed_holders` since `failed_at`
-local LONGEST = 10 -- times the first cool time
+local ONE_FAULT_MS = 1000 -- losses of one director within a second count as one fault: `failed_holders` since `failed_at`
+local LONGEST = 10 -- times the first cooling time
 
--- May one claim try, with an open breaker? Its time is over as well where it is later than it can be: the clock went back.
+-- True if an open breaker lets one claim try. An end that is later than possible counts as past: the clock went back.
 local function is_cool(open_until, cool_ms, now)
   return past(open_until, now) or open_until - now > tonumber(cool_ms or 0)
 end
@@ -17,7 +17,7 @@ local function open_breaker(queue, cool_ms, now)
   redis.call('HSET', queue_key(queue, 'meta'), 'breaker', 'open', 'open_until', now + cool_ms, 'cool_ms', cool_ms, 'probe', '')
 end
 
--- An attempt was lost to a fault of the servers, not of the model.
+-- Count an attempt that a fault of the servers ended, not of the model.
 local function note_failure(id, r, now)
   local meta = queue_key(r.queue, 'meta')
   local m = redis.call('HMGET', meta, 'breaker', 'failures', 'failed_holders', 'failed_at', 'failed_id', 'several',
@@ -40,7 +40,7 @@ local function note_failure(id, r, now)
   if failures >= after and several then open_breaker(r.queue, cool_ms, now) end
 end
 
--- They work: a run came to an end that its servers brought about. Or nobody asks any more.
+-- Close it: the servers finished a run, or the breaker was switched off.
 local function close_breaker(queue, now)
   local meta = queue_key(queue, 'meta')
   local m = redis.call('HMGET', meta, 'failures', 'breaker')
@@ -51,7 +51,7 @@ local function close_breaker(queue, now)
   ring(queue)
 end
 
--- The probe is over and told nothing: another one may try at once.
+-- The probe ended without a result: another prediction may try at once.
 local function end_probe(queue, now)
   redis.call('HSET', queue_key(queue, 'meta'), 'breaker', 'open', 'open_until', now, 'probe', '')
   ring(queue)

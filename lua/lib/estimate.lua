@@ -1,13 +1,13 @@
--- lib/estimate: what a run takes, learned from those that ended; and how true what callers were told of their wait came.
+-- lib/estimate: learn how long runs take, and correct the waiting times that callers are given.
 -- Needs lib/keys, lib/place.
 --
--- meta: service_ms, service_dev  mean and deviation of the time that a run has a slot, the newest counted most
---       service_cost             mean of what those runs were declared to cost
---       scale50, scale90         by how much what is told is scaled
---       moved_at                 the last time that a standstill ended: what was told before it proves nothing
+-- meta: service_ms, service_dev  mean and deviation of the time that a run keeps a slot; new runs count most
+--       service_cost             mean declared cost of those runs
+--       scale50, scale90         factors for the waiting times that callers are given
+--       moved_at                 end of the last standstill: earlier estimates prove nothing
 
 local RECENT = 50 -- runs that the means remember
-local ODD = 8 -- a declared cost counts as at most so many times the mean, or so small a part: one caller's number is no measure
+local ODD = 8 -- a declared cost counts as at most this many times the mean, and at least this part of it
 local UNKNOWN_S = 1
 
 local function note_service(queue, ms, cost)
@@ -18,12 +18,12 @@ local function note_service(queue, ms, cost)
   local variance = (1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n)
   local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
   redis.call('HSET', meta, 'service_ms', (m[2] or ms) + off / n, 'service_dev', math.sqrt(variance))
-  if m[1] == tostring(n) and counted_cost == mean_cost then return end -- as it nearly always is
+  if m[1] == tostring(n) and counted_cost == mean_cost then return end -- nearly always
   redis.call('HSET', meta, 'service_n', n, 'service_cost', mean_cost + (counted_cost - mean_cost) / n)
 end
 
--- Seconds of a slot that one of this cost will take, as far as anybody knows.
-local means -- asked once, since a script runs alone
+-- Expected seconds of a slot for a prediction of this cost.
+local means -- read once, since a script runs alone
 local function expected_s(r)
   means = means or redis.call('HMGET', queue_key(r.queue, 'meta'), 'service_ms', 'service_cost')
   local m = means
@@ -33,14 +33,14 @@ end
 
 local function tally(queue, what, by) redis.call('HINCRBY', queue_key(queue, 'tally'), what, by or 1) end
 
--- Who submits later may go before, and nobody can tell how many will. So what is told is scaled by what came of it: up a
--- step after each that waited longer, down after each other, in a ratio that leaves half above p50 and a tenth above p90.
+-- Later submits may go first, and their number is unknown. So estimates are scaled by their results: up a step after each
+-- wait that was longer, down after each other. The ratio of the steps leaves half above p50 and a tenth above p90.
 local STEP, LEAST, MOST = 0.02, 0.5, 3
 local function moved(scale, was_longer, missing)
   return math.min(MOST, math.max(LEAST, (scale or 1) * math.exp(STEP * ((was_longer and 1 or 0) - missing))))
 end
 
--- How far off was what its caller was told when it was filed? Written by write_scores.
+-- Compare the estimate on acceptance with the wait. write_scores writes the result.
 local BUCKETS_S = { 0.1, 0.5, 1, 5, 15, 60, 300 }
 local scales
 local function score(r, now)

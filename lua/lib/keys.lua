@@ -1,10 +1,10 @@
--- lib/keys: keys of ids and queues that a script meets on its way, and the server's clock.
--- core/keys/ owns the spelling; a test holds the two together. All keys carry the hash tag of KEYS[1].
+-- lib/keys: spell keys of ids and queues that a script finds while it runs, and read the server's clock.
+-- director/broker/keys.py owns the spelling; a test compares the two. All keys carry the hash tag of KEYS[1].
 
 local TAG = string.match(KEYS[1], '^{p%d+}')
 local GROUP = 'directors'
-local ALIVE_MS = 20000 -- a director silent for longer is not counted on: ALIVE_S in core/directors. Nor one whose last
--- heartbeat is as far ahead: it came before the clock went back
+local ALIVE_MS = 20000 -- a director silent for longer is not counted. Nor is one whose last heartbeat is as far
+-- ahead: it came before the clock went back
 
 local function record_key(id) return TAG .. ':rec:' .. id end
 local function input_key(id) return TAG .. ':in:' .. id end
@@ -19,14 +19,14 @@ local function stream_key(queue, lane, number) return queue_key(queue, lane .. '
 local function kick_channel(consumer) return 'kick:' .. consumer end
 local function ends_channel(waiter) return 'kick:ends:' .. waiter end
 
--- Milliseconds by the server's clock; a test may hand in its own.
+-- Milliseconds by the server's clock; a test may pass its own.
 local function clock(given)
   if given and given ~= '' then return tonumber(given) end
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The record as a table, or nil. Absent fields read as ''. `as_read` keeps what it was made from.
+-- The record as a table, or nil. Absent fields read as ''. `as_read` keeps the flat reply.
 local EMPTY = { __index = function() return '' end }
 local as_read = {}
 local function as_record(flat)
@@ -43,15 +43,15 @@ end
 
 local TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = true }
 
--- Does its caller want to be told of its end? And the longest that this is owed.
+-- True if its caller wants a terminal webhook. OWED_MS: the longest time that one is owed.
 local function wants_end(r) return r.webhook ~= '' and string.find(r.events, 'completed', 1, true) ~= nil end
 local OWED_MS = 345600000
 
--- Lifetimes where a queue's own are lost.
+-- Lifetimes if the queue's own are lost.
 local DATA_TTL_MS, RECORD_TTL_MS = 3600000, 604800000
 
--- A time, and how long ago it was by its holder's clock, '' where that does not say. The call may have been on its way for
--- a while: a large end waits for those before it. More apart than that, the server's clock has stepped since.
+-- Correct a time by how long ago it was on the director's clock, '' if unknown. The call may have been on its way for up to
+-- 30 s, because a large end waits for those before it. If they differ by more, the server's clock has stepped since.
 local function put_right(at, ago_ms, now)
   if at == '' or ago_ms == '' then return at end
   local late_ms = now - ago_ms - at
@@ -67,7 +67,7 @@ local function soonest(r)
   return deadline or start_by
 end
 
--- An event's number is its place in the list, from 1; whoever appends counts up `seq` in the record.
+-- An event's number is its place in the list, from 1. A script that appends also raises `seq` in the record.
 local function entry(kind, now, data) return kind .. ' ' .. now .. ' ' .. data end
 local function append(id, entries)
   for first = 1, #entries, 1000 do -- a call takes only so many arguments

@@ -1,8 +1,7 @@
--- lib/log: each step of a prediction is one entry of its partition's log, for whoever keeps account of all that happens.
--- What a prediction is stands in its record; here only what it did. Needs lib/keys.
+-- lib/log: write each step of a prediction to its partition's log, for auditors. The record has the prediction itself.
+-- Needs lib/keys.
 
--- About so many are kept: the server cuts whole blocks of them, which costs next to nothing. Who reads too late counts
--- what he missed.
+-- About this many are kept: the server cuts whole blocks, which costs almost nothing. A late reader counts what it missed.
 local MOST_LOGGED = 10000
 
 local function log(kind, id, queue, account, now, detail)

@@ -1,8 +1,8 @@
--- lib/outlook: why one waits, how many go before it, and for how long. Reads only, and a bounded number of keys.
+-- lib/outlook: why a prediction waits, how many start before it, and for how long. Reads a bounded number of keys.
 -- Needs lib/keys, lib/place, lib/share.
 
 local TURNS_OF = { high = 8, normal = 3, low = 1 }
-local LOOK = 32 -- most tenants, and entries of a stream, that one look counts
+local LOOK = 32 -- most tenants, and most entries of a stream, that are counted
 local P90 = 1.2816
 
 -- Undelivered entries of each stream of a lane that may hold any.
@@ -16,13 +16,13 @@ local function depths(queue, lane, look)
   return depth
 end
 
--- Undelivered entries of its stream that stand in front of it.
+-- Undelivered entries in front of it in its stream.
 local function in_front(r)
   local stream = stream_key(r.queue, r.lane, r.stream)
   return math.max(0, #redis.call('XRANGE', stream, '(' .. delivered(stream), r.mid, 'COUNT', LOOK) - 1)
 end
 
--- Entries of its lane that are read before one of a stream: those in front of it, and as many of each other stream.
+-- Entries of its lane that are read before it: those in front of it, and as many from each other stream.
 local function ahead_in_streams(own, before, depth, turn)
   local sum = before
   for number, deep in pairs(depth) do
@@ -32,14 +32,14 @@ local function ahead_in_streams(own, before, depth, turn)
   return sum
 end
 
--- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by its weight, and no more
--- than it has waiting. What it has in other lanes is taken for it too: one call tells that of all tenants.
+-- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by weight, at most what it
+-- has waiting. That number includes other lanes, because one call then reads it for all tenants.
 local function ahead_in_backlogs(r, rank, each_s)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local vtime = queue_key(queue, 'vtime:' .. lane)
   local debt = queue_key(queue, 'debt:' .. lane)
   local own = tonumber(redis.call('ZSCORE', vtime, tenant) or redis.call('ZSCORE', debt, tenant) or lane_clock(queue, lane))
-  local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is let in
+  local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is admitted
   local others, names, times = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES'), {}, {}
   for i = 1, #others, 2 do
     if others[i] ~= tenant then names[#names + 1], times[#times + 1] = others[i], others[i + 1] end
@@ -54,7 +54,7 @@ local function ahead_in_backlogs(r, rank, each_s)
   return unseen > 0 and sum + math.floor((sum - rank) / #names * unseen) or sum
 end
 
--- Why nothing of this queue starts now, or nil.
+-- The reason why nothing of this queue starts now, or nil.
 local function stoppage(m, now)
   if m.paused == '1' then return 'paused' end
   if m.breaker ~= '' then return 'breaker_open' end
@@ -65,16 +65,16 @@ local function stoppage(m, now)
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
 
--- Learned from what came of what was told: see claim.
+-- A factor learned from past estimates, see claim.
 local function scale_of(learned) return learned ~= '0' and tonumber(learned) or 1 end
 
--- Milliseconds until as many starts as `starts` have gone by, with `slots` at work: (p50, p90).
+-- Milliseconds until `starts` predictions have started on `slots` slots: (p50, p90).
 local function wait_of(starts, slots, m)
   if starts <= 0 then return 0, 0 end
   local mean, deviation = tonumber(m.service_ms), tonumber(m.service_dev)
   local expected = starts * mean / slots
   local spread = math.sqrt(starts) * deviation / slots
-  -- what others submit meanwhile goes before some of it, and the mean itself is only known so well
+  -- later submits go before some of it, and the mean itself is uncertain
   local late = expected * 1.1 + P90 * math.sqrt(spread * spread + 0.01 * expected * expected) + 0.5 * mean / slots
   return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
 end
@@ -84,12 +84,12 @@ local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode',
   'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low' }
 local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }
 
--- `lane`: the lane of the one that is asked about, as look_at_lane has it, and the stream that is read next.
+-- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.
 local function look_at(queue, lane)
   local values = redis.call('HMGET', queue_key(queue, 'meta'), 'mask:' .. lane, 'next:' .. lane, unpack(FIELDS))
   local m = {}
   for i, field in ipairs(FIELDS) do m[field] = values[i + 2] or (TEXTS[field] and '' or '0') end
-  for _, each in ipairs(LANES) do -- a lost key may leave them below zero for a while
+  for _, each in ipairs(LANES) do -- a lost key may leave them below zero for some time
     local ready, backlogged = 'ready:' .. each, 'backlogged:' .. each
     m[ready], m[backlogged] = math.max(0, tonumber(m[ready])), math.max(0, tonumber(m[backlogged]))
   end
@@ -99,7 +99,7 @@ local function look_at(queue, lane)
   return m
 end
 
--- Place in its own account's line, and how many of its lane go before it.
+-- Its place in its account's line, and how many of its lane start before it.
 local function stand(id, r, m)
   local rank, look = nil, m.lane
   if id then
@@ -121,7 +121,7 @@ local function stand(id, r, m)
   return 1, 0 -- delayed: it comes back at the head of its line
 end
 
--- Of all lanes: the others have turns of their own, as far as they have work.
+-- The number ahead over all lanes: other lanes with work have their own turns.
 local function ahead_of_all(lane, ahead, m)
   local sum = ahead
   for _, other in ipairs(LANES) do
@@ -133,7 +133,7 @@ local function ahead_of_all(lane, ahead, m)
   return sum
 end
 
--- Why it waits, and the number or moment that goes with it.
+-- The reason why it waits, with its number or time.
 local function reason_of(id, r, m, most, running, now)
   if is_suspended(r.queue, r.account) then return 'paused', 2 end
   if is_held(r.queue, r.account) then return 'paused', 1 end
@@ -145,9 +145,9 @@ local function reason_of(id, r, m, most, running, now)
   return 'waiting_its_turn', ''
 end
 
-local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true } -- the others last as long as they last
+local MOVES = { backing_off = true, limit_reached = true, waiting_its_turn = true } -- the duration of other reasons is unknown
 
--- Milliseconds until it starts: (p50, p90), '' where nobody can tell.
+-- Milliseconds until it starts: (p50, p90), '' if unknown.
 local function eta_of(r, m, position, ahead, most, running, delay_ms)
   local slots = tonumber(m.slots)
   local starts = ahead + m.claimed - slots + 1
@@ -159,8 +159,8 @@ local function eta_of(r, m, position, ahead, most, running, delay_ms)
   return delay_ms + math.floor(math.max(p50, own50)), delay_ms + math.floor(math.max(p90, own90))
 end
 
--- How it stands with a waiting prediction, or with one that would be filed now (`id` nil):
--- {position, ahead, p50_ms, p90_ms, reason, detail}; detail a number, or ''. `m` where the caller has looked already.
+-- The outlook of a waiting prediction, or of one that would be accepted now (`id` nil):
+-- {position, ahead, p50_ms, p90_ms, reason, detail}; detail is a number or ''. `m`: the result of look_at, if at hand.
 local function outlook(id, r, now, m)
   m = m or look_at(r.queue, r.lane)
   local _, most = limits_of(r.queue, r.account)

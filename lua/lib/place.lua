@@ -1,7 +1,7 @@
 -- lib/place: the streams of a queue: put an entry into the least waiting one of its shard, take it out, wake a consumer.
 -- Needs lib/keys.
 
--- Entries that nobody was given yet. Not XLEN: that counts the claimed ones too.
+-- Entries that were not delivered yet. Not XLEN, which also counts claimed ones.
 local function count_waiting(stream)
   local length = redis.call('XLEN', stream)
   if length == 0 then return 0 end
@@ -13,7 +13,7 @@ local function count_waiting(stream)
   return length
 end
 
--- The same, counted once: a script runs alone, and notes what it does to it by itself.
+-- The same, counted once: a script runs alone, and updates the number itself.
 local waiting_in = {}
 local function waiting(stream)
   if not waiting_in[stream] then waiting_in[stream] = count_waiting(stream) end
@@ -36,7 +36,7 @@ local function next_set(mask, from)
   return from
 end
 
--- The result of bit.* is signed: a stream's number 31 would make a mask negative, and that reads as another one.
+-- The result of bit.* is signed: stream 31 would make a mask negative, and it would be read as another mask.
 local function with_bit(mask, number) return bit.bor(mask, bit.lshift(1, number)) % 4294967296 end
 local function without_bit(mask, number) return bit.band(mask, bit.bnot(bit.lshift(1, number))) % 4294967296 end
 
@@ -44,7 +44,7 @@ local function mask_of(queue, lane)
   return tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'mask:' .. lane) or 0)
 end
 
--- Its lifetime only tidies up after queues without a director: a lost token costs one safety poll.
+-- Write a wakeup. Its lifetime only clears queues without a director: a lost wakeup costs one safety poll.
 local function ring(queue)
   local bell = queue_key(queue, 'bell')
   if redis.call('EXISTS', bell) == 0 then
@@ -53,20 +53,20 @@ local function ring(queue)
   end
 end
 
--- Make sure that claims look into this stream; `mask` as it is.
+-- Make claims look into this stream. `mask`: the current one.
 local function offer(queue, lane, number, mask)
   local offered = with_bit(mask, number)
   if offered ~= mask then redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, offered) end
   ring(queue)
 end
 
--- A counter per tenant; its field goes when it reaches zero, so that a queue remembers only who is in it.
+-- A counter per tenant. Its field is removed at zero, so that a queue remembers only tenants with work.
 local function count(queue, what, tenant, by)
   local key = queue_key(queue, what)
   if redis.call('HINCRBY', key, tenant, by) <= 0 then redis.call('HDEL', key, tenant) end
 end
 
--- What a script counts of many is written once: at its end, and before anything that goes by it.
+-- Counts for many predictions are written once: at the script's end, and before any step that reads them.
 local uncounted = {}
 local function count_later(what, field, by)
   local sums = uncounted[what]
@@ -93,13 +93,13 @@ end
 
 local function counted(queue, what, tenant) return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) end
 
--- An entry came into the streams, or left them because it was handed out or ended.
--- One that a release without these counts had put there was never counted.
+-- Count an entry that came into the streams, or left them because it was handed out or ended.
+-- Entries of a release without these counts were never counted.
 local function count_ready(r, by)
   if r.arrival ~= '' then redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'ready:' .. r.lane, by) end
 end
 
--- The least waiting stream of its tenant's shard. `look`: as look_at_lane has it, and remembers which it is.
+-- The stream of its tenant's shard with the fewest waiting. `look`: from look_at_lane; it keeps the answer.
 local function stream_for(r, look)
   if look.number then return look.number end
   local least
@@ -111,7 +111,7 @@ local function stream_for(r, look)
   return look.number
 end
 
--- Returns the stream's number and the entry's id. The caller writes both into the record, and makes claims look there.
+-- Returns the stream's number and the entry's id. The caller writes both into the record and makes claims look there.
 local function put(id, r, number)
   local stream = stream_key(r.queue, r.lane, number)
   local mid = redis.call('XADD', stream, '*', 'id', id, 'cost', r.cost)

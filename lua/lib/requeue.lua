@@ -1,14 +1,14 @@
--- lib/requeue: take a claim away and put the prediction back, or end it where it may not run again.
--- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker, lib/settle. Returns what became of it, in one word.
+-- lib/requeue: take a claim away and put the prediction back, or end it if it may not run again.
+-- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker, lib/settle. Returns its new state in one word.
 
--- One draw of the caller's dice for many claims: the k-th has its own, by the golden ratio.
+-- Derive the k-th claim's jitter from the caller's one random number, by the golden ratio.
 local function spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.6180339887) % 1 end
 
--- how: spent    was it an attempt?
---      delay_ms before it may run again; of a lost claim the queue's policy decides
---      lost     its holder went silent: jitter (0..1) spreads the retries
---      began    did its run begin? nil where its holder does not say: then the record does
---      error, code  what it is ended with when it may not run again
+-- how: spent    true if it counts as an attempt
+--      delay_ms before it may run again; for a lost claim the queue's policy decides
+--      lost     its director went silent; jitter (0..1) spreads the retries
+--      began    whether its run began; nil lets the record decide
+--      error, code  of its end if it may not run again
 local function requeue(id, r, how, now)
   if r.cancel == 'user' then
     settle(id, r, 'canceled', {}, now)
@@ -30,7 +30,7 @@ local function requeue(id, r, how, now)
     -- the first retry is immediate: the lease was the wait
     delay_ms = attempt > 1 and math.floor(how.jitter * math.min(policy[4], policy[3] * 2 ^ (attempt - 1))) or 0
   end
-  -- A silent holder may have begun a run that the record does not know of yet.
+  -- A silent director may have begun a run that the record does not show yet.
   local may_have_run = how.lost or how.began
   if may_have_run == nil then may_have_run = r.started ~= '' end
   if (how.spent and attempt >= tonumber(policy[1])) or (may_have_run and policy[2] == 'fail') then
@@ -39,8 +39,8 @@ local function requeue(id, r, how, now)
   end
   local ran = r.metered ~= '' and ran_in_all(id, r, r.started, now)
   unplace(id, r)
-  -- a run that died is paid for: else an input that kills servers would hold slots for nothing. Where its director died
-  -- too, nobody knows when, and what it was charged stands
+  -- a run that died is charged: else an input that kills servers would use slots for free. If its director died too, the
+  -- time is unknown, and the first charge stands
   if not (how.spent and r.started ~= '') then
     correct(r, 0)
   elseif not how.lost then
@@ -62,7 +62,7 @@ local function requeue(id, r, how, now)
   end
   redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
     'attempt', how.spent and attempt or attempt - 1, 'seq', seq, 'arrival', r.arrival, unpack(placed))
-  -- a run that ended badly is not followed again; one whose director died may still go on
+  -- a failed run is not followed again; a run whose director died may still go on
   if r.remote ~= '' and how.spent and not how.lost then redis.call('HDEL', record_key(id), 'remote') end
   if ran then redis.call('HSET', record_key(id), 'ran_ms', ran) end
   note_running(r.queue, r.account)

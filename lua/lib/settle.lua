@@ -1,8 +1,8 @@
--- lib/settle: make a prediction terminal, in one way for every script that may end one.
+-- lib/settle: make a prediction terminal, in the same way for every script.
 -- Needs lib/keys, lib/log, lib/place, lib/estimate, lib/share, lib/breaker.
 
--- ms that its runs took so far, with the one that ends now. A holder that went silent may have stopped at any time
--- before its lease ran out: that is when it did.
+-- ms of its runs so far, with the one that ends now. A silent director may have stopped at any time before its lease
+-- expired: the run counts until then.
 local function ran_in_all(id, r, started, now)
   local before = tonumber(r.ran_ms) or 0
   if r.token == '' or started == '' then return before end
@@ -10,13 +10,13 @@ local function ran_in_all(id, r, started, now)
   return before + math.max(0, until_ms - started)
 end
 
--- It ends without ever having started, and later than its lane's objective: no claim will count it.
+-- True if it ends later than its lane's objective and never started: no claim will count it as missed.
 local function is_late_start(r, within_ms, now)
   return r.claims == '0' and r.revivals == '' and r.token == '' and (within_ms or '') ~= '' and now - r.created > tonumber(within_ms)
 end
 
--- The API process that holds a caller's response hears of the end, and all that it answers with, so that it need not ask.
--- Of what is larger it hears the id alone: a subscriber that cannot take as much as comes would be cut off.
+-- Notify the API process that holds the caller's response, with the whole answer, so that it need not ask. A larger end
+-- is notified by id alone: Redis cuts off a subscriber that cannot keep up.
 local MOST_TOLD = 16384
 local function tell_waiter(id, r, status, started, now, end_)
   local parts, sizes = {}, {}
@@ -29,19 +29,19 @@ local function tell_waiter(id, r, status, started, now, end_)
   redis.call('PUBLISH', ends_channel(r.waiter), #whole <= MOST_TOLD and head .. '\n' .. whole or id)
 end
 
--- Fields of the record that get what the end says of them, '' where it says nothing: most have that already.
+-- Fields of the record that the end sets, '' by default: most have that already.
 local MAY_CHANGE = { 'cancel', 'charged', 'error', 'code', 'metrics', 'ended' }
 
--- end_: error, code, output, logs, metrics, ran_ms, ended (token of the holder that finishes), shown (entries of
--- its events before the last), grace_ms (time that the holder has to deliver the webhook itself), served_s (what it took
--- of a slot), over_ms (how long ago the run was over, where it is). Removals come first: a full server still lets go of its entries.
+-- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
+-- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (seconds that it used a
+-- slot), over_ms (how long ago the run was over). Removals come first: they work on a full server too.
 local function settle(id, r, status, end_, now)
   local ttl = redis.call('HMGET', queue_key(r.queue, 'meta'), 'data_ttl_ms', 'record_ttl_ms', 'probe',
     'within:' .. r.lane)
-  local data_ttl = tonumber(r.data_ttl_ms) or tonumber(ttl[1] or DATA_TTL_MS) -- its account's, before its queue's
+  local data_ttl = tonumber(r.data_ttl_ms) or tonumber(ttl[1] or DATA_TTL_MS) -- the account's wins over the queue's
   local record_ttl = math.max(tonumber(ttl[2] or RECORD_TTL_MS), data_ttl)
   local is_owed = wants_end(r)
-  if is_owed then -- nothing ends before the webhook that tells of it; `deliver` shortens it again
+  if is_owed then -- the data outlives the owed webhook; `deliver` shortens the lifetime again
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
   end
   local started = r.started
@@ -51,7 +51,7 @@ local function settle(id, r, status, end_, now)
   if r.arrival ~= '' then count(r.queue, r.token == '' and 'queued' or 'running', r.account, -1) end
   correct(r, end_.served_s or 0)
   note_running(r.queue, r.account)
-  if ttl[3] == id then end_probe(r.queue, now) end -- it ended without telling anything of the servers
+  if ttl[3] == id then end_probe(r.queue, now) end -- its end says nothing about the servers
   redis.call('ZREM', queue_key(r.queue, 'live'), id)
   redis.call('ZREM', queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
   if r.deadline ~= '' or r.start_by ~= '' then redis.call('ZREM', queue_key(r.queue, 'deadline'), id) end
@@ -85,8 +85,8 @@ local function settle(id, r, status, end_, now)
   if r.waiter ~= '' then tell_waiter(id, r, status, started, now, end_) end
 end
 
--- What a passed deadline makes of a prediction. `aborted` only for callers that asked for a deadline:
--- older official clients break on that status.
+-- End a prediction whose deadline has passed. `aborted` is only for callers that asked for a deadline: older official
+-- clients break on that status.
 local function settle_late(id, r, now)
   if r.begun ~= '' then
     settle(id, r, 'canceled', {}, now)
@@ -98,7 +98,7 @@ local function settle_late(id, r, now)
   end
 end
 
--- Ends one that waits when its time is up; true when it was.
+-- End a waiting prediction whose time is up. Returns true if it was.
 local function end_if_late(id, r, now)
   if past(r.deadline, now) then
     settle_late(id, r, now)
@@ -110,19 +110,19 @@ local function end_if_late(id, r, now)
   return true
 end
 
--- The attempts that did not end the prediction: attempt, holder, claimed, given up, why; a semicolon between two.
+-- Attempts that did not end the prediction: attempt, director, claimed, given up, reason; separated by semicolons.
 local function history_with(r, code, now)
   local line = table.concat({ r.attempt, r.holder, r.claimed, now, code }, ' ')
   return r.history == '' and line or r.history .. ';' .. line
 end
 
--- A dead letter keeps its input as long as its record: a person may revive it.
+-- A dead letter keeps its input as long as its record: an operator may revive it.
 local function bury(id, r, end_, now)
   settle(id, r, 'failed', end_, now)
   redis.call('HSET', record_key(id), 'history', history_with(r, end_.code, now))
   local ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS
   redis.call('PEXPIRE', input_key(id), ttl, 'GT')
-  -- those whose record is gone by now: nobody can revive them, and the list must not grow for ever
+  -- letters without a record cannot be revived, and the list must not grow for ever
   redis.call('ZREMRANGEBYSCORE', queue_key(r.queue, 'dead'), '-inf', now - ttl)
   redis.call('ZADD', queue_key(r.queue, 'dead'), now, id)
 end

@@ -1,14 +1,14 @@
--- lib/share: whose turn it is. While slots are free, a prediction goes straight into a stream. Else it joins its tenant's
--- backlog, and each claim that finds the streams empty lets in one: of the tenant with the least virtual time (served
--- cost ÷ weight), its oldest. What stood ready before its turn would be served out of turn. Needs lib/keys, lib/place,
--- lib/estimate.
+-- lib/share: decide whose turn it is. While slots are free, a prediction goes straight into a stream. Else it joins its
+-- tenant's backlog. A claim that finds the streams empty admits the oldest prediction of the tenant with the least virtual
+-- time (served cost ÷ weight). An entry put into a stream before its turn would be served out of turn.
+-- Needs lib/keys, lib/place, lib/estimate.
 
 local LANES = { 'high', 'normal', 'low' }
-local LOOK_AHEAD = 8 -- of the tenant whose turn it is, so many are looked up at once, or looked at for what a consumer is warm for
+local LOOK_AHEAD = 8 -- entries of the tenant's backlog that are read at once, or searched for a warm affinity key
 
 local function backlog_key(queue, lane, tenant) return queue_key(queue, 'backlog:' .. lane .. ':' .. tenant) end
 
--- Most queues limit and hold nobody: that is asked once, since a script runs alone.
+-- Most queues have no limits and pauses. This is read once, since a script runs alone.
 local asked = {}
 local function has_any(queue, what)
   local key = queue_key(queue, what)
@@ -16,7 +16,7 @@ local function has_any(queue, what)
   return asked[key]
 end
 
--- What a submit brings along counts for it before it is written.
+-- Limits that came with a submit count before they are written.
 local brought = {}
 
 -- (weight, most running or nil) of a tenant.
@@ -28,8 +28,8 @@ local function limits_of(queue, tenant)
   return tonumber(weight), tonumber(most)
 end
 
--- Whoever submits brings its limits along. Returns what is to be written, nil when nothing is. `revision` counts an
--- operator's changes: who knows only an older one, as an API may for a few seconds, changes nothing.
+-- Each submit brings its account's limits. Returns the text to write, or nil. `revision` counts an operator's changes:
+-- an older one, which an API may have for a few seconds, changes nothing.
 local function bring_limits(queue, tenant, weight, most_running, revision)
   local text = weight .. ' ' .. most_running .. ' ' .. revision
   local known = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant) or '1  0'
@@ -56,7 +56,7 @@ local function is_held(queue, tenant)
   return is_suspended(queue, tenant) or (has_any(queue, 'held') and redis.call('SISMEMBER', queue_key(queue, 'held'), tenant) == 1)
 end
 
--- May another one of this tenant run now?
+-- True if one more prediction of this tenant may run now.
 local function may_run(queue, tenant)
   if is_held(queue, tenant) then return false end
   local _, most = limits_of(queue, tenant)
@@ -65,7 +65,7 @@ end
 
 -- ── virtual time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
--- Whoever lets many in moves the clock with each, and writes it once, with the debts that say nothing any more.
+-- A script that admits several moves the clock with each and writes it once. It then drops debts without meaning.
 local clocks = {}
 local function write_clocks(queue)
   for lane, own in pairs(clocks) do
@@ -78,7 +78,7 @@ local function lane_clock(queue, lane)
   return clocks[lane] or tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'clock:' .. lane) or 0)
 end
 
--- The virtual time of a tenant without a turn is kept only while it is ahead of the lane's: else it says nothing.
+-- Keep the virtual time of a tenant without a turn only while it is ahead of the lane's: else it has no meaning.
 local function keep_debt(queue, lane, tenant, own)
   if own > lane_clock(queue, lane) then
     redis.call('ZADD', queue_key(queue, 'debt:' .. lane), own, tenant)
@@ -87,7 +87,7 @@ local function keep_debt(queue, lane, tenant, own)
   end
 end
 
--- It has a backlog and may run: from now on it has turns. Who comes late is not owed the past. True when it had none.
+-- Give turns to a tenant that has a backlog and may run. Time before it came is not owed. Returns true if it is new.
 local function join(queue, lane, tenant)
   local vtime, debt = queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane)
   if redis.call('ZSCORE', vtime, tenant) then return false end
@@ -102,7 +102,7 @@ local function part(queue, lane, tenant)
   local own = redis.call('ZSCORE', vtime, tenant)
   if not own then return end
   redis.call('ZREM', vtime, tenant)
-  if redis.call('EXISTS', vtime) == 0 then -- nobody waits for a turn: what was served so far is forgotten
+  if redis.call('EXISTS', vtime) == 0 then -- no tenant waits for a turn: past service is forgotten
     redis.call('DEL', queue_key(queue, 'debt:' .. lane))
     redis.call('HDEL', queue_key(queue, 'meta'), 'clock:' .. lane)
     clocks[lane] = nil
@@ -111,7 +111,7 @@ local function part(queue, lane, tenant)
   end
 end
 
--- Move a tenant's virtual time, while there is anybody it is compared with.
+-- Move a tenant's virtual time while there is another tenant to compare with.
 local function owe(queue, lane, tenant, seconds)
   local vtime, by = queue_key(queue, 'vtime:' .. lane), seconds / limits_of(queue, tenant)
   if redis.call('ZADD', vtime, 'XX', 'INCR', by, tenant) or redis.call('EXISTS', vtime) == 0 then return end
@@ -119,14 +119,14 @@ local function owe(queue, lane, tenant, seconds)
   keep_debt(queue, lane, tenant, math.max(own, lane_clock(queue, lane)) + by)
 end
 
--- What it was charged when it entered the streams is put right by what it took.
+-- Replace the charge from entering the streams by the real time.
 local function correct(r, seconds)
   if r.charged ~= '' then owe(r.queue, r.lane, r.account, seconds - r.charged) end
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
 
--- The first of a tenant's line, looked up once for several: whoever lets them in takes them out of it.
+-- The first entries of a tenant's backlog, read once for several: the script that admits them removes them here.
 local lines = {}
 local function line_of(backlog)
   local line = lines[backlog]
@@ -146,7 +146,7 @@ local function into_backlog(id, r)
   end
 end
 
--- True when it stood there.
+-- Returns true if it was there.
 local function out_of_backlog(id, r)
   local backlog = backlog_key(r.queue, r.lane, r.account)
   lines[backlog] = nil
@@ -156,8 +156,8 @@ local function out_of_backlog(id, r)
   return true
 end
 
--- Whether a tenant may run has changed, perhaps: it has turns wherever it waits, or nowhere. At once, and not when a claim
--- meets it: a claim looks at so many, and where all of those are at their limits it would find nobody.
+-- Whether a tenant may run may have changed: give it turns in all its lanes, or in none. This is done at once, not by
+-- claims: a claim looks at a bounded number of tenants, and finds no work if all of these are at their limits.
 local function join_or_part(queue, tenant)
   local may = may_run(queue, tenant)
   for _, lane in ipairs(LANES) do
@@ -169,7 +169,7 @@ local function join_or_part(queue, tenant)
   end
 end
 
--- One more of it runs, or one less. Only who has limits comes to one.
+-- One more of the tenant's runs, or one less. Only a tenant with limits can reach one.
 local function note_running(queue, tenant)
   local _, most = limits_of(queue, tenant)
   if most then join_or_part(queue, tenant) end
@@ -177,8 +177,7 @@ end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
--- What decides about one that is filed: of a lane what stands in backlogs and streams, of the queue its slots, claims and
--- streams.
+-- Read what decides about a new prediction: the lane's backlogs and streams, and the queue's slots, claims and streams.
 local function look_at_lane(queue, lane)
   local m = redis.call('HMGET', queue_key(queue, 'meta'), 'backlogged:' .. lane, 'ready:' .. lane, 'slots', 'mask:' .. lane,
     'streams')
@@ -186,13 +185,13 @@ local function look_at_lane(queue, lane)
     claimed = redis.call('ZCARD', queue_key(queue, 'lease')), mask = tonumber(m[4] or 0), streams = m[5] }
 end
 
--- Does nobody wait for a turn in the lane, and is a slot free beyond what stands ready there?
+-- True if no tenant waits for a turn in the lane, and a slot is free beyond the ready entries.
 local function is_calm(look)
   return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
--- File what waits. Returns the fields that the record gets. What was handed out before stands at the head of its
--- tenant's line again, by its arrival. `look` where the caller has just looked.
+-- Put a waiting prediction in line. Returns fields for the record. A prediction that was handed out before goes to the head
+-- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand.
 local function file(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local may = may_run(queue, tenant)
@@ -211,7 +210,7 @@ local function file(id, r, look)
   return { 'stream', '', 'mid', '', 'charged', '' }
 end
 
--- Out of its place for good. XACK alone would leave the entry for ever; XDEL alone its pending id.
+-- Remove it from its place for good. XACK alone would leave the entry for ever; XDEL alone its pending id.
 local function unplace(id, r)
   if r.mid == '' then
     out_of_backlog(id, r)
@@ -224,7 +223,7 @@ local function unplace(id, r)
   if r.token == '' then count_ready(r, -1) end
 end
 
--- Of those whose line it is, the first one; or of the first few the first that a consumer is warm for.
+-- The first entry of a backlog; or among the first few, the first with the affinity key `warm`.
 local function first_in_line(backlog, warm)
   if warm == '' then return line_of(backlog)[1] end
   lines[backlog] = nil
@@ -235,8 +234,8 @@ local function first_in_line(backlog, warm)
   return line[1]
 end
 
--- Whose turn it is in a lane: (id, looks it took, record, virtual time); id nil when nobody's. Moves nothing but what is out of place: a
--- tenant that may not run now, an id that does not wait.
+-- The next prediction of a lane: (id, looks it took, record, virtual time); id nil if there is no turn. Moves only what is
+-- out of place: a tenant that may not run now, an id that does not wait.
 local function next_in_turn(queue, lane, warm)
   local vtime = queue_key(queue, 'vtime:' .. lane)
   for looked = 1, 64 do
@@ -256,8 +255,8 @@ local function next_in_turn(queue, lane, warm)
   return nil, 64
 end
 
--- Let it in, charged what it is expected to take: the lane's streams are empty, so any of its shard will do. Its place is
--- noted in `r`; the caller writes it into the record, counts, and writes the clock at its end.
+-- Admit a prediction and charge its expected time. The lane's streams are empty, so any stream of its shard will do. Its
+-- place is noted in `r`; the caller writes the record, the counts and, at its end, the clock.
 local function let_in(id, r, own, streams)
   local queue, lane, tenant = r.queue, r.lane, r.account
   r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
