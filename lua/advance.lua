@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- advance: write what a run showed since the last call: that it began, and its events in order.
+-- advance: write a run's progress since the last call: that it began, and its events in order.
 -- Uses lib/keys
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   ARGV[1]  id
 --   ARGV[2]  token     fencing token handed out by claim
---   ARGV[3]  seq       the last event that the holder knows of: what is there beyond it was written by a call whose
---                      reply was lost, and is the beginning of this one
+--   ARGV[3]  seq       the last event that the director knows of. Later ones were written by a call whose reply was
+--                      lost; they are the first events of this call
 --   ARGV[4]  ran_ms    how long ago the run began, '' while it has not
 --   ARGV[5]  now_ms    '' for the server's clock
---   ARGV[6]  remote    what the server calls the run, '' where that is not new: kept until the run is given back as spent
+--   ARGV[6]  remote    what the server calls the run, '' if that is not new; kept until the run is given back as spent
 --   ARGV[7…] kind, data
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written

@@ -1,14 +1,14 @@
 #!lua
--- amend: make a model of the catalogue, or change what is said of it: each only where it stands as expected. Not allow-oom:
--- what is said is text, and a full server refuses it.
+-- amend: make a model of the catalogue, or change its description, each only in the expected state. Not allow-oom: the
+-- description is text, and a full server refuses it.
 --
 --   KEYS[1]  model  hash  model:<owner>/<name>
 --   ARGV[1]  what   'make' or 'change'
---   ARGV[2]  nonce  of who makes it, so that a repeated call is answered as the first one was; '' else
+--   ARGV[2]  nonce  of the call that makes it, so that a repeated call gets the same answer; '' else
 --   ARGV[3…] field, value  what is said of it; '' takes a field back
 --   Returns  'done'
 --            'exists'    make: there is one of this name
---            'unknown'   change: there is none
+--            'unknown'   change: there is no such model
 
 local model, what, nonce = KEYS[1], ARGV[1], ARGV[2]
 

@@ -1,16 +1,16 @@
 #!lua
--- arrive: take in what left another Redis server, with all that is known of it, before what came here; or refuse it for
--- good. Which of the two is remembered for as long as a call may be repeated, so that it never waits in two places.
--- Not allow-oom: a full server takes in nothing.
+-- arrive: accept a prediction that left another Redis server, with all its data and before new ones; or refuse it for
+-- good. The decision is kept as long as a call may be repeated, so that a prediction never waits in two places.
+-- Not allow-oom: a full server accepts nothing.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share
 --
 --   KEYS[1]  record   hash    {p}:rec:<id>
 --   KEYS[2]  input    string  {p}:in:<id>
 --   KEYS[3]  events   list    {p}:ev:<id>
 --   KEYS[4]  came     string  {p}:came:<id>
---   KEYS[5]  idem     string  {p}:idem:<account>:<model>:<hash>, or the record's key again when there is none
+--   KEYS[5]  idem     string  {p}:idem:<account>:<model>:<hash>, or the record's key without one
 --   ARGV[1]  id
---   ARGV[2]  queue         that it waits in from now on
+--   ARGV[2]  queue         the queue that it waits in from now on
 --   ARGV[3]  move          the number of this move of it
 --   ARGV[4]  refuses       '1': refuse it, unless it is here
 --   ARGV[5]  came_ttl_ms
@@ -22,13 +22,13 @@
 --   ARGV[11] limits_rev
 --   ARGV[12] now_ms        '' for the server's clock
 --   ARGV[13…] field, value  of its record; or '' and an event, in their order
---   Returns  'here'     it is, or was before: it may have ended
---            'refused'  it is, or was before
---            'unknown'  nobody registered this queue: nothing was written
+--   Returns  'here'     it is here, or was before and may have ended
+--            'refused'  it is refused, or was before
+--            'unknown'  the queue is not registered: nothing was written
 
 local id, queue, move, refuses, came_ttl = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
 local input, held, held_ttl, now = ARGV[6], ARGV[7], ARGV[8], clock(ARGV[12])
-local OLDER = 1000000000000 -- more than any queue ever counts: what came over stands before what came here, in its order
+local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
 local NOT_BROUGHT = { stream = true, mid = true, charged = true, token = true, cancel = true, leaving = true, moved = true,
   due = true, arrival = true, place = true, eta50 = true, eta90 = true, queue = true, version = true }
 

@@ -1,14 +1,14 @@
 #!lua
--- bind: let an idempotency key stand for a prediction before that is placed at one of several servers. Whoever binds it
--- places it, and may bind it to another one as long as nobody else did. See api/sites/placing.py.
+-- bind: bind an idempotency key to a prediction before that is placed at one of several servers. The caller that binds it
+-- places it, and may bind it again as long as no other caller did. See api/sites/placing.py.
 --
 --   KEYS[1]  idem         string  {p}:idem:<account>:<model>:<hash>
 --   ARGV[1]  id           '' for none: the key is free again
 --   ARGV[2]  fingerprint  of the request
 --   ARGV[3]  ttl_ms
---   ARGV[4]  instead_of   the id that it stands for so far, '' for none
---   Returns  {}                 it is so, perhaps since a former call
---            {id, fingerprint, age_ms}  what it stands for instead, for how long: nothing was written
+--   ARGV[4]  instead_of   the id that it is bound to so far, '' for none
+--   Returns  {}                 it is bound, perhaps since a former call
+--            {id, fingerprint, age_ms}  its other binding and the age of that: nothing was written
 
 local key, id, fingerprint, ttl_ms, instead_of = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- bound: what a queue does with more than it can run: take it all, take so many, or take only what starts at once.
+-- bound: set how a queue treats more work than it can run: accept all, a maximum, or only what starts at once.
 -- Uses lib/keys
 --
 --   KEYS[1]  meta        hash  {p}:q:<queue>:meta
 --   ARGV[1]  mode        'absorb', 'bounded' or 'reject'
 --   ARGV[2]  max_queued  most that may wait, for 'bounded'; '' else
 --   Returns  1  done
---            0  nobody registered this queue
+--            0  the queue is not registered
 
 local meta, mode, max_queued = KEYS[1], ARGV[1], ARGV[2]
 

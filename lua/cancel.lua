@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- cancel: end a prediction that waits, or ask the holder of one that runs to stop it.
+-- cancel: end a prediction that waits, or ask the director of a running one to stop it.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
@@ -8,11 +8,11 @@
 --   ARGV[3]  kind     that it must be of, '' for a prediction
 --   ARGV[4]  now_ms   '' for the server's clock
 --   Returns  'canceled'  it waited, and has ended
---            'asked'     it runs; its holder was told, and is told again with each heartbeat. Or it leaves for another
---                        server, and is canceled there
+--            'asked'     it runs; its director was notified, and is again at each heartbeat. Or it is leaving for
+--                        another server, and is canceled there
 --            'over'      it had ended before
 --            'moved'     it is at another server
---            'unknown'   nothing such of this account
+--            'unknown'   no such prediction of this account
 
 local id, account, kind, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
 

@@ -145,7 +145,7 @@ local function take_ready(lane)
 end
 
 -- No tenant has a turn. If none can have lost its turn, no backlog is left, even if a lost key made the count wrong.
-local function nobody_waits(lane)
+local function clear_backlog_count(lane)
   if backlogged[lane] == '0' or has_any(queue, 'limits') or has_any(queue, 'held') or has_any(queue, 'suspended') then
     return
   end
@@ -158,7 +158,7 @@ local function take_in_turn(lane)
   while mask[lane] == 0 and scanned < SCAN do
     local id, looked, r, own = next_in_turn(queue, lane, warm)
     scanned = scanned + looked - (id and 0 or 1)
-    if not id then return nobody_waits(lane) end
+    if not id then return clear_backlog_count(lane) end
     if not fits(tonumber(r.cost)) then return end
     let_in(id, r, own, state[1])
     count_later('meta', 'backlogged:' .. lane, -1)

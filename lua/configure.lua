@@ -1,5 +1,5 @@
 #!lua
--- configure: write how a model is run, or take that back, if it still is what its writer read. Not allow-oom: what is
+-- configure: write or remove a model's configuration, unless it changed since its writer read it. Not allow-oom: what is
 -- written is text, and a full server refuses it.
 --
 --   KEYS[1]  model   hash  model:<owner>/<name>
@@ -7,9 +7,9 @@
 --   ARGV[2]  config  as directors read it, '' to take it back
 --   ARGV[3]  by      who writes it
 --   ARGV[4]  at_ms   when
---   ARGV[5]  nonce   of this change, so that a repeated call is answered as the first one was
+--   ARGV[5]  nonce   of this change, so that a repeated call gets the same answer
 --   Returns  {'done', revision}     it never falls, also when the configuration is taken back
---            {'changed', revision}  somebody else was faster: nothing was written
+--            {'changed', revision}  another writer was faster: nothing was written
 --            {'unknown'}            there is no such model
 
 local model, was, config, by, at_ms, nonce = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]

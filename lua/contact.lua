@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- contact: note that a keeper hears this run of the server, and say for how long keepers have heard it without a break.
--- Shared by all of them, so that a keeper that has just started need not wait for a proof that another one has.
+-- contact: note a keeper's contact with this run of the server, and return for how long keepers had contact without a
+-- break. All keepers share it, so that a new keeper need not wait for proof that another one has.
 -- Uses lib/keys
 --
 --   KEYS[1]  contact    hash  contact

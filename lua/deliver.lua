@@ -1,28 +1,28 @@
 #!lua flags=allow-oom
--- deliver: note how an attempt to deliver a terminal webhook went, in the record and among the prediction's events.
+-- deliver: note the outcome of a terminal webhook's attempt, in the record and among the prediction's events.
 -- Uses lib/keys lib/log
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
 --   KEYS[2]  owed      zset  {p}:owed
 --   KEYS[3]  owed_to   zset  {p}:owed:<host>  what waits for its next attempt at this host → when that is
 --   ARGV[1]  id
---   ARGV[2]  delay_ms  until the next attempt; '' when there is none: it arrived, or is given up
+--   ARGV[2]  delay_ms  until the next attempt; '' for no other one: it arrived, or is given up
 --   ARGV[3]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`;
 --                      put_off: it was not tried, and that is no attempt
---   ARGV[4]  revivals  of the record that was told of: another number, and another end is owed by now
+--   ARGV[4]  revivals  of the record that was sent: with another number, another end is owed by now
 --   ARGV[5]  status    that the receiver answered, '' for none
---   ARGV[6]  host      that it was sent to: of the URL no more, the rest may be secret
+--   ARGV[6]  host      that it was sent to; the rest of the URL may be secret
 --   ARGV[7]  asked     '1': the receiver asked for this delay, and nothing brings the next attempt forward
---   ARGV[8]  known     attempts that were noted before this one, '' for any: a failure is counted once, though the answer
---                      to its note got lost
---   ARGV[9]  rule      that forbids the address, '' where none does
+--   ARGV[8]  known     attempts that were noted before this one, '' for any: a failure whose reply was lost is counted
+--                      once
+--   ARGV[9]  rule      that forbids the address, '' for none
 --   ARGV[10] now_ms    '' for the server's clock
 --   Returns  2  noted: it arrived, and others wait for their next attempt at this host: see forward
 --            1  noted
---            0  that end is not owed any more: nothing was written
+--            0  that end is no longer owed: nothing was written
 
 local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[10])
-local MOST_EVENTS = 100 -- of attempts: somebody may ask for another one as often as he likes
+local MOST_EVENTS = 100 -- of attempts: redelivery may be asked for any number of times
 local MOST_WAITING = 10000 -- that are known by their host; others come when their own time has come
 
 if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
@@ -54,7 +54,7 @@ if next_at ~= '' then
 end
 redis.call('ZREM', KEYS[2], id)
 if are_waiting then redis.call('ZREM', KEYS[3], id) end
-if queue then -- what was kept longer for the webhook's sake
+if queue then -- data that was kept longer for the webhook
   local ttl_ms = redis.call('HGET', KEYS[1], 'data_ttl_ms') or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
     or DATA_TTL_MS -- its version was deleted
   local kept = { output_key(id), events_key(id) }

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- demand: what a queue has that could run now or soon, what it runs, and what it learned of its runs.
+-- demand: count what a queue could run now or soon and what it runs, and return what it learned from its runs.
 -- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta     hash  {p}:q:<queue>:meta
@@ -7,10 +7,10 @@
 --   ARGV[2]  soon_ms  a retry that is due later is left out
 --   ARGV[3]  now_ms   '' for the server's clock
 --   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused, objectives}
---            runnable: nothing of a paused queue or of an account that is paused or suspended, nor what an account's limit
---                      keeps from running. Never too few: where more are looked at than LOOK, the rest counts
---            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 while nobody knows
---            {}  nobody registered this queue
+--            runnable: without predictions of a paused queue or account, a suspended account, or beyond an account's limit.
+--                      Never too few: accounts beyond the first LOOK count as runnable
+--            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 if unknown
+--            {}  the queue is not registered
 
 local meta, queue, soon_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
 local LOOK = 500
@@ -19,7 +19,7 @@ local m = redis.call('HMGET', meta, 'streams', 'paused', 'slots_each', 'service_
   'backlogged:high', 'backlogged:normal', 'backlogged:low', 'objectives')
 if not m[1] then return {} end
 
--- All that waits of accounts that may run nothing, or no more; and whose it is.
+-- The number of predictions whose accounts may run nothing or no more, and those accounts.
 local function withheld()
   local sum, whose = 0, {}
   local function keep_back(tenant, may)
@@ -42,7 +42,7 @@ local function withheld()
   return sum, whose
 end
 
--- Retries that are due later, but for those of accounts that were left out already.
+-- Retries that are due later, without accounts that were left out already.
 local function due_later(whose)
   local later = '(' .. now + soon_ms
   local count = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')

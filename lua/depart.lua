@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- depart: take what waits of these, or is delayed, out of its queue, for it to arrive at another Redis server. Nobody can
--- claim it from then on, nothing of it is forgotten, and a cancel is noted and told there. See vacate and stay.
+-- depart: take waiting and delayed predictions out of their queue, to arrive at another Redis server. They can no longer
+-- be claimed, keep all their data, and a cancel is noted and passed on. See vacate and stay.
 -- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live

@@ -1,5 +1,5 @@
 #!lua
--- deploy: write what a deployment is now, or remove it, if it still is what its writer read. Not allow-oom: a full
+-- deploy: write or remove a deployment, unless it changed since its writer read it. Not allow-oom: a full
 -- server refuses it.
 --
 --   KEYS[1]  deployment   string  {a:<account>}:deployment:<name>
@@ -9,8 +9,8 @@
 --   ARGV[3]  becomes  '' to remove it
 --   ARGV[4]  created_ms
 --   ARGV[5]  most     deployments that one account may have
---   Returns  'written'  also when it is exactly that already
---            'changed'  somebody else was faster: nothing was written
+--   Returns  'written'  also if it is exactly that already
+--            'changed'  another writer was faster: nothing was written
 --            'full'     one more would be too many: nothing was written
 
 local name, was, becomes, created_ms, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])

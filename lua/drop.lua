@@ -15,7 +15,7 @@ if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then return 0 end
 
 local r = redis.call('HMGET', KEYS[1], 'data_ttl_ms', 'account')
 local data_ttl_ms = r[1] or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms') or DATA_TTL_MS
--- An owed webhook tells of the data. `deliver` shortens its lifetime once the webhook is owed no more.
+-- An owed webhook needs the data. `deliver` shortens its lifetime once the webhook is no longer owed.
 local is_owed = redis.call('ZSCORE', owed_key(), id)
 redis.call('ZREM', queue_key(queue, 'dead'), id)
 if not is_owed then

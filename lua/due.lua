@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- due: take terminal webhooks whose next attempt has come, so that no other courier takes them meanwhile.
+-- due: take terminal webhooks whose next attempt is due, so that no other courier takes them meanwhile.
 -- Uses lib/keys
 --
 --   KEYS[1]  owed     zset  {p}:owed

@@ -1,6 +1,6 @@
 #!lua
--- enlist: put a prediction on its account's list, before it is enqueued: a list may name what was refused, never miss
--- what was accepted. Drops a few ids that outlived their record on the way, so that no list grows for ever.
+-- enlist: put a prediction on its account's list, before it is enqueued: a list may name a refused prediction, but
+-- never miss an accepted one. Each call drops a few ids without a record, so that no list grows for ever.
 --
 --   KEYS[1]  listing  zset  {a:<account>}:listing   all scores 0: ids sort by time
 --   ARGV[1]  id

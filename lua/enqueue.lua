@@ -5,21 +5,22 @@
 --
 --   KEYS[1]  record    hash    {p}:rec:<id>
 --   KEYS[2]  input     string  {p}:in:<id>
---   KEYS[3]  idem      string  {p}:idem:<account>:<model>:<hash>, or the record's key again when there is none
+--   KEYS[3]  idem      string  {p}:idem:<account>:<model>:<hash>, or the record's key without one
 --   ARGV[1]  id
 --   ARGV[2]  input         the caller's bytes
 --   ARGV[3]  fingerprint   of the body, '' without an idempotency key
 --   ARGV[4]  idem_ttl_ms
 --   ARGV[5]  now_ms        '' for the server's clock
 --   ARGV[6…] field, value  of the record: account, model, version, queue, lane, shard, cost, url, webhook, …
---                          where its caller has a trace, traceparent and tracestate; where its response is held, waiter. `lifetime_ms` becomes `deadline`, `start_by_ms` becomes `start_by`; weight, most_queued and
---                          most_running are its tenant's, '' for no limit, as of its change limits_rev
---   Returns  {'created', created_ms, deadline, outlook}   as lib/outlook has it; only created_ms when this very id was accepted before
---            {'replayed', id}                   the idempotency key stands for that prediction
+--                          with a trace, traceparent and tracestate; with a held response, waiter. `lifetime_ms` becomes
+--                          `deadline`, `start_by_ms` becomes `start_by`; weight, most_queued and most_running are its
+--                          tenant's, '' for no limit, as of revision limits_rev
+--   Returns  {'created', created_ms, deadline, outlook}   outlook as in lib/outlook; only created_ms if this id was accepted before
+--            {'replayed', id}                   the idempotency key belongs to that prediction
 --            {'mismatch'}                       the key was used with another body
 --            {'late'}                           only with the field `bound`, see bind.lua: the key went to a later one
---            {'unknown'}                        nobody registered this queue
---            {'refused', code, limit, retry_after_ms, eta_ms}   nothing was written; '' where there is none; a limit of time is in s
+--            {'unknown'}                        the queue is not registered
+--            {'refused', code, limit, retry_after_ms, eta_ms}   nothing was written; '' if missing; times of a limit in s
 --            code: 'breaker_open', 'too_many_queued', 'queue_full', 'no_capacity' or 'cannot_start_in_time'
 
 local id, input, fingerprint, idem_ttl_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[5])
@@ -36,7 +37,7 @@ if fingerprint ~= '' then
       if print ~= fingerprint then return { 'mismatch' } end
       return { 'replayed', known }
     end
-    if r.bound ~= '' and known > id then return { 'late' } end -- ids sort by time: somebody took the key over
+    if r.bound ~= '' and known > id then return { 'late' } end -- ids sort by time: a later request took the key
   end
 end
 r.token, r.mid, r.claims = '', '', 0
@@ -47,7 +48,7 @@ if m.streams == '' then return { 'unknown' } end
 
 local function how_many_live() return redis.call('ZCARD', queue_key(queue, 'live')) end
 
--- Where the queue is full, one leaves it about this often. Clients sleep as long as they are told, so it is bounded.
+-- How often one leaves a full queue, roughly. Clients sleep for this long, so it is bounded.
 local function one_leaves_ms()
   return math.ceil(math.min(60000, math.max(1000, tonumber(m.service_ms) / math.max(1, tonumber(m.slots)))))
 end
@@ -76,7 +77,7 @@ end
 
 if new_limits then
   write_limits(queue, tenant, new_limits)
-  join_or_part(queue, tenant) -- without a limit nothing else would tell that what waits in its other lanes may run
+  join_or_part(queue, tenant) -- without a limit no other step would give turns to its other lanes
 end
 r.arrival = redis.call('HINCRBY', queue_key(queue, 'meta'), 'arrivals', 1)
 
@@ -101,7 +102,7 @@ for i = 6, #ARGV, 2 do
   if not NOT_KEPT[ARGV[i]] then add(ARGV[i], ARGV[i + 1]) end
 end
 
-if fingerprint ~= '' then add('idem', string.match(KEYS[3], '[^:]+$')) end -- for whoever moves it
+if fingerprint ~= '' then add('idem', string.match(KEYS[3], '[^:]+$')) end -- for a move to another server
 for _, part in ipairs(file(id, r, m.lane)) do fields[#fields + 1] = part end
 count(queue, 'queued', tenant, 1)
 tally(queue, 'accepted:' .. r.lane)

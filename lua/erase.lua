@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- erase: let go of a prediction that has ended, at once and whole: its caller wants it gone, and nobody is told of it any more.
+-- erase: delete a terminal prediction at once with all its data, on its caller's request. An owed webhook is dropped too.
 -- Uses lib/keys lib/log
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
@@ -8,7 +8,7 @@
 --   ARGV[2]  account  whose it must be
 --   ARGV[3]  now_ms   '' for the server's clock
 --   Returns  'erased'
---            'unknown'  no such prediction of this account; what is of another kind is none
+--            'unknown'  no such prediction of this account; trainings and procedures count as unknown
 --            'running'  it has not ended: nothing was written
 
 local id, account, now = ARGV[1], ARGV[2], clock(ARGV[3])

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- extend: move the leases that this consumer still holds, and say which it lost and which must stop.
+-- extend: extend the leases that this consumer still has, and return which it lost and which must stop.
 -- Uses lib/keys
 --
 --   KEYS[1]  directors  zset  {p}:q:<queue>:directors
@@ -9,8 +9,8 @@
 --   ARGV[4]  now_ms     '' for the server's clock
 --   ARGV[5]  slots      that this consumer has, busy or free
 --   ARGV[6]  state      of its servers: 'ready', 'starting', 'setup_failed' or 'server_auth'; or 'draining': it claims nothing
---   ARGV[7]  about      what this consumer says of itself, as JSON: kept for an hour; '' for nothing
---   ARGV[8…] id, token  for each claim; none is a sign of life alone
+--   ARGV[7]  about      facts about this consumer, as JSON: kept for an hour; '' for none
+--   ARGV[8…] id, token  for each claim; a call without claims is only a heartbeat
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
 
 local queue, consumer, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
@@ -32,8 +32,8 @@ for i = 8, #ARGV, 2 do
     answers[#answers + 1] = (r[2] and r[2] ~= '') and r[2] or late
   end
 end
--- What all directors together have is counted again once a second, or when this one's share changed. A server that was
--- emptied under us is told of the queue first.
+-- The sums over all directors are counted again once a second, or when this director's part changed. On a server that lost
+-- its data the queue must be registered first.
 local meta, mine = queue_key(queue, 'meta'), slots .. ' ' .. state
 if redis.call('HEXISTS', meta, 'streams') == 0 then return answers end
 redis.call('ZADD', KEYS[1], now, consumer)

@@ -11,14 +11,14 @@
 --   ARGV[6]  output    JSON, '' for none
 --   ARGV[7]  logs
 --   ARGV[8]  metrics   JSON, '' for none
---   ARGV[9]  ran_ms    how long ago the run began, '' when it never did
---   ARGV[10] grace_ms  time for the holder to deliver the terminal webhook before a courier does
---   ARGV[11] seq       the last event that the holder knows of, as advance has it
+--   ARGV[9]  ran_ms    how long ago the run began, '' if it never did
+--   ARGV[10] grace_ms  time for the director to deliver the terminal webhook before a courier does
+--   ARGV[11] seq       the last event that the director knows of, as for advance
 --   ARGV[12] now_ms    '' for the server's clock
---   ARGV[13] over_ms   how long ago the run was over: what the end waited for since took no slot
---   ARGV[14] claimed_ms  how long ago it was claimed, by the holder's clock; '' where that is not known
+--   ARGV[13] over_ms   how long ago the run was over: the time since then used no slot
+--   ARGV[14] claimed_ms  how long ago it was claimed, by the director's clock; '' if unknown
 --   ARGV[15…] kind, data  events not written yet
---   Returns  'finished'  also when this very claim had finished it before
+--   Returns  'finished'  also if this claim had finished it before
 --            'lost'      nothing was written
 
 local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
@@ -33,10 +33,10 @@ for i = 15 + 2 * math.max(0, r.seq - known), #ARGV, 2 do shown[#shown + 1] = ent
 r.seq = r.seq + #shown
 r.started, r.claimed = put_right(r.started, ran_ms, now), put_right(r.claimed, ARGV[14], now)
 local served_ms = 0
-if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing of this one's server
+if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing about this one's server
   served_ms = math.max(0, now - over_ms - r.claimed)
   close_breaker(r.queue, now)
-  if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing of it
+  if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
 end
 settle(id, r, status, {
   error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],

@@ -1,11 +1,11 @@
 #!lua flags=no-writes
--- get: one prediction as it is at this moment, with whatever of its data still lives.
+-- get: return one prediction as it is now, with the data that still exists.
 -- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id
 --   ARGV[2]  now_ms  '' for the server's clock
---   ARGV[3]  hope    '1' for the outlook of one that waits: it is the dear part
+--   ARGV[3]  hope    '1' to include the outlook of a waiting one, the costly part
 --   ARGV[4]  bytes   most of input, output, logs and events together; '' for no bound
 --   Returns  {record, input, output and logs, events, outlook}   flat lists; input '' once it was removed
 --                                                       an event: kind, ms and data, with a space between

@@ -1,16 +1,16 @@
 #!lua flags=allow-oom
--- limit: how much of a queue one tenant may have: its weight, and how many it may have running at once.
--- Every enqueue brings both along; this is for what waits already.
+-- limit: set one tenant's share of a queue: its weight, and its most running predictions.
+-- Every enqueue brings both; this script is for predictions that already wait.
 -- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta          hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  tenant
---   ARGV[3]  weight        1 for an ordinary one
---   ARGV[4]  most_running  '' for no limit, 'kept' for the one that it has here
+--   ARGV[3]  weight        1 by default
+--   ARGV[4]  most_running  '' for no limit, 'kept' to keep its limit here
 --   ARGV[5]  revision      which of the operator's changes this is
---   Returns  1  done; who has nothing here and never had a limit is not noted down: what comes of it brings its own
---            0  nobody registered this queue
+--   Returns  1  done; nothing is written for a tenant without work and limits here: its next submit brings them
+--            0  the queue is not registered
 
 local meta, queue, tenant, most_running = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
 

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- migrate: take one slice of what a queue accepted, and move what waits of it, or is delayed, to another queue of the
--- same model. What is claimed stays, and so does what waits of an account that an operator paused here.
+-- migrate: move the waiting and delayed predictions of one slice to another queue of the same model. Claimed predictions
+-- stay, and so do those of accounts that an operator paused here.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live    zset  {p}:q:<queue>:live
@@ -8,20 +8,20 @@
 --   ARGV[2]  to      the other queue
 --   ARGV[3]  from    rank of the first id of this slice
 --   ARGV[4]  most    ids in this slice
---   ARGV[5]  asks    '1': only say what would be moved
+--   ARGV[5]  asks    '1': only return what would be moved
 --   ARGV[6]  now_ms  '' for the server's clock
 --   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, -1 after the last one
---                                          claimed, held: how many stay, and for which of the two
---            {}                            nobody registered the other queue
+--                                          claimed, held: how many stay, by reason
+--            {}                            the other queue is not registered
 
 local live, queue, to, from, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local only_asks, now = ARGV[5] == '1', clock(ARGV[6])
-local OLDER = 1000000000000 -- more than any queue ever counts: what came over stands before what came there, in its order
+local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
 
 local version = redis.call('HGET', queue_key(to, 'meta'), 'version')
 if not version then return {} end
 
--- Its limits go by the newer of what the two queues know.
+-- The newer limits of the two queues win.
 local function bring_what_is_known(tenant)
   local text = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant)
   if not text then return end
@@ -47,7 +47,7 @@ local function move(id, r)
   r.queue, r.arrival = to, (tonumber(r.arrival) or 0) - OLDER
   local placed = due and { 'stream', '', 'mid', '', 'charged', '' } or file(id, r)
   count(to, 'queued', r.account, 1)
-  -- what it was told when it came was told of the other queue; and whoever waits for its end took it for the former version's
+  -- its caller's estimate was for the other queue, and a held response was for the former version
   redis.call('HSET', record_key(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
     'place', '', 'eta50', '', 'eta90', '', 'waiter', '', unpack(placed))
   log('moved', id, queue, r.account, now, to)
@@ -67,7 +67,7 @@ for _, id in ipairs(ids) do
     end
   end
 end
--- of one moment `live` orders by id, and turns go by arrival
+-- within one ms `live` orders by id, but turns go by arrival
 table.sort(waiting_here, function(one, other) return (tonumber(one[2].arrival) or 0) < (tonumber(other[2].arrival) or 0) end)
 for _, each in ipairs(waiting_here) do
   moved = moved + 1

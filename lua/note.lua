@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- note: write down what an operator is about to change, and who, so that no change is made that nobody could find.
+-- note: write down what an operator is about to change, and the author, so that no change is made without a trace.
 -- Keeps about the last 10,000.
 --
 --   KEYS[1]  changes  stream  changes
---   ARGV[1]  id       of the change; a call with the same id and kind is the same call
+--   ARGV[1]  id       of the change; a call with the same id and kind is a repetition
 --   ARGV[2]  kind
 --   ARGV[3]  by       who changes it
 --   ARGV[4]  account  that is changed, '' for none
@@ -11,12 +11,12 @@
 --   ARGV[6]  detail   what of it, as JSON; never read here
 --   ARGV[7]  at_ms    when
 --   Returns  1  noted
---            0  it was before: nothing was written
+--            0  it was noted before: nothing was written
 
 local changes, id, kind, at = KEYS[1], ARGV[1], ARGV[2], ARGV[7]
-local MOST_KEPT, LATELY = 10000, 32 -- so many come between a call and its repetition, at most
+local MOST_KEPT, RECENT = 10000, 32 -- at most this many come between a call and its repetition
 
-for _, entry in ipairs(redis.call('XREVRANGE', changes, '+', '-', 'COUNT', LATELY)) do
+for _, entry in ipairs(redis.call('XREVRANGE', changes, '+', '-', 'COUNT', RECENT)) do
   local known = {}
   for i = 1, #entry[2], 2 do known[entry[2][i]] = entry[2][i + 1] end
   if known.id == id and known.kind == kind then return 0 end

@@ -3,7 +3,7 @@
 -- what is written is text, and a full server refuses it.
 --
 --   KEYS[1]  version    hash  version:<owner>/<name>:<id>
---   ARGV[1]  setup_run  as operators and the API read it; takes the place of the one before
+--   ARGV[1]  setup_run  as operators and the API read it; replaces the one before
 --   Returns  1  written
 --            0  there is no such version: nothing was written
 

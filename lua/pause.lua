@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- pause: hand nothing out of a queue, or nothing of one tenant; or resume. What is claimed runs on; what waits keeps
--- its place. A tenant is paused here by an operator, and everywhere while its account is suspended: each for itself.
+-- pause: stop handing out work of a queue or of one tenant, or resume. Claimed predictions run on; waiting ones keep their
+-- place. An operator's pause here and a suspension of the account are independent.
 -- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta    hash  {p}:q:<queue>:meta
@@ -10,13 +10,13 @@
 --   ARGV[4]  now_ms  '' for the server's clock
 --   ARGV[5]  revision  which change of its account's suspension this is, '' for none: an older one changes nothing
 --   Returns  1  done, or known to be older than what was done
---            0  nobody registered this queue
+--            0  the queue is not registered
 
 local meta, queue, paused, tenant, now, revision = KEYS[1], ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4]), ARGV[5]
 
 if redis.call('EXISTS', meta) == 0 then return 0 end
 
--- True where it was paused and is no more.
+-- Returns true if the tenant was suspended and no longer is.
 local function suspend()
   local key = queue_key(queue, 'suspended')
   local known = redis.call('HGET', key, tenant)

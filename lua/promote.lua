@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- promote: put retries that are due back in line, and wake a director when an open breaker may be tried. A retry that is
--- due later than any backoff was filed before the clock went back: it is due too.
+-- promote: put due retries back in line, and wake a director when an open breaker may be tried. A retry that is due later
+-- than any backoff was written before the clock went back: it is due too.
 -- Uses lib/keys lib/place lib/estimate lib/share lib/breaker
 --
 --   KEYS[1]  delayed  zset  {p}:q:<queue>:delayed
@@ -10,7 +10,7 @@
 --   Returns  how many were promoted
 
 local queue, limit, now = ARGV[1], ARGV[2], clock(ARGV[3])
-local LEAST_MS = 60000 -- where the cap is shorter: what a former policy allowed, and a server without room has waited for
+local LEAST_MS = 60000 -- lower bound, for waits under a former policy and waits for a server without room
 
 local m = redis.call('HMGET', queue_key(queue, 'meta'), 'breaker', 'open_until', 'cool_ms', 'backoff_cap_ms')
 

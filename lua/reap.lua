@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- reap: take back claims whose lease ran out, each as an attempt that was lost. A lease that was written before the
--- clock went back ends too late: it is over as well once its holder was silent for a lease.
+-- reap: recover claims whose lease has expired, each as a lost attempt. A lease that was written before the clock went
+-- back ends too late: it also counts as expired once its director was silent for a lease.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  lease     zset  {p}:q:<queue>:lease
 --   KEYS[2]  directors zset  {p}:q:<queue>:directors
---   ARGV[1]  limit    most claims taken back in this call
---   ARGV[2]  jitter   0..1, drawn by the caller: scripts must not roll dice
---   ARGV[3]  lease_ms of the directors: for so long the clock has not stepped
+--   ARGV[1]  limit    most claims recovered in this call
+--   ARGV[2]  jitter   0..1, drawn by the caller: scripts must not be random
+--   ARGV[3]  lease_ms of the directors: the clock has not stepped for this long
 --   ARGV[4]  now_ms   '' for the server's clock
---   Returns  id, what became of it, …   in requeue's words, or 'gone' where there was no claim any more
+--   Returns  id, new state, …   in requeue's words, or 'gone' if there was no claim any more
 
 local lease, directors = KEYS[1], KEYS[2]
 local limit, jitter, lease_ms, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
@@ -28,8 +28,8 @@ end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', lease, '-inf', now, 'LIMIT', 0, limit)) do take_back(id, read(id)) end
 
--- Of a holder that lives, the last heartbeat is in the past by now. `now` was asked for a moment ago, and in a Cluster it
--- is that of the slowest clock: where this one's is ahead, what it wrote is not late.
+-- The last heartbeat of a live director is in the past by now. `now` was read a moment ago, in a Cluster from the slowest
+-- clock: if this server's clock is ahead, its own entries are not late.
 local too_late = math.max(now, clock('')) + lease_ms
 if redis.call('ZCOUNT', directors, '(' .. too_late, '+inf') > 0 then
   for _, id in ipairs(redis.call('ZRANGE', lease, '+inf', '(' .. too_late, 'BYSCORE', 'REV', 'LIMIT', 0, limit - #reaped / 2)) do

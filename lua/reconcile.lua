@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- reconcile: compare one slice of what is accepted with where it ought to be, and put right what is nowhere.
+-- reconcile: check one slice of the live predictions against the indexes, and repair what is missing.
 -- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live
@@ -10,8 +10,8 @@
 --   ARGV[5]  now_ms   '' for the server's clock
 --   Returns  {next, id, repair, …}
 --            next    rank that the next slice starts from, 0 after the last one
---            repair  'forgotten' (no record, a terminal one, or one at another server), 'leased', 'offered' (no claim would have looked into
---                    its stream or its backlog), 'timed' (its deadline was in no index) or 'placed'
+--            repair  'forgotten' (no record, a terminal one, or one at another server), 'leased', 'offered' (no claim would
+--                    have looked into its stream or backlog), 'timed' (its deadline was in no index) or 'placed'
 
 local live, queue, from, count, lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now = clock(ARGV[5])
@@ -23,7 +23,7 @@ local function is_later(mid, other)
   return tonumber(n) > tonumber(other_n)
 end
 
--- Would a claim still find it? Its entry must be there, and not yet delivered to anybody.
+-- True if a claim will still find it: its entry is there and was not delivered yet.
 local function is_waiting(r)
   local stream = stream_key(queue, r.lane, r.stream)
   if #redis.call('XRANGE', stream, r.mid, r.mid) == 0 then return false end
@@ -33,8 +33,8 @@ local function is_waiting(r)
   return is_later(r.mid, delivered(stream))
 end
 
--- Would a claim find its stream, or its tenant's backlog? Makes sure of it; true when it had to.
-local function offered_anew(r)
+-- Make claims look into its stream or its tenant's backlog. Returns true if they did not.
+local function offer_again(r)
   if r.mid ~= '' then
     local mask = mask_of(queue, r.lane)
     if bit.band(mask, bit.lshift(1, r.stream)) ~= 0 then return false end
@@ -47,14 +47,14 @@ local function offered_anew(r)
   return true
 end
 
-local function timed_anew(id, r)
+local function time_again(id, r)
   local index = queue_key(queue, 'deadline')
   if not soonest(r) or redis.call('ZSCORE', index, id) then return false end
   redis.call('ZADD', index, soonest(r), id)
   return true
 end
 
--- Nothing is accepted here: what is counted per tenant is nothing, whatever a lost key made of it.
+-- Nothing is live: clear the counts per tenant, which a lost key may have made wrong.
 local function forget_counts()
   for _, lane in ipairs(LANES) do
     if redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1 then return end -- `live` was lost, not they
@@ -81,12 +81,12 @@ local function repair(id)
   local backlog = backlog_key(queue, r.lane, r.account)
   local in_line = (r.mid ~= '' and is_waiting(r)) or (r.mid == '' and redis.call('ZSCORE', backlog, id))
   if delayed or in_line then
-    if in_line and offered_anew(r) then return 'offered' end
-    return timed_anew(id, r) and 'timed' or nil
+    if in_line and offer_again(r) then return 'offered' end
+    return time_again(id, r) and 'timed' or nil
   end
   unplace(id, r)
   redis.call('HSET', record_key(id), unpack(file(id, r)))
-  timed_anew(id, r)
+  time_again(id, r)
   return 'placed'
 end
 

@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- recover: find claims that lost their lease, by the pending entries of one stream: the slow cross-check of reap.
+-- recover: find claims without a lease among the pending entries of one stream: the slow cross-check of reap.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  stream   stream  {p}:q:<queue>:<lane>:s<n>
 --   ARGV[1]  queue
---   ARGV[2]  cursor   from the last call, '0-0' at first: from there on every call would see the same few entries
+--   ARGV[2]  cursor   from the last call, '0-0' at first; always starting at '0-0' would show the same few entries
 --   ARGV[3]  count    entries claimed for a look; the server scans ten times as many
---   ARGV[4]  idle_ms  only entries that nobody extended for so long
+--   ARGV[4]  idle_ms  only entries that were not extended for this long
 --   ARGV[5]  jitter   0..1, as reap
 --   ARGV[6]  now_ms   '' for the server's clock
---   Returns  {cursor, id, what became of it, …}   cursor '0-0' once the end was reached
+--   Returns  {cursor, id, new state, …}   cursor '0-0' once the end was reached
 
 local stream, queue, cursor, count, idle_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local jitter, now = tonumber(ARGV[5]), clock(ARGV[6])
@@ -28,7 +28,7 @@ for k, mid in ipairs(reply[2]) do
     redis.call('XACK', stream, GROUP, mid)
     redis.call('XDEL', stream, mid)
     became = 'gone'
-  elseif r.token == '' then -- it waits, and no claim would be given it
+  elseif r.token == '' then -- it waits, and no claim would get it
     unplace(id, r)
     redis.call('HSET', record_key(id), unpack(file(id, r)))
     became = 'waiting'

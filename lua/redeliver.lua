@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- redeliver: owe the terminal webhook again, from now on, because somebody asked for it. The schedule begins anew where it
--- was owed no more. Whoever is about to deliver it keeps his attempt: no other one begins beside it.
+-- redeliver: owe the terminal webhook again, on request. The schedule restarts if it was no longer owed. A courier that is
+-- about to deliver it keeps its attempt: no other one begins beside it.
 -- Uses lib/keys
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
@@ -8,11 +8,11 @@
 --   ARGV[1]  id
 --   ARGV[2]  account  whose it must be, '' for any
 --   ARGV[3]  now_ms   '' for the server's clock
---   Returns  'owed'      it is due, or somebody is at it
+--   Returns  'owed'      it is due, or being delivered
 --            'unknown'   no such prediction of this account
 --            'running'   it has not ended
 --            'unwanted'  its caller wanted no webhook of its end
---            'removed'   its data is gone: what would be told is not what happened
+--            'removed'   its data is gone, so the webhook would be wrong
 
 local id, account, now = ARGV[1], ARGV[2], clock(ARGV[3])
 
@@ -28,7 +28,7 @@ if not due then
   for _, key in ipairs({ KEYS[1], input_key(id), output_key(id), events_key(id) }) do
     redis.call('PEXPIRE', key, OWED_MS, 'GT')
   end
-elseif tonumber(due) ~= tonumber(r.next_telling) then -- taken by a courier, or its director's own: his time runs out by itself
+elseif tonumber(due) ~= tonumber(r.next_telling) then -- taken by a courier, or its director's own, whose time ends by itself
   return 'owed'
 end
 redis.call('HSET', KEYS[1], 'next_telling', now)

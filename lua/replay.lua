@@ -1,17 +1,17 @@
 #!lua flags=no-writes
--- replay: the events of one prediction after a number, as many as go into one answer, and how it stands.
+-- replay: return a prediction's events after a number, as many as fit one answer, and its state.
 -- Uses lib/keys
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id
---   ARGV[2]  after   the last number that is known; of another life than this one, or larger than there is: all is told
+--   ARGV[2]  after   the last known number; one from another life, or above the newest, returns all events
 --   ARGV[3]  count   most events
---   ARGV[4]  bytes   of all together, above which no other one is added
---   ARGV[5]  whole   1: an event that is larger than that by itself is told too; else the answer ends before it
---   ARGV[6]  life    each revival begins a life, and the list anew: in the n-th the numbers begin after n × this
+--   ARGV[4]  bytes   total size above which no other event is added
+--   ARGV[5]  whole   1: return an event that is larger by itself too; else the answer ends before it
+--   ARGV[6]  life    each revival begins a life with a new list: in the n-th the numbers begin after n × this
 --   Returns  {account, status, ticket, moved, last, first, event, …}
---                moved: to which server, '' where it did not; last: number of the newest there is, 0 once they were removed; first: number of the first one here
---                an event: kind, ms and data, with a space between
+--                moved: the server that it moved to, or ''; last: number of the newest event, 0 once they were removed
+--                first: number of the first event here; an event: kind, ms and data separated by spaces
 --            {}  no such prediction
 
 local id, after, count, bytes, whole = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'

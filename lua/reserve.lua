@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- reserve: may this account have one thing more? Takes it from the limit that is asked about, or leaves that as it was.
+-- reserve: take one request or some compute from an account's limit, or deny it and change nothing.
 -- A bucket holds up to `most` tokens and fills by `rate`; a request takes one. Of compute, a UTC day has `most`
 -- milliseconds: what predictions of that day have spent, and what others of it have reserved until they end. All days
 -- together have `credit` milliseconds, counted from when there first was such a limit; both are asked in one call.
 --
 --   KEYS[1]  usage    hash  {a:<account>}:usage     per bucket its tokens and when that was; per limit its denied bursts
---   KEYS[2]  taken    zset  {a:<account>}:taken     who took a token lately -> when: a call that is repeated takes once
+--   KEYS[2]  taken    zset  {a:<account>}:taken     request -> when it took a token, so that a repeated call takes once
 --   KEYS[3]  compute  hash  {a:<account>}:compute   day, spent, reserved; per id that has not ended: what it reserved
 --   KEYS[4]  credit   hash  {a:<account>}:credit    the same of all days together
 --   ARGV[1]  limit    'create' or 'read', which are buckets, or 'compute'
@@ -45,7 +45,7 @@ local function deny(by, remaining, reset_ms, retry_ms)
   return { 0, remaining, math.ceil(reset_ms), math.ceil(retry_ms), by }
 end
 
--- What is left of so much compute, and whether this id has its part of it; all it wants where there is no limit.
+-- Compute left of a limit, and whether this id has reserved its part; unbounded without a limit.
 local function standing(of, spent, reserved, held)
   if not of then return math.huge, true end
   return of - tonumber(spent or 0) - tonumber(reserved or 0), held
@@ -60,7 +60,7 @@ if limit == 'compute' then
   if is_new then kept = {} end
   local left, has_of_day = standing(most, kept[2], kept[3], kept[4])
   local left_in_all, has_of_all = standing(most_in_all, in_all[1], in_all[2], in_all[3])
-  -- first what no waiting helps against
+  -- credit first: waiting does not bring it back
   if not has_of_all and asked > left_in_all then return deny('credit', math.max(0, left_in_all), 0, 0) end
   if not has_of_day and asked > left then return deny('compute', math.max(0, left), reset_ms, reset_ms) end
   if not has_of_day then

@@ -7,7 +7,7 @@
 --   ARGV[1]  queue
 --   ARGV[2]  streams  1..32
 --   Returns  {streams, read}  new work goes to the first `streams`; work is read from the first `read`
---            {}               nobody registered this queue
+--            {}               the queue is not registered
 
 local meta, queue, streams = KEYS[1], ARGV[1], tonumber(ARGV[2])
 

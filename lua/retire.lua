@@ -6,10 +6,10 @@
 --   ARGV[1]  queue
 --   ARGV[2]  silent_ms
 --   ARGV[3]  now_ms     '' for the server's clock
---   Returns  the consumer that is forgotten, '' when there is none
+--   Returns  the forgotten consumer, '' for none
 
 local directors, queue, silent_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
-local LOOKED_AT = 8 -- the longest silent; what is pending for one is taken back before long, so none stands in the way
+local LOOKED_AT = 8 -- the longest silent; claims of silent ones are recovered soon, so none blocks the others
 
 local read_from = tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'read') or 0)
 

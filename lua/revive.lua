@@ -20,7 +20,7 @@ r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
 local placed = file(id, r)
 count(r.queue, 'queued', r.account, 1)
 tally(r.queue, 'accepted:' .. r.lane) -- as it starts and ends again
-redis.call('DEL', events_key(id), output_key(id)) -- the list begins anew: it may be gone by now, and numbers are places
+redis.call('DEL', events_key(id), output_key(id)) -- the list restarts: it may be gone by now, and numbers are places
 append(id, { entry('revived', now, '') })
 log('revived', id, r.queue, r.account, now)
 redis.call('HSET', KEYS[1], 'status', 'starting', 'started', '', 'completed', '', 'begun', '', 'error', '', 'code', '',

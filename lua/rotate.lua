@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- rotate: give an account a new webhook secret. The former one signs beside it until its time is over.
+-- rotate: give an account a new webhook secret. The former one also signs until its time is over.
 --
 --   KEYS[1]  account  hash  account:<name>  webhook_secret; webhook_secret_until:<ms> of each former one
 --   ARGV[1]  secret
 --   ARGV[2]  keep_ms  how long the former one lives on; 0: all former ones end now
 --   ARGV[3]  most     former ones that may live at once
 --   ARGV[4]  now_ms   '' for the server's clock
---   Returns  'rotated'  also when this very secret is the current one already
+--   Returns  'rotated'  also if this secret is the current one already
 --            'unknown'  there is no such account: nothing was written
 --            'full'     too many former ones still live: nothing was written
 

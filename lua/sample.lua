@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- sample: note once in a while how a queue stands, and what happened in it since the last time. The first keeper to come
--- does it; a queue where nothing happens is noted idle once, and costs no write from then on.
+-- sample: note a queue's state once per period, with its counts since the last sample. The first keeper of a period does
+-- it. An idle queue is noted idle once and then costs no write.
 -- Uses lib/keys
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
@@ -8,13 +8,13 @@
 --   ARGV[2]  period_ms  between two samples
 --   ARGV[3]  most       samples that are kept
 --   ARGV[4]  now_ms     '' for the server's clock
---   Returns  1  something waits, runs or happened lately: there will be more to note
---            0  it is idle, or nobody registered it
+--   Returns  1  the queue is busy or was recently: more samples will follow
+--            0  it is idle, or not registered
 --
--- A sample is one line: its time, what waits per lane, claimed, delayed, age of the oldest, late (of what waits, how much is
--- past its objective: per lane), and then what was counted since the one before, in the order of COUNTED.
+-- A sample is one line: its time, waiting per lane, claimed, delayed, age of the oldest, late (waiting past the objective,
+-- per lane), and then the counts since the sample before, in the order of COUNTED.
 -- meta: sampled     when, whether it was busy, and the counters as they were then
---       slots_each  of a director, as long as any is ready and after
+--       slots_each  slots per director, kept while none is ready
 
 local meta, queue, period_ms, most, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
 local LANES = { 'high', 'normal', 'low' }
@@ -28,7 +28,7 @@ if not m[1] then return 0 end
 local before = {}
 for number in string.gmatch(m[2] or '', '%S+') do before[#before + 1] = tonumber(number) end
 local at, was_busy = before[1] or 0, before[2] == 1
--- not where the clock went back for long, after a failover: nothing would be noted until it has caught up
+-- but not if the clock went back far in a failover: else there would be no sample until it has caught up
 local is_noted = math.floor(now / period_ms) <= math.floor(at / period_ms) and at - now < 6 * period_ms
 if is_noted then return was_busy and 1 or 0 end
 
@@ -36,7 +36,7 @@ local counters, since, has_any = redis.call('HMGET', queue_key(queue, 'tally'), 
 for i = 1, #COUNTED do
   counters[i] = tonumber(counters[i] or 0)
   since[i] = counters[i] - (before[2 + i] or 0)
-  if since[i] < 0 then since[i] = counters[i] end -- they were lost, and began anew
+  if since[i] < 0 then since[i] = counters[i] end -- they were lost and restarted
   has_any = has_any or since[i] > 0
 end
 local live = redis.call('ZCARD', queue_key(queue, 'live'))
@@ -45,8 +45,8 @@ if not is_busy and not was_busy then return 0 end
 
 local function waiting_in(i) return math.max(0, tonumber(m[3 + i] or 0)) + math.max(0, tonumber(m[6 + i] or 0)) end
 
--- Of what waits in each lane, how much is past the lane's objective. `live` knows no lanes and no claims, so it is at least
--- so much: claims count as old, and the lanes that are served last have the oldest.
+-- Waiting predictions past their lane's objective. `live` knows no lanes or claims, so this is a lower bound: claims count
+-- as old, and the lanes that are served last have the oldest.
 local function late_per_lane(claimed)
   local late, taken = { 0, 0, 0 }, 0
   for i = #LANES, 1, -1 do
@@ -60,7 +60,7 @@ local function late_per_lane(claimed)
   return late
 end
 
--- Of the directors that are ready, how many slots one has: what to reckon with while there is none.
+-- Mean slots of a ready director: the estimate while no director is ready.
 local function slots_each()
   local sum, ready = 0, 0
   for _, alive in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS, 'LIMIT', 0, LOOK)) do

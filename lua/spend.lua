@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- spend: give back what was reserved and not used: a token of creates, and of compute all but what was spent.
--- Twice is once: what reserve does not remember any more is not given back.
+-- spend: give back what was reserved and not used: a create token, and compute beyond what was spent.
+-- Safe to repeat: only what reserve remembers is given back.
 --
 --   KEYS[1]  usage    hash  {a:<account>}:usage     see reserve
 --   KEYS[2]  taken    zset  {a:<account>}:taken
@@ -12,7 +12,7 @@
 --   ARGV[4]  id       the id that compute was reserved by, '' to leave it
 --   ARGV[5]  spent    ms of compute
 --   ARGV[6]  now_ms   '' for the server's clock
---   Returns  {token, compute}   1 where something was given back or put right, of a day or of all, else 0
+--   Returns  {token, compute}   1 where something was given back or corrected, else 0
 
 local usage, taken = KEYS[1], KEYS[2]
 local token, most, rate = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -34,7 +34,7 @@ for _, key in ipairs({ KEYS[3], KEYS[4] }) do
 end
 
 if since then
-  -- had it not been taken, the bucket might have been full since, and what came then lost: that is not given back
+  -- without this token the bucket might have been full, and new tokens lost since: those are not given back
   local back = math.max(0, TOKEN - math.max(0, now - since) * rate)
   redis.call('ZREM', taken, member)
   redis.call('HSET', usage, 'create:tokens', math.min(most * TOKEN, tokens + back))

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- stats: how much waits, runs, is delayed and dead in one queue, and who serves it.
+-- stats: count what waits, runs, is delayed and dead in one queue, and its directors.
 -- Uses lib/keys lib/place
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
@@ -9,8 +9,8 @@
 --             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
 --             objectives, tally as a flat list}
 --            counts waiting per lane; oldest_ms: how long ago the oldest live one was accepted; starting, setup_failed,
---            server_auth: directors whose servers are, or refuse their key, by the last beat of one; leaving: for another server
---            {}  nobody registered this queue
+--            server_auth: directors in this state by their last heartbeat; leaving: on the way to another server
+--            {}  the queue is not registered
 
 local meta, queue, now = KEYS[1], ARGV[1], clock(ARGV[2])
 
@@ -20,7 +20,7 @@ if not m[1] then return {} end
 local counts = {}
 for _, lane in ipairs({ 'high', 'normal', 'low' }) do
   local sum = math.max(0, tonumber(redis.call('HGET', meta, 'backlogged:' .. lane) or 0))
-  -- where no claim would look, nothing waits; to ask each of 48 streams is most of what this costs
+  -- where no claim would look, nothing waits; asking each of 48 streams is most of the cost
   local mask = mask_of(queue, lane)
   for number = 0, mask ~= 0 and m[2] - 1 or -1 do
     if bit.band(mask, bit.lshift(1, number)) ~= 0 then sum = sum + waiting(stream_key(queue, lane, number)) end

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- stay: put one that leaves back where it waited, or end it where its caller canceled it meanwhile. Not before the other
--- server was told to refuse it: see arrive.
+-- stay: put a leaving prediction back in line, or end it if its caller canceled it meanwhile. Call it only after the other
+-- server has refused it, see arrive.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>

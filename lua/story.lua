@@ -1,15 +1,15 @@
 #!lua flags=no-writes
--- story: what is known of one prediction, all but its bulk: how it came, who had it, what it waits for.
+-- story: everything about one prediction without its large data: its origin, its claims, its reason to wait.
 -- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
 --   ARGV[1]  id
 --   ARGV[2]  now_ms  '' for the server's clock
 --   Returns  {now_ms, record, events, outlook, attempts, due, lease, owed, dead}
---                record and events are flat lists; of each event its place, then kind, ms and data with a space between
---                events without output, logs and metrics: of a long run the first and the last; none once they were removed
---                outlook as lib/outlook has it, only while it waits; attempts: most that its queue gives
---                due, lease, owed: ms of the next attempt, the lease's end, the webhook's next attempt; '' where there is none
+--                record and events are flat lists; per event its place, then kind, ms and data separated by spaces
+--                events without output, logs and metrics: only the first and last of a long run; empty once removed
+--                outlook as lib/outlook has it, only while it waits; attempts: the queue's maximum
+--                due, lease, owed: ms of the next attempt, the lease's end, the webhook's next attempt; '' without one
 --                dead: 1 for a dead letter
 --            {}  no such prediction
 

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- stow: count the bytes that an account keeps in the store of files, and refuse those that its quota has no room for.
--- What is over by itself counts no more: a hundred of those are forgotten in each call.
+-- Expired entries no longer count: each call forgets up to a hundred of them.
 --
 --   KEYS[1]  stored  hash  {a:<account>}:stored        id -> bytes, and `total` of them all
 --   KEYS[2]  until   zset  {a:<account>}:stored_until  id -> when it is over, ms

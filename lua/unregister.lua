@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- unregister: forget a queue in which nothing is left and which nobody serves. Records of what ended there live on.
+-- unregister: forget an empty queue that no director serves. Records of ended predictions live on.
 -- Uses lib/keys
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
 --   ARGV[2]  alive_ms  a director silent for longer does not serve it, nor one whose heartbeat is as far ahead: the clock went back
---   ARGV[3]  asks      '1': only say what would be answered
+--   ARGV[3]  asks      '1': only return the answer
 --   ARGV[4]  now_ms    '' for the server's clock
---   Returns  'done'    also when nobody registered it
---            'live'    something was accepted and has not ended: nothing was written
---            'dead'    dead letters wait there for a person: nothing was written
+--   Returns  'done'    also if it was not registered
+--            'live'    a prediction is not terminal: nothing was written
+--            'dead'    dead letters wait there for an operator: nothing was written
 --            'served'  a director serves it: nothing was written
 
 local meta, queue, alive_ms, only_asks, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1', clock(ARGV[4])

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- withdraw: take a model out of the catalogue, or tell it that one of its versions goes: its runs stay counted, once each.
+-- withdraw: remove a model from the catalogue, or note that one of its versions goes: its runs stay counted, once each.
 --
 --   KEYS[1]  model    hash  model:<owner>/<name>
 --   ARGV[1]  what     'model'  takes the model away
 --                     'going'  this version is about to go
 --                     'gone'   it is gone
 --   ARGV[2]  version  '' for 'model'
---   ARGV[3]  runs     'going': what the version accepted since ever
+--   ARGV[3]  runs     'going': all predictions that the version accepted
 --   ARGV[4]  latest   'gone': the model's latest version from now on, if this one was it; '' for none
---   Returns  'done'      also when there is no such model
+--   Returns  'done'      also if there is no such model
 --            'versions'  the model has a version, and stays
 
 local model, what, version, runs, latest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
