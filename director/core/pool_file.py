@@ -111,7 +111,7 @@ def _settings(table: Mapping[str, Any], base: DirectorSettings, folder: Path) ->
     given = {LONG.get(name, name): value for name, value in table.items()}
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise _Wrong(f"`{SHORT.get(name, name)}`: expected a number with an end")
+            raise _Wrong(f"`{SHORT.get(name, name)}`: expected a finite number")
     given |= _runner(given, folder)
     try:
         return msgspec.convert(msgspec.structs.asdict(base) | given, DirectorSettings)
@@ -124,10 +124,10 @@ def _check_known(name: str) -> None:
     if name in FIELDS:
         return
     if name in SHARED:
-        raise _Wrong(f"`{name}` is of the whole process: set {PREFIX}{name.upper()}")
+        raise _Wrong(f"`{name}` applies to the whole process: set {PREFIX}{name.upper()}")
     if name in SHORT:
         raise _Wrong(f"`{name}` is called `{SHORT[name]}` here")
-    raise _Wrong(f"`{name[:64]}` is no field of a model")
+    raise _Wrong(f"`{name[:64]}` is not a field of a model")
 
 
 def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
         return {}
     kind, config = given.get("runner", ""), given.get("runner_config", {})
     if not isinstance(kind, str):
-        raise _Wrong("`runner`: expected a text")
+        raise _Wrong("`runner`: expected text")
     if not isinstance(config, str | dict):
         raise _Wrong("`runner_config`: expected a table, or the path of a file")
     try:

@@ -354,5 +354,5 @@ def _template(name: str) -> dict[str, Any]:
 def _custom(kind: type, value: Any) -> Any:
     """Decode a custom type. Raises ValueError; the caller adds the field."""
     if not isinstance(value, CUSTOM[kind]):
-        raise ValueError("expected a text")
+        raise ValueError("expected text")
     return kind(value)

@@ -196,7 +196,7 @@ async def test_what_no_director_could_start_with_is_told_with_the_model(server: 
     ("options", "why"),
     [
         pytest.param(["--model", "acme/one"], "--model is of one model", id="two ways"),
-        pytest.param([], "`slotz` is no field of a model", id="wrong file"),
+        pytest.param([], "`slotz` is not a field of a model", id="wrong file"),
     ],
 )
 async def test_a_wrong_start_is_one_line(options: Sequence[str], why: str, tmp_path: Path) -> None:
