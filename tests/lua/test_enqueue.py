@@ -177,5 +177,5 @@ async def test_without_a_given_time_it_takes_the_servers(driver: QueueDriver) ->
 
 
 async def test_a_lane_that_no_claim_looks_into_is_refused(driver: QueueDriver) -> None:
-    with pytest.raises(ValueError, match="no lane"):
+    with pytest.raises(ValueError, match="unknown lane"):
         await driver.submit(lane="urgent")
