@@ -1,7 +1,7 @@
-"""Read what a caller asks for: the body that creates a prediction, and the names of models and versions.
+"""Read the bodies that create predictions, the names of models and versions, and the headers that say how to run.
 
-Says everything that is wrong with the body itself at once, in gojsonschema's words. Never looks inside `input`: that
-is `validation`'s part, and the bytes stay the caller's.
+Reports everything that is wrong with a body at once, in gojsonschema's words. Never looks inside `input`, which
+`validation` checks; its bytes stay as the caller sent them.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
 
 class CreatePrediction(Struct, frozen=True, kw_only=True):
-    """What a caller wants run. No filter means every webhook event."""
+    """A parsed create request. No filter means every webhook event."""
 
     input: Raw
     version: str | None = None
@@ -41,7 +41,7 @@ class CreatePrediction(Struct, frozen=True, kw_only=True):
 NO_EFFECT: Final = Meta(description="Has no effect.", extra_json_schema={"deprecated": True})
 
 
-# Bodies that are read member by member, as types for the document. Nothing is decoded into them.
+# The next types are for the OpenAPI document. Bodies are read member by member, and never decoded into these types.
 
 
 class PredictionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -73,16 +73,17 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
 
 
 class VersionRef(Struct, frozen=True, kw_only=True):
-    """What a `version` names: a model's latest, a model's pinned one, or a version by its id alone."""
+    """The version that a text names: a model's latest, a model's pinned one, or a version by its id alone."""
 
     model: str | None = None
     version: str | None = None
 
 
 def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:
-    """The body of a create request. `version`, `destination`: does this route take one? (Then it must be there.)
+    """Read the body of a create request. `version` and `destination` say whether this route takes, and needs, that
+    member.
 
-    An empty filter is as good as none: nobody gives a webhook in order not to be called.
+    An empty filter counts as no filter: a caller that gives a webhook wants it called.
     """
     members = Members(body)
     given_version = members.text("version", required=True) if version else None
@@ -106,7 +107,7 @@ def parse_create(body: bytes, *, version: bool, destination: bool = False) -> Cr
 
 
 def parse_batch(body: bytes, *, most: int) -> list[Raw]:
-    """The bodies of a batch, each to be read by itself: `{"predictions": [...]}`, one at least."""
+    """Return the bodies of a batch, `{"predictions": [...]}`, unread. Raises a 422 for an empty or too long batch."""
     members = Members(body)
     value = members.take("predictions", "array", required=True)
     bodies = [] if value is None else msgspec.json.decode(value, type=list[Raw])
@@ -121,7 +122,7 @@ def parse_batch(body: bytes, *, most: int) -> list[Raw]:
 
 
 def parse_version(text: str) -> VersionRef:
-    """`owner/name`, `owner/name:<64 hex digits>` or the 64 digits alone; else the 422 of an unknown version."""
+    """Read `owner/name`, `owner/name:<64 hex digits>` or the 64 digits alone. Raises the 422 of an unknown version."""
     if VERSION.fullmatch(text):
         return VersionRef(version=text)
     model, pinned, version = text.partition(":")
@@ -131,7 +132,7 @@ def parse_version(text: str) -> VersionRef:
 
 
 def parse_model(owner: str, name: str) -> str:
-    """`owner/name` from the two parts of a path; else the 404 of an unknown model."""
+    """Return `owner/name` from the two parts of a path. Raises the 404 of an unknown model."""
     model = f"{owner}/{name}"
     if not MODEL.fullmatch(model):
         raise not_found()
@@ -157,11 +158,11 @@ def _events(members: Members) -> tuple[WebhookEvent, ...] | None:
     return tuple(events) or None
 
 
-# Read the headers that say how: Prefer (how long to hold the response), Cancel-After (how long to live), X-Start-By
-# (how long to wait for a start), X-Cost (how much of a slot it takes) and X-Affinity-Key (what it likes to run
-# beside).
+# Headers that say how to run: Prefer (how long to hold the response), Cancel-After (how long the prediction may live),
+# X-Start-By (how long it may wait for a start), X-Cost (how much of a slot it takes) and X-Affinity-Key (which
+# predictions it should run beside).
 #
-# Pure. A Prefer that makes no sense is never an error: it is as if it were not there.
+# An invalid Prefer is never an error: it is ignored.
 
 LONGEST_WAIT_S: Final = 60.0
 SHORTEST_LIFE_S: Final = 5
@@ -172,7 +173,7 @@ LARGEST_COST: Final = 1_000_000
 LONGEST_AFFINITY: Final = 255
 AFFINITY_DIGITS: Final = 16
 
-# possessive and with an optional end, so that no text makes it look twice at the same place
+# possessive and with an optional end, so that no text causes backtracking
 QUOTED: Final = re.compile(r'"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)
 SEPARATORS: Final = re.compile(r"[,;=]")
 SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -183,9 +184,9 @@ DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9
 
 
 def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> float | None:
-    """How long the response may be held, from all Prefer headers of a request; None: answer at once.
+    """Return how long to hold the response, from all Prefer headers of a request, or None to answer at once.
 
-    A plain `wait` is `default`; more than a minute is a minute. `wait=0`, and a value that is not a number of
+    A plain `wait` means `default`; more than a minute means a minute. `wait=0`, and a value that is not a number of
     seconds, are ignored. Other preferences are ignored too, and of several waits the first counts (RFC 7240).
     """
     asked = _asked(prefer)
@@ -199,7 +200,7 @@ def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> f
 
 
 def applied(prefer: Iterable[str]) -> str | None:
-    """The Preference-Applied header: `wait` or `wait=10`, as it was understood; None where there was no wait."""
+    """Return the Preference-Applied header, `wait` or `wait=10`, or None if no wait was applied."""
     values = tuple(prefer)
     seconds = wait_seconds(values)
     if seconds is None:
@@ -208,7 +209,9 @@ def applied(prefer: Iterable[str]) -> str | None:
 
 
 def cancel_after_seconds(text: str) -> int:
-    """Seconds (`30`) or hours, minutes and seconds in that order (`90s`, `1h30m45s`), from 5 s to 24 h; else 422."""
+    """Read seconds (`30`), or hours, minutes and seconds in that order (`90s`, `1h30m45s`). 422 unless from 5 s to 24
+    h.
+    """
     match = DURATION.fullmatch(text.strip())
     if match:
         total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), UNITS_S, strict=True))
@@ -218,7 +221,7 @@ def cancel_after_seconds(text: str) -> int:
 
 
 def start_by_seconds(text: str) -> int:
-    """Whole seconds, from 1 to those of a day; else 422."""
+    """Read a whole number of seconds, from 1 to a day. Raises a 422 for anything else."""
     asked = text.strip()
     if WHOLE_SECONDS.fullmatch(asked) and SHORTEST_START_S <= int(asked) <= LONGEST_LIFE_S:
         return int(asked)
@@ -226,7 +229,9 @@ def start_by_seconds(text: str) -> int:
 
 
 def cost_units(text: str) -> float:
-    """How much it takes, compared with others of this model: from a thousandth to a million; else 422."""
+    """Read the cost relative to other predictions of the model, from 0.001 to 1,000,000. Raises a 422 for anything
+    else.
+    """
     asked = text.strip()
     if COST.fullmatch(asked) and SMALLEST_COST <= float(asked) <= LARGEST_COST:
         return float(asked)
@@ -234,14 +239,14 @@ def cost_units(text: str) -> float:
 
 
 def affinity_digest(text: str) -> str:
-    """What stands for the caller's key: whoever sends the same one likes the same server. 422 for what is no key."""
+    """Return a digest of the caller's key: predictions with the same digest prefer the same server. Raises a 422."""
     if not 0 < len(text) <= LONGEST_AFFINITY or not text.isprintable():
         raise invalid_header("X-Affinity-Key", f"a text of 1 to {LONGEST_AFFINITY} printable characters")
     return hashlib.sha256(text.encode()).hexdigest()[:AFFINITY_DIGITS]
 
 
 def _asked(prefer: Iterable[str]) -> str | None:
-    """The value of the first `wait`: empty where it has none, None where there is no `wait` at all."""
+    """Return the value of the first `wait`: empty if it has no value, None if there is no `wait`."""
     for header in prefer:
         plain = QUOTED.sub(lambda quoted: SEPARATORS.sub("_", quoted[1]), header)
         for preference in plain.split(","):

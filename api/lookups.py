@@ -1,6 +1,6 @@
-"""Who asks, and what may be run: accounts and catalogue, as they were a few seconds ago.
+"""Look up accounts, models and versions through caches of a few seconds.
 
-A token that was revoked, a limit that was set, or a version that was registered, is noticed within `cache_s`.
+A revoked token, a new limit or a new version is noticed within `cache_s`.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from director.store.catalog import Catalog, Version
 from director.store.models import Model
 from director.store.tokens import digest
 
-# Keep what was looked up for a few seconds. Bounded, and forgets by age, or when it is told.
+# The cache is bounded in size and drops values by age, or when `forget` is called.
 #
-# Those who want the same at once share one look. Never keeps a failure: what raised is asked for again by the next.
-# Where it is told to, it goes on with what it knew while whoever knows better is away.
+# Callers that ask for the same key at once share one load. A failure is never cached: the next caller loads again. With
+# `believes` the cache goes on with older values while the server that knows better is away.
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
-# what is missing now was perhaps asked for just before it was made
+# shorter, because a caller may ask for a thing just before it is created
 LONGEST_ABSENCE_S: Final = 1.0
 BELIEVED_S: Final = 3600.0
 
 Belief = Callable[[], bool]
-"""Is whoever knows better away, so that what was known up to an hour ago holds?"""
+"""Returns whether the server that knows better is away, so that values of up to an hour ago still hold."""
 
 
 class Cache(Generic[Key, Value]):
-    """At most `most` values, none older than `ttl_s`; while `believes` says so, none older than an hour."""
+    """Keep at most `most` values, none older than `ttl_s`, or than an hour while `believes` returns true."""
 
     def __init__(self, *, clock: Clock, ttl_s: float, most: int, believes: Belief | None = None) -> None:
         self._clock = clock
@@ -49,7 +49,7 @@ class Cache(Generic[Key, Value]):
         self._loading: dict[Key, asyncio.Task[Value | None]] = {}
 
     async def get(self, key: Key, load: Callable[[], Awaitable[Value | None]]) -> Value | None:
-        """The value as it was known lately, else as `load` finds it. None is kept too, but more briefly."""
+        """Return the cached value, else what `load` returns. None is cached too, for at most a second."""
         kept = self._kept.get(key)
         if kept is not None:
             over_s = self._clock.monotonic() - kept[0]
@@ -58,12 +58,13 @@ class Cache(Generic[Key, Value]):
         loading = self._loading.get(key)
         if loading is None:
             loading = self._loading[key] = asyncio.create_task(self._load(key, load))
-            loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left by then
-        # who leaves does not take the others' value along
+            # all callers may have left by then
+            loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # a caller that leaves must not cancel the load for the others
         return await asyncio.shield(loading)
 
     def forget(self, key: Key) -> None:
-        """Whoever asks next is answered as it is now, not as a look that began before this finds it."""
+        """Drop the value. The next caller loads it again, even if a load is running that began before this call."""
         self._kept.pop(key, None)
         self._loading.pop(key, None)
 
@@ -72,7 +73,7 @@ class Cache(Generic[Key, Value]):
         try:
             value = await load()
         except BackendUnavailable:
-            kept = self._kept.get(key)  # who is away is found out by whoever asks first
+            kept = self._kept.get(key)  # the first caller finds out that the server is away
             if kept is None or self._believes is None or self._clock.monotonic() - kept[0] >= BELIEVED_S:
                 raise
             return kept[1]
@@ -92,14 +93,14 @@ class Cache(Generic[Key, Value]):
 
 MOST_TOKENS: Final = 10_000
 MOST_MODELS: Final = 1_000
-MOST_VERSIONS: Final = 250  # each holds a schema, which may be a megabyte
+MOST_VERSIONS: Final = 250  # each has a schema, which may be a megabyte
 MOST_CARDS: Final = 5_000
 CARDS_AT_ONCE: Final = 200
-MOST_TEXT: Final = 1_000  # of a description
+MOST_TEXT: Final = 1_000  # characters of a description
 
 
 class Service(Struct, frozen=True):
-    """A queue's runs lately: how long one takes, 0 while nobody knows, and what it was declared to cost, on average."""
+    """What a queue's recent runs took on average: seconds of a run, 0 while unknown, and declared cost."""
 
     run_s: float
     cost: float
@@ -109,8 +110,10 @@ UNKNOWN: Final = Service(0, 1)
 
 
 class Lookups:
-    """Reads through small caches. All methods raise BackendUnavailable while Redis cannot answer, but for what was
-    known up to an hour ago where `believes` says so.
+    """Read accounts and the catalogue through small caches.
+
+    All methods raise BackendUnavailable while Redis cannot answer, except for values known within the last hour where
+    `believes` allows them.
     """
 
     def __init__(
@@ -138,30 +141,35 @@ class Lookups:
         self._services: Cache[QueueName, Service] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
-        """Who this token speaks for, and what its account may use. Kept by its digest, as everywhere."""
+        """Return the account of a token with its limits, or None for an unknown or expired token. Caches by the
+        token's digest.
+        """
         account = await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
         is_over = account and account.expires_ms is not None and account.expires_ms <= self._clock.now_ms()
         return None if is_over else account
 
     async def model(self, name: str, account: Account) -> Model | None:
-        """The model of this name, for whom there is one: see `Model.may_be_seen_by`."""
+        """Return the model of this name if the account may see it: see `Model.may_be_seen_by`."""
         model = await self._models.get(name, lambda: self._catalog.model(name))
         return model if model is not None and model.may_be_seen_by(account) else None
 
     async def has_model(self, name: str) -> bool:
-        """Is there a model of this name, for whomever?"""
+        """Return whether there is a model of this name, visible to the caller or not."""
         return await self._models.get(name, lambda: self._catalog.model(name)) is not None
 
     async def owner(self, version: str) -> str | None:
-        """The model of a version that is named by its id alone."""
+        """Return the name of the model that has this version id."""
         return await self._owners.get(version, lambda: self._catalog.model_of(version))
 
     async def version(self, model: str, version: str) -> Version | None:
-        """A version of a model that was found to be one of those that the caller may see."""
+        """Return a version of a model. The caller of this method has checked that the model is visible."""
         return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
-        """The version that this account means: pinned, a model's latest, or whichever model has this id."""
+        """Return the version that a reference means: a pinned one, a model's latest, or one by its id alone.
+
+        None if there is no such version, or if this account may not see its model.
+        """
         name = ref.model
         if name is None and ref.version is not None:
             name = await self.owner(ref.version)
@@ -172,11 +180,11 @@ class Lookups:
         return await self.version(model.name, version) if version else None
 
     def forget(self, model: str) -> None:
-        """What is said of it was changed through this process: whoever did so sees it at once."""
+        """Drop a model that this process has just changed, so that the caller that changed it sees the change at once."""
         self._models.forget(model)
 
     async def cards(self) -> Sequence[tuple[Model, Card]]:
-        """What a search looks through: the newest few thousand models, private ones too."""
+        """Return what a search looks through: the newest 5,000 models, private ones too."""
 
         async def load() -> Sequence[tuple[Model, Card]]:
             models = self._catalog.models
@@ -190,7 +198,7 @@ class Lookups:
         return await self._cards.get("", load) or []
 
     async def queues_of(self, model: str) -> Sequence[QueueName]:
-        """Every queue of a model's versions, as of a few seconds ago."""
+        """Return every queue of a model's versions, as of a few seconds ago."""
 
         async def ask() -> Mapping[str, list[QueueName]]:
             found: dict[str, list[QueueName]] = {}
@@ -201,7 +209,7 @@ class Lookups:
         return (await self._queues.get("", ask) or {}).get(model, [])
 
     async def service(self, queue: QueueName) -> Service:
-        """What a run of this queue takes. Raises UnknownQueue."""
+        """Return what a run of this queue takes. Raises UnknownQueue."""
 
         async def ask() -> Service:
             stats = await self._scripts.stats(queue)

@@ -1,7 +1,8 @@
-"""Take files that callers give for inputs, show and delete them, and hand them to whoever has a signed address.
+"""Accept the files that callers give for inputs, show and delete them, and serve them at signed addresses.
 
-A file goes from the socket to the store piece by piece, and its checksums are made on the way: never held whole, never
-seen before it is whole, and never by another account. What is in it is a stranger's: it is only ever saved.
+A file goes from the socket to the store piece by piece, and its checksums are computed on the way. It is never held
+whole, is visible only once it is whole, and is visible to its own account alone. Its content is untrusted, so it is
+served only as a download.
 """
 
 import hashlib
@@ -45,16 +46,16 @@ from director.files.caller_files import GRACE_S, CallerFile
 from director.files.store import CallerFileName, FileStore, ending_of
 from director.store.accounts import Account
 
-# Hold an account to the bytes that it may keep, while a file of it comes: its room is taken before it is written.
+# A file's bytes are counted against the account's quota before they are written.
 #
-# A piece ahead, so that a large file asks a few times only, and byte by byte where there is little room left. What a
-# process that dies had taken is free again within an hour.
+# The room is taken 8 MiB ahead, so that a large file needs few calls, and exactly where that much does not fit. What a
+# process took before it died is free again within an hour.
 
 AHEAD_BYTES: Final = 8 << 20
 
 
 class Room:
-    """That of one file. An account without a quota is counted once its file is there, and asked for nothing before."""
+    """The room of one file in its account's quota. An account without a quota is counted only once its file is stored."""
 
     def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
         self._scripts = services.scripts
@@ -65,19 +66,19 @@ class Room:
         self._taken = 0
 
     async def reach(self, size: int) -> None:
-        """The file is to have so many bytes; 413 where there is no room for them."""
+        """Make sure that the file may have `size` bytes. Raises a 413 where the quota has no room for them."""
         if self._most is None or size <= self._taken:
             return
         if not await self._take(size + AHEAD_BYTES) and not await self._take(size):
             raise storage_full(413, self._most)
 
     async def keep(self, file: CallerFile) -> None:
-        """It is there, whole, until it expires."""
+        """Count the stored file, with its real size, until it expires."""
         self._taken = file.size
         await self._scripts.stow(self._account, self._id, file.size, until_ms=file.expires)
 
     async def free(self) -> None:
-        """It is not there."""
+        """Give back the room of a file that was not stored."""
         if self._taken:
             await self._scripts.stow(self._account, self._id)
 
@@ -92,13 +93,14 @@ log = logging.getLogger(__name__)
 
 PATH: Final = "/files"
 MAX_FILE_BYTES: Final = 100 << 20
-LONGEST_S: Final = GRACE_S / 4  # of an upload
-STORING_S: Final = 60.0  # more, for the store: one that is called off, rather than told of an error, may keep pieces
+LONGEST_S: Final = GRACE_S / 4  # the longest that an upload may take
+# time for the store beyond LONGEST_S: a store that is cancelled before it sees the error may leave pieces behind
+STORING_S: Final = 60.0
 RETRY_S: Final = 5
 CONTENT: Final = "content"
-# field → the most that is read of it
+# field → how many bytes of it are read at most
 FIELDS: Final = {"filename": 255, "type": 255, "metadata": 16 << 10}
-ANYTHING: Final = 64 << 10  # of a part that nobody knows
+ANYTHING: Final = 64 << 10  # of a part with an unknown name
 LONGEST_NAME: Final = 255
 NAMELESS: Final = "file"
 PLAIN_TYPE: Final = "application/octet-stream"
@@ -283,7 +285,7 @@ async def download_file(request: Request) -> Response:
 
 
 async def _received(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
-    """The file, stored and known. What was stored of one that is refused is deleted."""
+    """Store the file of a form, record it and return it. Deletes what was stored of a file that is refused."""
     name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
     upload = _Upload(store, form, name, room := Room(services, account, name.id))
     try:
@@ -293,7 +295,7 @@ async def _received(services: Services, store: FileStore, form: Form, account: A
             await room.keep(file)
             await services.caller_files.add(file)
     except BackendUnavailable:
-        raise  # it may be known by now: the keeper sees whether it is
+        raise  # the record may have been written: the keeper finds out and cleans up
     except TimeoutError as exc:
         await upload.discard()
         raise too_slow(LONGEST_S) from exc
@@ -304,7 +306,9 @@ async def _received(services: Services, store: FileStore, form: Form, account: A
 
 
 class _Upload:
-    """One that comes in: its content on its way to the store, counted and summed, and the fields beside it."""
+    """A file that is being uploaded: streams its content to the store with size and checksums, and collects the form's
+    fields.
+    """
 
     def __init__(self, store: FileStore, form: Form, name: CallerFileName, room: Room) -> None:
         self._room = room
@@ -320,7 +324,7 @@ class _Upload:
         self._ended_early: Exception | None = None
 
     async def take(self) -> None:
-        """All parts of the form, in whatever order they come."""
+        """Read all parts of the form, in any order."""
         while (part := await self._form.next_part()) is not None:
             if part.name == CONTENT and self._content is None:
                 self._content = part
@@ -329,7 +333,7 @@ class _Upload:
                 await self._read(part)
 
     def judged(self, *, created: int, life_ms: int) -> CallerFile:
-        """What is known of it now; 422 where a field of the form is wrong."""
+        """Return the file's record. Raises a 422 for wrong fields of the form."""
         if self._content is None:
             self._faults.append(InvalidField("required", "", f"{CONTENT} is required"))
         name = _plain(self._fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
@@ -356,18 +360,18 @@ class _Upload:
         )
 
     async def discard(self) -> None:
-        """Delete what was stored of it."""
+        """Delete what was stored of the file, and free its room."""
         if self._content is not None:
             with anyio.CancelScope(shield=True):
                 await _discard(self._store, self._name)
-                with suppress(BackendUnavailable):  # then it is free within an hour
+                with suppress(BackendUnavailable):  # the room is free within an hour anyway
                     await self._room.free()
 
     async def _keep(self, part: Part) -> None:
         self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))
         try:
             await self._store.take(self._name, self._blocks(), content_type=PLAIN_TYPE)
-        except Exception as exc:  # a store is somebody else's: whatever it raises, it did not store
+        except Exception as exc:  # a store is third-party code: whatever it raises, the file was not stored
             if self._ended_early is not None:
                 raise self._ended_early from None
             log.exception("a file could not be stored", extra={"file": self._name.id})
@@ -381,7 +385,7 @@ class _Upload:
                 await to_thread.run_sync(self._sum, block)
                 yield block
         except Exception as exc:
-            self._ended_early = exc  # what a store makes of it may be another one
+            self._ended_early = exc  # the store may turn it into another exception
             raise
 
     def _sum(self, block: bytes) -> None:
@@ -403,7 +407,7 @@ class _Upload:
 
 
 async def _asked(request: Request, account: str) -> CallerFile:
-    """The file of this path; 404 where that is not one of this account's."""
+    """Return the file of this path. Raises a 404 if this account has no such file."""
     file = await request.services.caller_files.get(account, _id_of(request))
     if file is None:
         raise file_not_found()
@@ -420,7 +424,7 @@ def _id_of(request: Request) -> FileId:
 async def _discard(store: FileStore, name: CallerFileName) -> None:
     try:
         await store.discard(name)
-    except Exception:  # a store is somebody else's, and the keeper deletes what nobody knows
+    except Exception:  # a store is third-party code, and the keeper deletes files without a record
         log.warning("a file is left to the keeper", extra={"file": name.id}, exc_info=True)
 
 
@@ -432,7 +436,7 @@ def _is_object(text: bytes) -> bool:
 
 
 def _plain(name: str) -> str:
-    """The last part of a path of whatever system, fit for a line."""
+    """Return the last part of a path, with slashes or backslashes, with nothing that breaks a line."""
     return shown(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
 
 

@@ -1,8 +1,7 @@
-"""Read a multipart/form-data body part by part while it comes, with every part of it bounded.
+"""Read a multipart/form-data body part by part as it arrives, with a bound on each part.
 
-Never holds more than a piece of it, whatever its size, and never waits long for the next piece, nor for pieces that
-only trickle. Raises nothing but
-Problems and Starlette's ClientDisconnect.
+Holds only a piece of the body at a time, whatever its size. Limits the wait for the next piece, and refuses a body that
+arrives too slowly. Raises only Problems and Starlette's ClientDisconnect.
 """
 
 from collections import deque
@@ -20,15 +19,15 @@ from api.errors import Problem, file_too_large, malformed, too_slow, trickled
 MOST_PARTS: Final = 16
 LONGEST_TYPE: Final = 1024
 SILENCE_S: Final = 30.0
-# Slower than any line that a file is sent over, and fast enough that few turns are held by those who only trickle
+# Slower than any usual line, and fast enough that callers that only trickle hold few upload turns
 LEAST_BYTES_S: Final = 16 << 10
-JUDGED_S: Final = 30.0  # of waiting: what the store takes is not the caller's
-FRAMING_BYTES: Final = 256 << 10  # of a body, beside its largest part: boundaries, headers and the other parts
+JUDGED_S: Final = 30.0  # of waiting for the caller: time in the store does not count
+FRAMING_BYTES: Final = 256 << 10  # of a body beside its largest part: boundaries, headers and the other parts
 BLOCK_BYTES: Final = 256 << 10
 
 
 class Part(Struct, frozen=True):
-    """The head of a part. `filename` is None where it is a plain field; all as it came, but read as UTF-8."""
+    """The head of a part, as it came, read as UTF-8. `filename` is None for a plain field."""
 
     name: str
     filename: str | None
@@ -36,24 +35,24 @@ class Part(Struct, frozen=True):
 
 
 class _End:
-    """A part is over."""
+    """Marks the end of a part."""
 
 
 class Form:
-    """The form in a request's body, whose largest part may have so many bytes, and which may take so long in all.
+    """The form in a request's body. `max_bytes` bounds its largest part, `longest_s` the time for the whole body.
 
-    Ask for a part, take what is in it to its end, then ask for the next one.
+    Call `next_part`, read the part to its end with `blocks` or `whole`, then call `next_part` again.
     """
 
     def __init__(self, request: Request, *, max_bytes: int, longest_s: float) -> None:
         given = request.headers.get("content-type", "")
-        # cut, since it takes the square of its length to read
+        # ignored when too long: parsing takes time quadratic in the length
         kind, options = parse_options_header(given if len(given) <= LONGEST_TYPE else "")
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
             raise malformed("The body must be multipart/form-data, with a boundary.")
         announced = request.headers.get("content-length", "")
-        # cut, since Python refuses to read a number of thousands of digits
+        # cut, because Python refuses to read a number of thousands of digits
         if announced.isdecimal() and int(announced[:20]) > max_bytes + FRAMING_BYTES:
             raise file_too_large(max_bytes)
         self._max_bytes = max_bytes
@@ -74,13 +73,13 @@ class Form:
             raise _unreadable() from exc
 
     async def next_part(self) -> Part | None:
-        """The next part; None after the last."""
+        """Return the next part, or None after the last."""
         found = await self._next()
         assert found is None or isinstance(found, Part)  # noqa: S101 - each part is taken to its end first
         return found
 
     async def blocks(self) -> AsyncGenerator[bytes, None]:
-        """What is in the part, in pieces of about a quarter of a megabyte."""
+        """Yield the content of the part in blocks of about 256 KiB."""
         block = bytearray()
         async for piece in self._pieces():
             block += piece
@@ -91,7 +90,7 @@ class Form:
             yield bytes(block)
 
     async def whole(self, *, most: int) -> bytes | None:
-        """All that is in the part; None where that is more than `most`."""
+        """Return the whole content of the part, or None if it has more than `most` bytes."""
         whole = bytearray()
         async for piece in self._pieces():
             whole += piece[: most + 1 - len(whole)]
@@ -132,7 +131,7 @@ class Form:
         return piece
 
     def _judge(self, size: int, waited_s: float) -> None:
-        """408 for a body that came too slowly over the last half a minute that was waited for it."""
+        """Raise a 408 if the body came too slowly during the last 30 seconds of waiting for it."""
         self._came, self._waited_s = self._came + size, self._waited_s + waited_s
         if self._waited_s < JUDGED_S:
             return

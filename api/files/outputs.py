@@ -1,7 +1,7 @@
-"""Hand out the files of outputs, at addresses that are signed and need no token.
+"""Serve the files of outputs at signed addresses without a token, and take such files from our own directors.
 
-A model made what is in them, so it is never trusted: no browser may guess at its type, and what a browser could run
-is only ever saved.
+A model made their content, so it is untrusted: browsers may not guess its type, and content that a browser could run
+is served only as a download.
 """
 
 import hashlib
@@ -30,10 +30,11 @@ from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId
 from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 
-# Take files of outputs from our own directors, which do not see our folder, and delete them for those.
+# Directors that cannot see the API's folder send files of outputs here, and delete them here.
 #
-# An order is signed for one thing and for minutes. What comes is kept only where it is the bytes of its name, so that
-# an order that somebody saw is good for nothing else. Never asks for a token, and no caller has use for any of this.
+# A director's order is signed for one action and for minutes. A file is kept only where its bytes match the digest in
+# its
+# name, so an intercepted order is good for nothing else. These routes need no token and are not for callers.
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ async def put_output(request: Request) -> Response:
     body = _Body(request, name.digest)
     try:
         await store.take(name, body.blocks(), content_type=kind)
-    except Exception as exc:  # a store is somebody else's: whatever it raises, it did not store
+    except Exception as exc:  # a store is third-party code: whatever it raises, the file was not stored
         if body.is_cut_short:
             raise ClientDisconnect from exc
         if body.is_wrong:
@@ -102,7 +103,7 @@ async def delete_outputs(request: Request) -> Response:
 
 
 async def _ordered(request: Request, verb: str, what: str) -> FileStore:
-    """The store, for whoever has an order for this; 403 for others."""
+    """Return the store if the request has a signed order for this action. Raises a 403 if not."""
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
     if not await request.services.links.is_ordered(verb, what, **given):
@@ -111,14 +112,14 @@ async def _ordered(request: Request, verb: str, what: str) -> FileStore:
 
 
 def store_of(request: Request) -> FileStore:
-    """The store of files; 501 where this service stores none."""
+    """Return the store of files. Raises a 501 where this service has none."""
     if request.services.files is None:
         raise no_files()
     return request.services.files
 
 
 class _Body:
-    """What comes, and whether it was what was said to come."""
+    """A request's body, and whether it arrived whole and with the expected digest."""
 
     def __init__(self, request: Request, digest: str) -> None:
         self.is_cut_short = False
@@ -127,7 +128,9 @@ class _Body:
         self._digest = digest
 
     async def blocks(self) -> AsyncGenerator[bytes, None]:
-        """The store drops all of it where this raises."""
+        """Yield the body block by block. Raises for a body that is cut short or wrong, so that the store drops all of
+        it.
+        """
         summed = hashlib.sha256()
         try:
             async for block in self._request.stream():
@@ -141,12 +144,13 @@ class _Body:
             raise ValueError("these are not the bytes of this name")
 
 
-# Answer with a file of the store: all of it, the one part that was asked for, or what a HEAD wants to know.
+# Responses with a file of the store: the whole file, the one part that was asked for, or headers alone for a HEAD.
 #
-# A stranger made what is in it, so no browser may guess at its type or run it. Reads only what it sends, a piece at a
-# time. Never judges who may have it.
+# Browsers may not guess the type of the content or run it. Only the bytes that are sent are read, a piece at a time.
+# The
+# caller checks first who may have the file.
 
-# Several parts at once may be answered with all of it, and are
+# One range alone: a request for several may be answered with the whole file, and is
 RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 UNTRUSTED: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -154,13 +158,13 @@ UNTRUSTED: Final = {
     "Cross-Origin-Resource-Policy": "cross-origin",
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Expose-Headers": "Accept-Ranges, Content-Range, ETag",
-    "Cache-Control": "private, max-age=3600, immutable",  # a name never means other bytes
+    "Cache-Control": "private, max-age=3600, immutable",  # the bytes of a name never change
     "Referrer-Policy": "no-referrer",
 }
 
 
 def stored_response(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
-    """200 with the file, or 206 with a part; 416 where it has none such. `digest`: of what is in it."""
+    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the content."""
     etag = f'"{digest}"'
     described = UNTRUSTED | {"Accept-Ranges": "bytes", "ETag": etag} | dict(headers)
     if request.method == "HEAD":
@@ -177,7 +181,10 @@ def stored_response(request: Request, file: OpenFile, *, digest: str, headers: M
 
 
 def part_of(asked: str, size: int) -> tuple[int, int] | None:
-    """Where the part that a `Range` asks for begins and ends; None for all of it. One without a byte is not there."""
+    """Return begin and end of the part that a `Range` header asks for, or None for the whole file.
+
+    The part has no byte, with begin not below end, where the file is too short.
+    """
     found = RANGE.fullmatch(asked.strip())
     if found is None:
         return None
@@ -185,7 +192,7 @@ def part_of(asked: str, size: int) -> tuple[int, int] | None:
     if suffix is not None:
         return max(0, size - int(suffix)), size
     if last and int(last) < int(first):
-        return None  # no range at all
+        return None  # not a valid range
     return int(first), min(size, int(last) + 1) if last else size
 
 
