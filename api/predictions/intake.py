@@ -1,6 +1,6 @@
-"""Take a prediction in: judge it, have it filed, and answer when the caller wants to be answered.
+"""Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer.
 
-Everything that can be refused is refused before anything is filed. The 201 or 202 is sent only after Redis has it.
+Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
 """
 
 import asyncio
@@ -45,28 +45,28 @@ from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.endings import Ending
 
-# The step of a trace in which a prediction is taken in: within what its caller sent, or the first of a trace.
+# The span `enqueue` covers the checking and filing of one prediction. It belongs to the caller's trace, or begins one.
 #
-# What it leads to is handed on with the prediction, also where no spans are made.
+# The trace headers are passed on with the prediction even where tracing is off.
 
 UNEXPECTED: Final = "internal"
 
 
 class Step:
-    """What became of it. `headers`: what is handed on with the prediction."""
+    """What the span reports. `headers`: the trace headers to pass on with the prediction."""
 
     def __init__(self, headers: TraceHeaders) -> None:
         self.headers = headers
         self.facts: Facts = {}
 
     def found(self, accepted: Accepted, record: Record) -> None:
-        """It was taken in, or had been before."""
+        """Note the accepted prediction, which may be the replay of an earlier one."""
         self.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
 
 
 @contextmanager
 def enqueue_span(request: Request, account: Account, version: Version) -> Iterator[Step]:
-    """Around all that judges and files one prediction."""
+    """Wrap the checking and filing of one prediction in a span."""
     tracing, headers = request.services.tracing, request.headers
     trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
     if not tracing.is_on:
@@ -98,8 +98,8 @@ def _facts(version: Version, whose: Facts) -> Facts:
 LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
 EVERY_EVENT: Final = tuple(WebhookEvent)
-# With another one it is another request. The later ones are named where they are sent, so that the fingerprint of a
-# request without them is what it was before they were known.
+# Requests that differ in these headers are different requests. The second group enters the fingerprint by name and only
+# where it is sent, so that fingerprints of requests without these newer headers stay as they were.
 OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
 OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
 
@@ -113,9 +113,9 @@ async def submit(
     body: bytes,
     deployment: str = "",
 ) -> Response:
-    """Accept a run of this version and answer: 201 with it, or 202 when it was waited for and has not ended.
+    """Accept a run of this version. Answers 201 with it, or 202 if the caller waited and it is not terminal yet.
 
-    `deployment`: owner/name of the one that led to it.
+    `deployment`: owner/name of the deployment that was called.
     """
     services = request.services
     asked_at = services.clock.monotonic()
@@ -156,9 +156,9 @@ async def accept(
     place: str = "",
     wait: Wait | None = None,
 ) -> tuple[Accepted, Stored]:
-    """Judge and file one prediction. `place` tells it from others of its request, which have the same key.
+    """Check and file one prediction. `place` distinguishes the predictions of a batch, which share an idempotency key.
 
-    `wait`: its caller's, where it waits for the end.
+    `wait`: the caller's wait, if it waits for the end.
     """
     with enqueue_span(request, account, version) as step:
         schema = InputSchema.of(version)
@@ -212,7 +212,7 @@ def _judged(
         webhook=asked.webhook or "",
         events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
         lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,
-        # who asks for a deadline knows the word: older official clients break on this status
+        # only a caller that sets a deadline gets the status aborted: older official clients fail on it
         late="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(request.headers, body, version=version, deployment=deployment, place=place),
@@ -224,7 +224,7 @@ def _judged(
 
 
 def _lane(headers: Mapping[str, str], account: Account) -> str:
-    """The lane asked for, if the token allows it; else normal, or what the token has instead."""
+    """Return the requested lane if the token allows it. Without a request: normal, or else the token's first lane."""
     asked = headers.get("x-priority")
     if asked is None:
         return "normal" if "normal" in account.lanes else account.lanes[0]
@@ -238,9 +238,11 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
 def _idempotency(
     headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, place: str
 ) -> tuple[str, str] | None:
-    """(digest of the key, fingerprint of the request): neither tells what was sent.
+    """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent.
 
-    The model and not the version that it led to: a key holds across a deploy, and a body names its version itself.
+    The fingerprint has the model and not the version that it led to, so that a key holds across a deploy. A body
+    names its
+    version itself.
     """
     key = headers.get("idempotency-key")
     if key is None:
@@ -251,7 +253,7 @@ def _idempotency(
     asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
     asked += [f"kind: {version.kind}"] if version.kind else []
-    # there the path names the version, and the body does not
+    # for a training the path names the version, and the body does not
     asked += [f"version: {version.id}"] if version.kind == "training" else []
     fingerprint = "\n".join([*asked, ""]).encode() + body
     return hashlib.sha256((key + place).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
@@ -260,9 +262,9 @@ def _idempotency(
 async def _answer(
     request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
 ) -> Response:
-    """201 with the prediction; where the caller waits, once it has ended, or 202 as if it had not begun.
+    """Answer 201 with the prediction. If the caller waits: 201 once it is terminal, or 202 showing it as not started.
 
-    `until`: what it took to file the prediction is part of the caller's time.
+    `until`: when the caller's time is over; the time to file the prediction is part of it.
     """
     services = services_at(request, stored.record.id)
     waiters = services.waiters
@@ -276,14 +278,14 @@ async def _answer(
     ended = await _hold(request, waiters, stored.record.id, seconds=left_s, weight=weight, wait=wait)
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
-    # Clients take any other status for the end, and a piece of the output for all of it.
+    # Clients take any other status for the end, and a part of the output for all of it.
     record = replace(stored.record, status=Status.STARTING, started=None)
     outlook = await _outlook(services, record.id)
     return json_response(view(Stored(record=record, input=stored.input, outlook=outlook)), 202, headers)
 
 
 async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook | None:
-    """Why it waits now, where it does. Who was held so long is answered in any case."""
+    """Return why the prediction waits, or None if Redis does not say in time: the caller is answered in any case."""
     with anyio.move_on_after(OUTLOOK_S), contextlib.suppress(BackendUnavailable):
         known = await services.scripts.story(prediction_id)
         return known.outlook if known else None
@@ -299,7 +301,7 @@ async def _hold(
     weight: int,
     wait: Wait | None,
 ) -> Ending | Stored | None:
-    """Wait as long as the caller does. One that hangs up frees its wait; the prediction goes on."""
+    """Wait as long as the caller does. A caller that hangs up frees its wait; the prediction goes on."""
     gone = asyncio.get_running_loop().create_task(_gone(request))
     try:
         return await waiters.ended(prediction_id, seconds=seconds, weight=weight, wait=wait, gone=gone)

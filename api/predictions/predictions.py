@@ -1,6 +1,7 @@
-"""Predictions, one at a time: create, get, explain, cancel, delete.
+"""Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch.
 
-Another account's prediction looks like none at all, and what cannot be an id is answered without asking Redis.
+A prediction of another account, or of another kind, answers 404 as if it did not exist. A text that cannot be an id is
+answered without asking Redis.
 """
 
 import asyncio
@@ -64,13 +65,11 @@ from director.diagnosis.story import Story, tell
 from director.files.store import FileStore
 from director.store.accounts import Account
 
-# What is asked of one run by its id, whatever its kind: show it, cancel it.
-#
-# What is of another kind looks like nothing at all under a route, as what is another account's does.
+# The handlers of each kind share the next two functions.
 
 
 async def cancel_of_kind(request: Request, kind: Kind) -> Response:
-    """Answer 200 with the run, whether it waited, runs or has ended.
+    """Answer 200 with the run, whether it was waiting, running or terminal.
 
     The body is not read: official clients announce JSON and send nothing.
     """
@@ -91,7 +90,7 @@ async def get_of_kind(request: Request, kind: Kind) -> Response:
 
 
 async def _whole(services: Services, stored: Stored) -> Stored:
-    """A large one, in the turn of its account."""
+    """Read a large prediction, within the account's limit of large reads at once."""
     record = stored.record
     try:
         async with services.reading.taken(record.account):
@@ -212,7 +211,7 @@ async def cancel(request: Request) -> Response:
     refusals={409},
 )
 async def delete(request: Request) -> Response:
-    """Delete a terminal prediction with its files. 409 for any other."""
+    """Delete a terminal prediction with its data and files. Answers 409 for any other."""
     account, prediction_id, services = request.account, request.prediction_id, request.services
     match await services.scripts.erase(prediction_id, account=account.name):
         case "unknown":
@@ -230,11 +229,11 @@ async def delete(request: Request) -> Response:
 async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
     try:
         await store.remove(prediction_id)
-    except Exception:  # a store is somebody else's. Nothing names these files any more: the keeper removes them
+    except Exception:  # a store is third-party code, and the keeper deletes files of predictions that are gone
         log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
 
 
-# Procedures: runs that a model server takes as predictions, kept apart from those in queues of their own.
+# Procedures are runs that a model server takes as predictions. They wait in queues of their own.
 
 PROCEDURE: Final = "procedure"
 
@@ -306,7 +305,7 @@ async def cancel_procedure(request: Request) -> Response:
     return await cancel_of_kind(request, PROCEDURE)
 
 
-# Trainings: runs that make a version of another model, the destination, from a version that can be trained.
+# Trainings make a version of another model, the destination, from a version that can be trained.
 #
 # They wait in queues of their own, for directors of the kind training.
 
@@ -392,13 +391,13 @@ async def _is_theirs(request: Request, account: Account, destination: str) -> bo
     return model is not None and model.may_be_changed_by(account)
 
 
-# POST /predictions/batch: many predictions in one request, each judged, accepted or refused by itself.
+# A batch creates many predictions in one request. Each is checked, and accepted or refused, by itself.
 #
-# What is accepted is accepted as any other prediction is, and the headers of the request hold for each. Never holds
-# the response: `Prefer` is not heeded. Sent again with the same Idempotency-Key it makes nothing twice.
+# The headers of the request apply to each prediction. The response is never held: `Prefer` is ignored. A batch that is
+# sent again with the same Idempotency-Key creates nothing twice.
 
 MOST: Final = 1_000
-AT_ONCE: Final = 100  # whose calls of Redis leave in one write
+AT_ONCE: Final = 100  # their Redis calls leave in one write
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
@@ -447,14 +446,14 @@ async def _result(request: Request, account: Account, body: bytes, place: int) -
         return await _accepted(request, account, body, place)
     except (Problem, DirectorError) as exc:
         document = problem_of(exc).document
-    except Exception:  # one of a thousand must not cost the others their answers
+    except Exception:  # one failure of a thousand must not cost the others their answers
         log.exception("one of a batch failed")
         document = internal().document
     return BatchResult(status=document.status, error=document)
 
 
 async def _accepted(request: Request, account: Account, body: bytes, place: int) -> BatchResult:
-    # the request came in with the token of the first
+    # the request itself was counted when it came in, as the first prediction
     taken = taken_of(request) if place == 0 else await take(request, account, "create")
     asked = parse_create(body, version=True)
     version = await version_named(request, parse_version(asked.version or ""), account)

@@ -1,1 +1,1 @@
-"""Several Redis servers behind one API: which there are, where new work goes, and where each prediction is."""
+"""Serve several Redis servers behind one API: place new work, and find the site of each prediction."""

@@ -1,7 +1,8 @@
-"""The lists of what accounts have, of one server or of several as if they were one.
+"""List an account's predictions across one server or several, as if they were one.
 
-Ids sort by time wherever they were made, so an id is a place in the list of every site, and one cursor is enough. What
-a site that does not answer has is left out, and the answer names the site. All of them away is an outage.
+Ids sort by time wherever they were made, so an id is a position in the list of every site, and one cursor is enough.
+The predictions of a site that does not answer are left out, and the response names that site. If no site answers,
+BackendUnavailable is raised.
 """
 
 import asyncio
@@ -25,28 +26,28 @@ Found = TypeVar("Found")
 
 
 class Source(NamedTuple):
-    """A server and what its site is called, '' where there is one."""
+    """A server and the name of its site, '' where there is only one server."""
 
     name: str
     services: Services
 
 
 class Listed(NamedTuple):
-    """An id, and in whose list it is."""
+    """An id, and the server whose list has it."""
 
     id: PredictionId
     source: Source
 
 
 class Looked(NamedTuple):
-    """What a glance at one of them told."""
+    """A glance at a prediction, and the server that it came from."""
 
     glance: Glance
     source: Source
 
 
 class Lists:
-    """For one request. `away`: those that did not answer it."""
+    """The lists of all servers, for one request. `away` names the sites that did not answer it."""
 
     def __init__(self, sources: Sequence[Source], away: Sequence[str] = ()) -> None:
         self._sources = tuple(sources)
@@ -62,7 +63,10 @@ class Lists:
     async def ids(
         self, account: str, kind: Kind, *, low: str, high: str, count: int, newest_first: bool
     ) -> list[Listed]:
-        """At most `count`, in order, between bounds. What moved is listed where it is, then where it was."""
+        """Return at most `count` ids between the bounds, in order.
+
+        A prediction that moved is listed at its new site first, then at the site where it was placed.
+        """
 
         async def read(source: Source) -> list[Listed]:
             ids = await source.services.listing.ids(
@@ -77,7 +81,7 @@ class Lists:
         return found[:count]
 
     async def look(self, listed: Sequence[Listed]) -> list[Looked]:
-        """A glance at each, in their order; none at those whose site went away meanwhile."""
+        """Return a glance at each, in order. Those whose site stopped answering meanwhile are left out."""
 
         async def read(source: Source) -> list[Looked]:
             ids = [one.id for one in listed if one.source is source]
@@ -90,11 +94,12 @@ class Lists:
         return [known[one.id, one.source.name] for one in listed if (one.id, one.source.name) in known]
 
     async def read(self, looked: Sequence[Looked]) -> list[Stored]:
-        """Those that are still there, in their order."""
+        """Return the predictions that still exist, in order."""
         is_heavy = sum(one.glance.weight or 0 for one in looked) >= LARGE_BYTES
 
         async def get(one: Looked) -> Stored | None:
-            # why each of a hundred waits is nothing to a list, and the dear part of a look
+            # a list does not show why each of a hundred predictions waits, and that is the expensive part of reading
+            # one
             scripts, glance = one.source.services.scripts, one.glance
             return await scripts.get(glance.id, outlook=False, size=glance.weight if is_heavy else None)
 
@@ -114,7 +119,7 @@ class Lists:
         return [source for source in self._sources if source.name not in self.away]
 
     async def _each(self, ask: Callable[[Source], Awaitable[Found]], sources: Sequence[Source]) -> list[Found]:
-        """What each answers. Raises BackendUnavailable where none does."""
+        """Return the answers of the servers. Raises BackendUnavailable if none answers."""
         if len(self._sources) == 1 and not self.away:
             return [await ask(self._sources[0])]
         answers = await asyncio.gather(*map(ask, sources), return_exceptions=True)

@@ -1,8 +1,7 @@
-"""In which order sites are tried for new work. Pure: what is known of each goes in, and names come out.
+"""Order the sites that may take new work, best first. Pure.
 
-A site that is away, is told to take nothing new, or does not have the model is not asked about here. Where nothing
-would start, by what it told last, is tried last, and never left out: a pool that was scaled to zero starts by what
-waits for it.
+The caller leaves out sites that are away, take nothing new, or lack the model. A site where nothing would start, by its
+latest report, is tried last and never left out: a pool that was scaled to zero starts because work waits for it.
 """
 
 import math
@@ -13,11 +12,11 @@ from msgspec import Struct
 
 Placement = Literal["random", "least-wait"]
 
-UNKNOWN_MS: Final = 1_000.0  # a run of a model that has finished none: then whose queue is shorter decides
+UNKNOWN_MS: Final = 1_000.0  # for a model without finished runs: then the shorter queue decides
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """What a queue told lately. `service_ms`: of one run, 0 while nobody knows. `starts`: it is not held back."""
+    """A queue's latest report. `service_ms`: time of one run, 0 while unknown. `starts`: the queue is not held back."""
 
     waiting: int
     running: int
@@ -27,7 +26,9 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One site that could have it. `since`: what we placed there after it told; `look`: None where it told nothing."""
+    """A site that could take the work. `since`: predictions placed there since the report. `look`: None without a
+    report.
+    """
 
     name: str
     weight: float
@@ -36,7 +37,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def wait_ms(self) -> float:
-        """About how long the next one would wait; endless where nothing starts."""
+        """Estimate how long the next prediction would wait, in ms. Infinite where nothing starts."""
         look = self.look
         if look is None or not look.starts or not look.slots:
             return math.inf
@@ -45,7 +46,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callable[[], float]) -> list[str]:
-    """All of them, the best first. `draw`: from 0 up to 1, anew for each; equals are drawn by their weight."""
+    """Return the names of all candidates, best first.
+
+    `draw` returns a new random number in [0, 1) per call. Candidates with equal waits are ordered at random, by weight.
+    """
     lots = {each.name: -math.log(1 - draw()) / each.weight for each in candidates}
     waits = {each.name: each.wait_ms for each in candidates}
 

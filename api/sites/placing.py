@@ -1,12 +1,13 @@
-"""Place a new run at one of several sites, and at no second one.
+"""Place a new run at exactly one of several sites.
 
-Another site is tried only where it is sure that the one before took nothing: its queue refused, or no connection to
-its server stood. Where a reply was lost the caller hears 503, and the run is where it is.
+Another site is tried only when the previous one certainly took nothing: its queue refused, or there was no connection
+to its server. If a reply was lost, the caller gets a 503, and the run stays where it is.
 
-An idempotency key is held at home before anything is placed (`lua/bind.lua`). Whoever binds it places the run and
-alone may bind it to another site. Others are shown what it stands for; while that is not there yet they are told to
-come again, and after 20 seconds by the home's clock the next takes it over. What comes later still is refused where it
-was to be (`lua/enqueue.lua`), so it is at no second one. So a key needs its home.
+An idempotency key is bound at the home before anything is placed (`lua/bind.lua`). The request that binds the key
+places the run, and it alone may bind the key to another site. Other requests with the key get the prediction that the
+key stands for. While that prediction does not exist yet, they get a 503. After 20 seconds by the home's clock, the next
+request takes the key over. An enqueue that arrives later still is refused at its site (`lua/enqueue.lua`), so the run
+is never at two sites. Hence a key needs the home to answer.
 """
 
 import asyncio
@@ -26,18 +27,18 @@ from director.core.ids import PredictionId, created_ms_of, new_prediction_id
 from director.store.accounts import Account
 from director.store.catalog import Version
 
-# Longer than all tries of a call together may take, each with its connection
+# Longer than all tries of a call take together, including their connections
 SETTLED_MS: Final = 20_000
 PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 MOST_TAKEOVERS: Final = 3
-FILE: Final = re.compile(rb"files\\?/[0-9a-z]{26}")  # in JSON a slash may stand behind a backslash
+FILE: Final = re.compile(rb"files\\?/[0-9a-z]{26}")  # in JSON a backslash may stand before a slash
 
 Enter = Callable[[Services, Version, PredictionId], Awaitable[Accepted]]
-"""File it there. Raises QueueError where that took nothing, and BackendUnavailable."""
+"""Files the run at a site. Raises QueueError if the site took nothing, and BackendUnavailable."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What is to be placed. `id`: what it is called if that is at home; `asked`: the site that its caller named."""
+    """A run to place. `id`: its id if the home takes it. `asked`: the site that the caller named in X-Site."""
 
     id: PredictionId
     account: Account
@@ -48,24 +49,31 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     @property
     def only_home(self) -> bool:
-        """Would another site not know its files, its destination, or what its account may still have?"""
+        """Return whether only the home may take it: other sites know neither its files nor its destination nor the
+        account's
+        remaining budget.
+        """
         limits = self.account.limits
         has_budget = limits.meters_compute or limits.max_files_bytes is not None
         return bool(self.version.kind) or self.names_files or has_budget
 
 
 def names_a_file(given: bytes) -> bool:
-    """May an input have the address of a file that a caller gave? Those are known at home alone."""
+    """Return whether an input may hold the address of a caller's file. Only the home knows those files."""
     return FILE.search(given) is not None
 
 
 async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, Services]:
-    """What became of it, and where. Raises QueueError and BackendUnavailable, as `enter` does."""
+    """Place the run. Returns what the site answered and that site's services.
+
+    Raises QueueError and BackendUnavailable, as `enter` does.
+    """
     order = await _order(sites, wanted)
     bound: PredictionId | None = None
     refused: Exception | None = None
     for site, version in order:
-        site.expects(version.queue)  # before anything is awaited: a crowd of one moment is not to choose alike
+        # before the first await, so that requests of the same moment do not all choose the same site
+        site.expects(version.queue)
         home, now_ms = sites.home, site.services.clock.now_ms()
         new = wanted.id if site is home else new_prediction_id(model=version.model, now_ms=now_ms, site=site.row.number)
         if (known := await _bound_already(sites, wanted, new, bound)) is not None:
@@ -82,7 +90,7 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, S
                 raise
             refused = refused or exc
         else:
-            if accepted.replayed and wanted.idempotency is not None:  # the site knew the key, and its home did not
+            if accepted.replayed and wanted.idempotency is not None:  # the site knew the key, but the home did not
                 await _bind(sites, wanted, wanted.idempotency, accepted.id, instead_of=new)
             if not accepted.replayed:
                 how = "forced" if wanted.asked else "chosen" if site is order[0][0] else "failover"
@@ -94,11 +102,11 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, S
 
 
 async def _order(sites: Sites, wanted: Wanted) -> Sequence[tuple[Site, Version]]:
-    """Where it may go, the best first."""
+    """Return the sites to try, best first, each with its own version."""
     version = wanted.version
     allowed = _allowed(sites, wanted)
     up = [site for site in allowed if site.row.takes_new and site.is_up]
-    # of other kinds than predictions only the home was asked
+    # for trainings and procedures only the home was asked
     order = [(sites.home, version)] if version.kind and up else await sites.tried(version, wanted.account.name, up)
     if not order and len(up) == len(allowed) and all(site.is_up for site in up):
         raise UnknownQueue(version.queue)
@@ -106,7 +114,7 @@ async def _order(sites: Sites, wanted: Wanted) -> Sequence[tuple[Site, Version]]
 
 
 def _allowed(sites: Sites, wanted: Wanted) -> list[Site]:
-    """Those that may have it, whether they answer or not. 422 where its caller names another."""
+    """Return the sites that may have the run, answering or not. Raises a 422 if X-Site names another."""
     names = sites.table.models.get(wanted.version.model, tuple(sites.by_name))
     allowed = [sites.by_name[name] for name in names]
     if wanted.only_home:
@@ -122,7 +130,7 @@ def _allowed(sites: Sites, wanted: Wanted) -> list[Site]:
 async def _bound_already(
     sites: Sites, wanted: Wanted, new: PredictionId, bound: PredictionId | None
 ) -> tuple[Accepted, Services] | None:
-    """Let its key stand for `new` instead of `bound`; where it stands for another, that one and where it is."""
+    """Bind the key to `new` instead of `bound`. If it stands for another prediction, return that one and its services."""
     if wanted.idempotency is None:
         return None
     late: PredictionId | None = None
@@ -160,7 +168,7 @@ async def _bind(
 
 
 async def _is_there(services: Services, held: Bound) -> bool:
-    """Is it, or will it be in a moment?"""
+    """Return whether the prediction exists, after waiting a moment for it."""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
         if await services.scripts.get(held.id, outlook=False) is not None:
@@ -173,9 +181,12 @@ async def _is_there(services: Services, held: Bound) -> bool:
 async def _taken_over(
     sites: Sites, wanted: Wanted, late: PredictionId, new: PredictionId
 ) -> tuple[Accepted, Services] | None:
-    """Its key stands for `new`: let `late` not be accepted any more where it was to be. That, where it is there."""
+    """Prevent `late` from being accepted at its site, now that the key stands for `new`.
+
+    Returns `late` and its services if it was accepted there already.
+    """
     site, idempotency = sites.of(late), wanted.idempotency
-    if idempotency is None or site is None or site is sites.home:  # at home the key itself bars it
+    if idempotency is None or site is None or site is sites.home:  # at home the key itself prevents it
         return None
     try:
         held = await _barred(site, wanted, late, idempotency)
@@ -189,7 +200,10 @@ async def _taken_over(
 
 
 async def _barred(site: Site, wanted: Wanted, late: PredictionId, idempotency: tuple[str, str]) -> Bound | None:
-    """Let the key stand for a later one there, which never comes; what it stands for instead, where that is there."""
+    """Bind the key at the site to a later id that is never placed, so that `late` is refused there.
+
+    Returns the prediction that the key stands for at the site instead, if that prediction exists.
+    """
     scripts, model = site.services.scripts, wanted.version.model
     bar = new_prediction_id(model=model, now_ms=created_ms_of(late) + 1, site=site.row.number)
     held: Bound | None = None

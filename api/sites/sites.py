@@ -1,7 +1,7 @@
-"""Hold all Redis servers of one API, by name and by the number that is part of each id. The first is the home of
+"""Hold the Redis servers of one API, by name and by the number in each id. The first is the home, which has the
 accounts.
 
-A route says whose services its handler gets. Where there is one server only, there is no `Sites`.
+A route says which site's services its handler gets. With only one server there is no `Sites`.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 
 Done = TypeVar("Done")
 
-LOOK_S: Final = 1.0  # between two looks whether it answers
-FRESH_S: Final = 1.0  # of what a queue told
+LOOK_S: Final = 1.0  # between two checks of a site
+FRESH_S: Final = 1.0  # how long a queue's report is used
 MOST_QUEUES: Final = 1_000
 MOST_ACCOUNTS: Final = 10_000
 NOTHING_STARTS: Final = frozenset({"open"})
@@ -50,8 +50,9 @@ NOTHING_STARTS: Final = frozenset({"open"})
 class Site:
     """One Redis server of several: its services, whether it answers, and what its queues reported recently.
 
-    `is_up`: it answered at the last look, and is safe. `reason`: why it is not up. `home`: None for the home itself. A
-    failure is believed until the next look, a second later.
+    `is_up`: it answered at the last check, and is safe. `reason`: why it is not up. `home`: None for the home
+    itself. After
+    a failure the site counts as down until the next check, a second later.
     """
 
     def __init__(self, row: SiteRow, services: Services, clock: Clock, *, home: "Site | None" = None) -> None:
@@ -190,11 +191,11 @@ class Sites:
         return self._called.get(server)
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
-        """Return the version that this account means. The first site that knows the model says who may see it.
+        """Return the version that this account means. The first site that knows the model decides who may see it.
 
-        Raises BackendUnavailable where the home is away and its answer is not cached, and where only a site that is
-        away
-        may have the version.
+        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away
+        may have the
+        version.
         """
         is_seen, away = False, None
         latest = ref.version
@@ -224,7 +225,7 @@ class Sites:
         looks = await asyncio.gather(*(self._looked(site, version, account) for site in allowed if site.is_up))
         found = list(filter(None, looks))
         known = {site.name: (site, own) for site, own, _ in found}
-        # until the caller's first await, no other request chooses
+        # no other request chooses before the caller's first await
         candidates = [site.candidate(own.queue, look) for site, own, look in found]
         return [known[name] for name in in_order(candidates, self.table.placement, random)]
 
@@ -239,7 +240,7 @@ class Sites:
             return None
         try:
             await site.introduce(account)
-        except BackendUnavailable:  # perhaps of the home: one that is not known there yet goes elsewhere
+        except BackendUnavailable:  # perhaps the home is away: then a new account's work goes to another site
             return None
         return site, own, look
 
@@ -263,7 +264,7 @@ def others(request: BaseRequest) -> Sequence[Site]:
 async def answer_at_site(request: Request, route: Route) -> Response:
     """Call a route's handler with the services of the site that the route says.
 
-    404 where the prediction's site is not there, and 422 where X-Site names no site.
+    Raises a 404 if the prediction's site does not exist, and a 422 if X-Site names no site.
     """
     request.services, sites = services_of(request), sites_of(request)
     if route.of is not None:
@@ -287,7 +288,7 @@ async def where_it_is(
 ) -> Done:
     """Call `act` with the services of the site that has the prediction now, also if it moved to another of our sites.
 
-    Raises Moved where it went to a server that is none of ours; 404 where its site is not there.
+    Raises Moved if it went to a server outside this API, and a 404 if its site does not exist.
     """
     services, sites = services_at(request, prediction_id), sites_of(request)
     for _ in range(0 if sites is None else MOST_MOVES):
@@ -332,7 +333,7 @@ class Plan(Struct, frozen=True):
 async def all_running(
     plan: Plan, meters: Meters, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None], tracing: Tracing
 ) -> AsyncIterator[State]:
-    """Run the services of every server. A site other than the home may be too weak: it is not used, as the log says."""
+    """Run the services of every server. A site, other than the home, that is too weak is not used, and the log says so."""
     async with AsyncExitStack() as stack:
         behind: list[Services] = []
         for place, (settings, clients) in enumerate(plan.servers):

@@ -1,7 +1,8 @@
 """Read the file of sites: which Redis servers the API serves together, and how new work is placed among them.
 
-The first table is the home: the server of DIRECTOR_REDIS_URL, with its files. Addresses of the others hold secrets, so
-the file names the variables that have them. Every mistake is told with its place. Never connects to anything.
+The first site is the home: the server of DIRECTOR_REDIS_URL, with its files. Addresses of the others contain secrets,
+so the file names the environment variables that have them. Every error says where in the file it is. This module never
+connects to anything.
 """
 
 import tomllib
@@ -22,12 +23,12 @@ MOST_BYTES: Final = 256 * 1024
 Value = TypeVar("Value", bound=Hashable)
 
 SITE_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
-# Nothing that could be an address: what is not a variable's name must not come into a message with its password
+# Nothing that could be an address, so that an error never shows a value with its password
 VARIABLE: Final = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
 
 
 class SiteRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[site]]`. `number`: in the ids of what is placed there, for ever."""
+    """One `[[site]]`. `number` is part of the ids that are made there, for ever."""
 
     name: Annotated[str, Meta(pattern=SITE_NAME)]
     number: Annotated[int, Meta(ge=0, le=63)]
@@ -39,14 +40,14 @@ class SiteRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file. `models`: which sites alone may have new runs of a model; of those that are not in it, any."""
+    """The content of the file. `models`: the sites that may take new runs of a model; any site for models not in it."""
 
     site: Annotated[tuple[SiteRow, ...], Meta(min_length=1, max_length=64)]
     placement: Placement = "least-wait"
     models: Mapping[Annotated[str, Meta(pattern=MODEL_NAME)], tuple[str, ...]] = {}
 
     def settings(self, base: ApiSettings, environ: Mapping[str, str]) -> list[ApiSettings]:
-        """What holds at each site, in order. Raises SettingsError where a variable is not set."""
+        """Return the settings of each site, in order. Raises SettingsError if a variable is not set."""
         others = {row.redis_url_env: _settings(row, base, environ) for row in self.site[1:]}
         addresses = [each.redis_url for each in others.values()]
         if same := [name for name, each in others.items() if each.redis_url in _twice(addresses)]:
@@ -55,7 +56,7 @@ class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_sites(path: Path) -> SiteTable:
-    """The file, judged. Raises SettingsError."""
+    """Read and check the file. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -75,7 +76,7 @@ def read_sites(path: Path) -> SiteTable:
 
 
 def _wrong(table: SiteTable) -> str:
-    """What contradicts itself, '' for nothing."""
+    """Return the first contradiction in the table, or ''."""
     home, *others = table.site
     names = {row.name for row in table.site}
     for field in ("name", "number"):
@@ -87,7 +88,7 @@ def _wrong(table: SiteTable) -> str:
         return f"{nameless[0]} needs redis_url_env: the variable that has the address of its server"
     if twice := _twice(row.redis_url_env for row in others):
         return f"two sites have the address of {twice[0]}"
-    # a keeper removes from a store what its own server does not know
+    # a keeper deletes from a store what its own server does not know
     if twice := _twice((row.files_dir, row.files_url) for row in others if row.files_dir or row.files_url):
         return f"two sites have the files {' '.join(filter(None, twice[0]))}"
     for model, sites in table.models.items():
