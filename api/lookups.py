@@ -180,7 +180,7 @@ class Lookups:
         return await self.version(model.name, version) if version else None
 
     def forget(self, model: str) -> None:
-        """Drop a model that this process has just changed, so that the caller that changed it sees the change at once."""
+        """Drop a model that this process has just changed, so that the caller that changed it sees it at once."""
         self._models.forget(model)
 
     async def cards(self) -> Sequence[tuple[Model, Card]]:

@@ -55,7 +55,7 @@ AHEAD_BYTES: Final = 8 << 20
 
 
 class Room:
-    """The room of one file in its account's quota. An account without a quota is counted only once its file is stored."""
+    """The room of one file in its account's quota. Without a quota the account is counted only once its file is stored."""
 
     def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
         self._scripts = services.scripts

@@ -164,7 +164,7 @@ UNTRUSTED: Final = {
 
 
 def stored_response(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
-    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the content."""
+    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the file."""
     etag = f'"{digest}"'
     described = UNTRUSTED | {"Accept-Ranges": "bytes", "ETag": etag} | dict(headers)
     if request.method == "HEAD":

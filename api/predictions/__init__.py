@@ -1,1 +1,1 @@
-"""Predictions, trainings and procedures: taken in, shown, listed, cancelled, waited for."""
+"""Accept, show, list, cancel and wait for predictions, trainings and procedures."""

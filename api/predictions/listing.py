@@ -1,8 +1,8 @@
-"""An account's predictions, or runs of another kind, newest first, a page at a time.
+"""List an account's predictions, or runs of another kind, newest first, a page at a time.
 
-The index is written before the enqueue, so no prediction is ever missing from it; what it names and is not there any
-more is skipped. A page is bounded in what it reads and in what it weighs, which is asked before anything is read: it
-may be short and yet have a next one, and is over its weight by one prediction at most.
+The index is written before the enqueue, so no prediction is ever missing from it. An entry whose prediction is gone is
+skipped. A page is bounded in entries read and in bytes, and sizes are asked for before anything is read. So a page may
+be short and yet have a next one, and it is over its bytes by one prediction at most.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +26,14 @@ from director.core.states import Status
 from director.core.view import PATHS, view
 from director.store.accounts import ACCOUNT_NAME
 
-# Which predictions a list is asked for: read from its query, and kept in the links of its pages.
+# Filters come from the query and are kept in the links of the pages.
 #
-# `created_after`, `created_before` and `source` are Replicate's; `status`, `model`, `version` and `account` are more.
+# `created_after`, `created_before` and `source` are Replicate's; `status`, `model`, `version` and `account` are ours.
 
-LATEST_MS: Final = (1 << 48) - 1  # of an id
+LATEST_MS: Final = (1 << 48) - 1  # the largest time that an id can hold
 SOURCES: Final = ("api", "web")
 
-# what each may be, in words, and whether a text is that
+# filter → what a value must be, in words, and the check of a value
 KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "created_after": ("Must be a date and time as RFC 3339 has it", lambda text: _id_at(text)),
     "created_before": ("Must be a date and time as RFC 3339 has it", lambda text: _id_at(text)),
@@ -46,13 +46,13 @@ KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
 
 
 class Filters(Struct, frozen=True):
-    """What was asked for, as it was given."""
+    """The filters of a list, as they were given."""
 
     given: dict[str, str]
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> "Filters":
-        """422 that names every one that is none. An empty one is as good as none."""
+        """Read the filters from a query; an empty one counts as not given. Raises a 422 that names every wrong one."""
         given = {name: query[name] for name in KNOWN if query.get(name)}
         faults = [
             InvalidField("format", name, KNOWN[name][0]) for name, text in given.items() if not KNOWN[name][1](text)
@@ -67,16 +67,16 @@ class Filters(Struct, frozen=True):
 
     @property
     def oldest(self) -> PredictionId | None:
-        """The first id that it may be."""
+        """Return the first id that matches."""
         return _id_at(self.given.get("created_after", ""))
 
     @property
     def newest(self) -> PredictionId | None:
-        """The first id that is too new."""
+        """Return the first id that is too new to match."""
         return _id_at(self.given.get("created_before", ""))
 
     def match(self, one: Glance | Record) -> bool:
-        """Is it asked for? All of ours were made by the API."""
+        """Return whether a prediction matches. The API made all of ours, so another `source` matches nothing."""
         if self.given.get("source", "api") != "api":
             return False
         return all(
@@ -86,7 +86,7 @@ class Filters(Struct, frozen=True):
 
 
 def _id_at(text: str) -> PredictionId | None:
-    """The first id of a moment; None where it is none. Without an offset it is taken as UTC."""
+    """Return the first id of a moment, or None for an invalid time. A time without an offset is UTC."""
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
@@ -98,11 +98,11 @@ def _id_at(text: str) -> PredictionId | None:
 
 
 MOST_READ: Final = 2_000
-HEAVY_BYTES: Final = 4 << 20  # of a page: inputs and outputs are part of it
+HEAVY_BYTES: Final = 4 << 20  # of a page, inputs and outputs included
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """Between which ids to look, as bounds of the index, and from which end."""
+    """A range of ids, as bounds of the index, and the end where reading begins."""
 
     low: str = "-"
     high: str = "+"
@@ -110,7 +110,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, filters: Filters, cursor: Cursor | None) -> "Span":
-        """From where a page goes on, within the times asked for."""
+        """Return where a page starts or continues, within the filters' times."""
         low = "-" if filters.oldest is None else f"[{filters.oldest}"
         high = "+" if filters.newest is None else f"({filters.newest}"
         if cursor is None:
@@ -118,7 +118,7 @@ class Span(Struct, frozen=True, kw_only=True):
         return cls(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
 
     def past(self, prediction_id: PredictionId) -> "Span":
-        """What is left of it after this id."""
+        """Return the rest of the span after this id."""
         if self.newest_first:
             return Span(low=self.low, high=f"({prediction_id}", newest_first=True)
         return Span(low=f"({prediction_id}", high=self.high, newest_first=False)
@@ -147,7 +147,7 @@ async def list_predictions(request: Request) -> Response:
 
 
 async def list_of_kind(request: Request, kind: Kind) -> Response:
-    """List the runs of one kind. Another account's are listed for operators only."""
+    """List the runs of one kind. Only operators may list another account's."""
     path = f"/{PATHS[kind]}"
     account = request.account
     cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
@@ -198,9 +198,9 @@ async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int
 
 
 def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int:
-    """How many of these are read next, at once: those there is room for, up to one that tells its weight only then.
+    """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet.
 
-    The first of a page always is, so that every page leads on.
+    The first of a page is always read, so that every page leads on.
     """
     if room <= 0 and not is_first:
         return 0
@@ -214,7 +214,7 @@ def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int
 
 
 async def _read(lists: Lists, looked: Sequence[Looked], filters: Filters) -> list[Stored]:
-    """Those that are still what was asked for."""
+    """Read the predictions, and return those that still match."""
     found = await lists.read(looked)
     return [stored for stored in found if not stored.record.moved and filters.match(stored.record)]
 
@@ -228,5 +228,5 @@ def _weight_read(stored: Stored) -> int:
 
 
 def _turned(found: Found) -> Found:
-    """A walk from old to new, in the order of the list."""
+    """Return what was read from old to new in the order of the list."""
     return Found(results=found.results[::-1], first=found.last, last=found.first, has_more=found.has_more)

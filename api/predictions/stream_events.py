@@ -1,8 +1,8 @@
-"""What a prediction's event log looks like to who reads its event stream: server-sent events, byte for byte. Pure.
+"""Turn a prediction's event log into server-sent events, byte for byte. Pure.
 
-Every frame has a name and an id, since official clients drop what has none, and lines end in LF alone. An id is all
-that is needed to go on after it: nothing is kept for a reader that may come back, and any API process can serve it.
-Never tells an item or a piece of logs twice, and never leaves one out: what the log lacks comes out of the end.
+Every frame has a name and an id, since official clients drop frames without them, and lines end in LF alone. An id is
+all that is needed to continue after it: nothing is kept for a reader that may come back, and any API process can serve
+it. Each item and piece of logs is sent exactly once: what the log lacks is taken from the final record.
 """
 
 import re
@@ -26,9 +26,9 @@ NULL: Final = Raw(b"null")
 # A bare CR ends a line too, and progress bars are full of them
 LINE_END: Final = re.compile(r"\r\n|\r|\n")
 ID: Final = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,10})(?::(error|done))?", re.ASCII)
-# The log begins anew with either, and so does what was told of it
+# The log starts again with each of these, and so does what was sent of it
 BEGINNINGS: Final = RESTARTS | {"created"}
-PIECE_CHARS: Final = 16 * 1024  # of logs, in one event
+PIECE_CHARS: Final = 16 * 1024  # of logs in one event
 
 DONE: Final = {
     Status.SUCCEEDED: "{}",
@@ -39,10 +39,11 @@ DONE: Final = {
 
 
 class Mark(Struct, frozen=True):
-    """A place in an event stream; as text, the id of the frame before it: `seq:items:chars`, at the end a word more.
+    """A position in an event stream. As text it is a frame's id: `seq:items:chars`, with a fourth word at the end.
 
-    `seq`: last event of the log that was told, or had nothing to tell. `items`, `chars`: how much of the attempt's
-    output and logs was told by then. `end`: what was told of the end.
+    `seq`: number of the last event of the log that was handled. `items`, `chars`: how much of the attempt's output
+    and logs
+    was sent by then. `end`: how much of the end was sent.
     """
 
     seq: int = 0
@@ -56,7 +57,7 @@ class Mark(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Mark":
-        """The place that an id names; the very beginning for what is no id of ours."""
+        """Read an id. Returns the very beginning for a text that is no id of ours."""
         match = ID.fullmatch(text)
         if match is None:
             return cls()
@@ -65,16 +66,16 @@ class Mark(Struct, frozen=True):
 
 
 class Teller:
-    """Tells one reader. `mark` is how far; `at_end`: the log has no more to tell, but the end has perhaps."""
+    """Makes the frames for one reader. `mark`: its position. `at_end`: the log has no more, but the final record may."""
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
         self.at_end = False
 
     def tell(self, events: Sequence[Event]) -> bytes:
-        """What these events of the log are to the reader."""
+        """Return the frames for these events of the log."""
         frames = []
-        self.at_end = False  # it may have begun anew
+        self.at_end = False  # it may have started again
         for event in events:
             if event.kind == "completed":
                 self.at_end = True
@@ -83,10 +84,11 @@ class Teller:
         return b"".join(frames)
 
     def tell_rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
-        """What the end has and the log had not, up to so many bytes and the one event beyond; and whether that is all.
+        """Return frames for what the final record has and the log lacked, and whether that is all of it.
 
-        A run that shows no progress has all of it here, one that shows more than is kept on the way, the rest. Logs
-        whose beginning was dropped are left as they were told: nobody can say any more which of them were.
+        They have at least `most_bytes` where it is not all. A run without progress events gets everything here.
+        Logs whose
+        beginning was dropped are left as they were sent, because it is unknown which of their characters were sent.
         """
         frames, size = [], 0
         items = _items(output)
@@ -104,11 +106,11 @@ class Teller:
         return b"".join(frames), False
 
     def tell_end(self, status: Status, error: str) -> bytes:
-        """That it is over, and how."""
+        """Return the frames that say how the prediction ended."""
         return self._end(DONE[status], error if status is Status.FAILED else None)
 
     def tell_removed(self) -> bytes:
-        """That the rest cannot be told any more."""
+        """Return the frames that say that the rest was removed."""
         return self._end(DONE[Status.FAILED], REMOVED)
 
     def _tell(self, event: Event) -> bytes:
@@ -141,18 +143,18 @@ class Teller:
 
 
 def _text(item: bytes | Raw) -> str:
-    """An item as it is shown: text as text, all else as JSON."""
+    """Return a string item as its text, any other as JSON."""
     data = bytes(item)
     if data.startswith(b'"'):
         try:
             return msgspec.json.decode(data, type=str)
         except msgspec.DecodeError:
-            pass  # half a character, which JSON can write and UTF-8 cannot: as JSON, too
+            pass  # a lone surrogate, which JSON can write and UTF-8 cannot: shown as JSON, too
     return data.decode(errors="replace")
 
 
 def _items(output: Raw | None) -> list[Raw]:
-    """What a final output has to tell: a list's items, or the one that it is."""
+    """Return the items of a final output: those of a list, or the one value."""
     if output is None or output == NULL:
         return []
     return msgspec.json.decode(output, type=list[Raw]) if bytes(memoryview(output)[:1]) == b"[" else [output]

@@ -1,9 +1,9 @@
-"""Follow predictions for those who read their event streams: from where each of them was, to the end.
+"""Send event streams to their readers, each from its own position to the end.
 
-Keeps no queue: a page is read from Redis once the one before it was taken, so a slow reader holds one page at most, and
-slows nobody. What is larger than a page is told to few at once, since a crowd of slow readers would hold it all.
-Never ends a stream as if it were whole when it is not: who is let go before the end can tell, and come again.
-Shares the waiters' one subscription, and trusts it as little: everybody looks again every two seconds.
+No queue is kept: a page is read from Redis once the reader took the one before. So a slow reader holds one page at most
+and delays no other. Anything larger than a page is sent to few readers at once, because a crowd of slow readers would
+hold it all in memory. A stream that is stopped early never looks whole: the reader can tell, and connect again. Readers
+share the waiters' one subscription and do not rely on it: each looks again every two seconds.
 """
 
 import asyncio
@@ -29,33 +29,33 @@ PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 64 * 1024
 LARGE_BYTES: Final = (
     2 * PAGE_BYTES
-)  # of what is sent at once: a page is never more, but for what its text is wrapped in
-REST_BYTES: Final = 512 * 1024  # more, since the whole output is read for each piece of its rest
+)  # sent at once without a room of its own: a page is never larger, apart from the framing
+REST_BYTES: Final = 512 * 1024  # more than a page, because the whole output is read again for each piece of the rest
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
 KEEP_ALIVE_S: Final = 10.0
-STALL_S: Final = 60.0  # a reader that takes nothing for so long is let go: its page is memory
-LOOKS_PER_S: Final = 5_000  # of all readers together: many of them must leave the loop to others
-ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is held whole while it is taken apart
+STALL_S: Final = 60.0  # a reader that takes nothing for so long is disconnected: its page is memory
+LOOKS_PER_S: Final = 5_000  # of all readers together: even many of them must leave time to others
+ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is in memory whole while it is split
 LARGE_AT_ONCE: Final = 16
-LARGE_S: Final = 60.0  # to take one: others wait for the room
-SLOWEST_BYTES_S: Final = 64 * 1024  # a reader that takes it at this pace has longer
+LARGE_S: Final = 60.0  # to take a large page: others wait for the room
+SLOWEST_BYTES_S: Final = 64 * 1024  # a reader that takes it at this pace gets more time
 
 Send = Callable[[bytes], Awaitable[None]]
 Look = tuple[PredictionId, int, bool]
 
 
 class Next(Enum):
-    """What a reader does when it has been told something."""
+    """What a reader does after it was sent something."""
 
     GO_ON = auto()
     WAIT = auto()
-    TAKE_ROOM = auto()  # nothing was sent: what is next is large
+    TAKE_ROOM = auto()  # nothing was sent: the next event is large
     LEAVE = auto()
 
 
 class Readers:
-    """At most `most` at once, and no new one while the process is short of descriptors."""
+    """Serve at most `most` readers at once, and no new one while the process is short of file descriptors."""
 
     def __init__(
         self, scripts: Scripts, waiters: Waiters, *, clock: Clock, descriptors: Descriptors, most: int
@@ -77,30 +77,30 @@ class Readers:
 
     @property
     def is_full(self) -> bool:
-        """May nobody begin to read now?"""
+        """Return whether a new reader must be refused."""
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
     async def standing(self, prediction_id: PredictionId) -> Replayed | None:
-        """How it stands, without an event; None where there is no such prediction. Raises BackendUnavailable."""
+        """Return the prediction's state without events, or None if it does not exist. Raises BackendUnavailable."""
         return await self.scripts.replay(prediction_id, after=0, count=0, most_bytes=0)
 
     async def look(self, prediction_id: PredictionId, after: int, *, whole: bool = False) -> Replayed | None:
-        """Its events after this number, but one that is large only where `whole`. Raises BackendUnavailable.
+        """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable.
 
-        Those who ask the same in one turn of the loop share the answer, since thousands may read one prediction.
+        Calls with equal arguments in one turn of the event loop share the answer: thousands may read one prediction.
         """
         asked = (prediction_id, after, whole)
         look = self._looks.get(asked)
         if look is None:
             look = self._looks[asked] = asyncio.create_task(self._look(asked))
-            look.add_done_callback(lambda task: task.cancelled() or task.exception())  # they may all have left
-        # who leaves does not take the answer of the others along
+            look.add_done_callback(lambda task: task.cancelled() or task.exception())  # all callers may have left
+        # a caller that leaves must not cancel the answer for the others
         return await asyncio.shield(look)
 
     async def read(self, prediction_id: PredictionId, mark: Mark, send: Send, *, is_over: bool = False) -> bool:
-        """Send the stream from this mark on, to its end. False where it was let go before that.
+        """Send the stream from this mark to its end. Returns False if the reader was disconnected before that.
 
-        `is_over`: it is terminal already, and will bring no news.
+        `is_over`: the prediction is terminal already, so there will be no news.
         """
         if self._is_leaving:
             return False
@@ -115,7 +115,7 @@ class Readers:
 
     @contextmanager
     def holding(self) -> Iterator[anyio.CancelScope]:
-        """A place among all who read anything, until the process is to end: what is in this is given up then."""
+        """Count as a reader. The block is cancelled when the process is to end."""
         with anyio.CancelScope() as scope:
             self._reading.add(scope)
             try:
@@ -124,14 +124,15 @@ class Readers:
                 self._reading.discard(scope)
 
     def release(self) -> None:
-        """The process is to end: let all go, so that they go on elsewhere."""
+        """Disconnect all readers because the process is to end. They connect again elsewhere."""
         self._is_leaving = True
         for scope in self._reading:
             scope.cancel()
 
     async def _look(self, asked: Look) -> Replayed | None:
-        # begins in the turn after the one in which it was made. Whoever comes later asks anew: what is on its way by
-        # then may be older than the news he heard
+        # This begins one turn after it was created. A later caller starts another: an answer that is on its way by then
+        # may be
+        # older than the news that the caller had
         del self._looks[asked]
         prediction_id, after, whole = asked
         return await self.scripts.replay(
@@ -140,7 +141,7 @@ class Readers:
 
 
 class Reader:
-    """One of them."""
+    """One reader of one prediction's event stream."""
 
     def __init__(self, readers: Readers, prediction_id: PredictionId, mark: Mark, send: Send) -> None:
         self._readers = readers
@@ -153,7 +154,7 @@ class Reader:
         self._limit: anyio.CancelScope | None = None
 
     async def read(self, *, is_over: bool) -> None:
-        """To the end. Raises TimeoutError when nobody takes what is sent."""
+        """Send the stream to its end. Raises TimeoutError if the client takes nothing."""
         waiters = self._readers.waiters
         with nullcontext(asyncio.Event()) if is_over else waiters.listening(self._id) as news:
             then = Next.GO_ON
@@ -171,16 +172,16 @@ class Reader:
                     await self._wait(news)
 
     async def _tell_more(self, *, has_room: bool = False) -> Next:
-        """Send what comes next. Nothing of it is held by whoever waits for more."""
+        """Send what comes next. No page is held while the reader waits for more."""
         page = await self._look(whole=has_room)
         if page is not None and page.moved:
-            return Next.LEAVE  # who comes again is told where it is
+            return Next.LEAVE  # a reader that connects again gets the new place
         if page is None or page.is_removed:
             await self._send(self._teller.tell_removed())
             return Next.LEAVE
         if page.has_more and not page.events and not has_room:
             return Next.TAKE_ROOM
-        # a log that says it has more and tells nothing would be asked for ever
+        # a log that claims more and returns nothing would be read in an endless loop
         has_more, is_over = page.has_more and bool(page.events), page.is_terminal
         told = self._teller.tell(page.events)
         del page
@@ -190,13 +191,13 @@ class Reader:
         return Next.GO_ON if has_more else Next.WAIT
 
     async def _tell_end(self, *, has_room: bool) -> Next:
-        """Send what the log lacks, a piece at a time, then how it ended."""
+        """Send what the log lacks, a piece at a time, then how the prediction ended."""
         before = self._teller.mark
         async with self._readers.ends:
             stored = await self._readers.scripts.get(self._id, outlook=False)
             if stored is None or stored.input is None:
                 told, is_all = self._teller.tell_removed(), True
-            elif not stored.record.is_terminal:  # it begins anew
+            elif not stored.record.is_terminal:  # it starts again
                 return Next.GO_ON
             else:
                 told, is_all = self._teller.tell_rest(stored.output, stored.logs, most_bytes=REST_BYTES)
@@ -211,7 +212,7 @@ class Reader:
 
     @asynccontextmanager
     async def _room(self) -> AsyncIterator[None]:
-        """Where something large may be held, but not for long."""
+        """Wait for one of the few places in which a large page may be held, and hold it for a limited time."""
         room = self._readers.room
         while True:
             with anyio.move_on_after(KEEP_ALIVE_S):
@@ -226,7 +227,7 @@ class Reader:
             room.release()
 
     async def _look(self, *, whole: bool) -> Replayed | None:
-        """At what came since, but not more often than is good for all."""
+        """Read what came since, with pauses that grow with the number of readers."""
         pause = self._looked + self._readers.reading / LOOKS_PER_S - self._clock.monotonic()
         if pause > 0:
             await self._clock.sleep(pause)
@@ -234,7 +235,7 @@ class Reader:
         return await self._readers.look(self._id, self._teller.mark.seq, whole=whole)
 
     async def _wait(self, news: asyncio.Event) -> None:
-        """Until there is news, or it is time to look in any case. Who hears nothing for long hears a comment."""
+        """Wait for news, at most until the next safety look. A reader that got nothing for long gets a comment."""
         silent_s = self._clock.monotonic() - self._sent
         with anyio.move_on_after(min(SAFETY_S, max(0.0, KEEP_ALIVE_S - silent_s))):
             await news.wait()

@@ -1,8 +1,8 @@
-"""Check an input against its model's schema before it is queued, and say what is wrong in gojsonschema's words.
+"""Check an input against its model's schema before it is queued, and report errors in gojsonschema's words.
 
-Never changes the input: it is decoded to be looked at, and the bytes that are queued stay the caller's. Keys that the
-model does not know are no errors. Its cost is bounded by the input's size, however wrong the input is and however many
-alternatives the schema has.
+The input is decoded only to be checked: the bytes that are queued stay the caller's. Keys that the model does not know
+are no errors. The cost is bounded by the input's size, however wrong the input is and however many alternatives the
+schema has.
 """
 
 import hashlib
@@ -22,22 +22,21 @@ from api.request import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
 
-# Reduce what a model says of its input to a schema that is safe and cheap to check against.
+# A model's schema is reduced to one that is safe and cheap to check against.
 #
-# A model's OpenAPI document is a stranger's: it may be huge, point at other hosts, loop, or hold patterns that take
-# for ever. Only the keywords of the tables below are carried over, with every reference written out, so that what
-# reaches the validator refers to nothing. Each keyword left behind makes the check more lenient, never stricter: what
-# is not checked here, the model server checks itself. Never fetches anything, and never recurses deeper than its
-# limit.
+# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold patterns that take
+# for ever. Only the keywords of the tables below are copied, and every reference is replaced by its target, so that
+# the validator's schema refers to nothing. A keyword that is left out makes the check more lenient, never stricter: the
+# model server checks the rest itself. Nothing is fetched, and recursion is limited.
 
 Schema = dict[str, Any] | bool
 
 MAX_DOCUMENT_BYTES: Final = 1_048_576
-MAX_NODES: Final = 2_000  # references written out, so that a few that double each other stay a few
+MAX_NODES: Final = 2_000  # of the schema with its references expanded: references that double each other grow fast
 MAX_DEPTH: Final = 40
 MAX_PATTERNS: Final = 64
 
-# the linear-time engine, bounded also in the memory that one pattern may take
+# the linear-time engine, with a bound on the memory of one pattern
 PATTERN_OPTIONS: Final = RegexOptions(size_limit=1 << 18, dfa_size_limit=1 << 18)
 
 SCHEMA_TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
@@ -46,7 +45,7 @@ ANYTHING: Final[tuple[Schema, ...]] = (True, {})
 
 
 def read_document(document: bytes) -> dict[str, Any]:
-    """A model's OpenAPI document. One that is too large or cannot be read is a Problem that tells the operator."""
+    """Read a model's OpenAPI document. Raises a Problem, worded for the operator, if it is too large or unreadable."""
     if len(document) > MAX_DOCUMENT_BYTES:
         raise unusable_schema(f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
@@ -56,14 +55,14 @@ def read_document(document: bytes) -> dict[str, Any]:
 
 
 def input_schema(document: dict[str, Any], name: str = "Input") -> dict[str, Any]:
-    """The schema of an `input` in a model's OpenAPI document, reduced. A document that has none is open: {}."""
+    """Return the reduced schema of an `input`. A document without one accepts anything: {}."""
     schema = _follow(document, ("components", "schemas", name))
     reduced = _Reduction(document).reduce(schema, depth=0, within=())
     return reduced if isinstance(reduced, dict) else {}
 
 
 def can_stream(document: Mapping[str, Any]) -> bool:
-    """Does the model give its output piece by piece? One that does not say what its output is may well do so."""
+    """Return whether the model gives its output piece by piece. A model that does not declare its output may do so."""
     output = _follow(document, ("components", "schemas", "Output"))
     if not isinstance(output, dict):
         return True
@@ -88,7 +87,7 @@ CARRIED: Final[Mapping[str, Callable[[Any], bool]]] = {
     "enum": lambda options: isinstance(options, list) and bool(options),
     "exclusiveMaximum": _is_number,
     "exclusiveMinimum": _is_number,
-    # the one format that protects somebody: a file input that is no URL is opened as a local file by some servers
+    # the one format that is a protection: some servers open a file input that is no URL as a local file
     "format": lambda name: name == "uri",
     "maxItems": _is_count,
     "maxLength": _is_count,
@@ -105,7 +104,7 @@ CARRIED: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 class _Reduction:
-    """One document's reduction, and how much of its allowance is used up."""
+    """The reduction of one document. Counts the nodes and patterns used, to bound them."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -113,7 +112,7 @@ class _Reduction:
         self._patterns = 0
 
     def reduce(self, schema: object, *, depth: int, within: tuple[str, ...]) -> Schema:
-        """A copy with the carried keywords only. `within` are the references being written out around it."""
+        """Return a copy with the allowed keywords only. `within`: the references that are being expanded around it."""
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
             raise unusable_schema("is too large once its references are written out")
@@ -130,14 +129,14 @@ class _Reduction:
 
         reduced |= _containers(schema, below)
         parts = [below(part) for part in _list(schema, "allOf")]
-        # oneOf is carried as anyOf: once its members are more lenient, two of them may match
+        # oneOf becomes anyOf: once its members are more lenient, two of them may match
         parts += [_any_of([below(part) for part in _list(schema, word)]) for word in ("anyOf", "oneOf")]
         parts.append(self._referred(schema.get("$ref"), depth=depth, within=within))
         whole = _all_of(reduced, parts)
         return _or_null(whole) if schema.get("nullable") is True else whole
 
     def _referred(self, reference: object, *, depth: int, within: tuple[str, ...]) -> Schema:
-        if not isinstance(reference, str) or reference in within:  # a schema inside itself: one round is checked
+        if not isinstance(reference, str) or reference in within:  # a schema inside itself: one level is checked
             return True
         if not reference.startswith("#/"):
             raise unusable_schema("refers to something outside itself")
@@ -148,7 +147,7 @@ class _Reduction:
         return self.reduce(target, depth=depth + 1, within=(*within, reference))
 
     def _is_linear(self, pattern: object) -> bool:
-        """Can the linear engine take it? It knows no look-around and no back-references."""
+        """Return whether the linear engine accepts the pattern. It has no look-around and no back-references."""
         if not isinstance(pattern, str) or self._patterns >= MAX_PATTERNS:
             return False
         self._patterns += 1
@@ -160,12 +159,13 @@ class _Reduction:
 
 
 def _containers(schema: Mapping[str, Any], below: Callable[[object], Schema]) -> dict[str, Any]:
-    """The keywords that speak of what is inside an object or an array."""
+    """Reduce the keywords about the content of an object or array."""
     reduced: dict[str, Any] = {}
     properties = schema.get("properties")
     if isinstance(properties, dict):
         reduced["properties"] = {name: below(part) for name, part in properties.items()}
-    # false is not carried: a key that a model does not know is no error. Beside patterns it speaks of the rest only
+    # false is left out: a key that a model does not know is no error. With patternProperties it applies to the rest
+    # only
     additional = schema.get("additionalProperties")
     if isinstance(additional, dict) and "patternProperties" not in schema:
         reduced["additionalProperties"] = below(additional)
@@ -191,7 +191,7 @@ def _schema_types(given: object) -> list[str]:
 
 
 def _any_of(parts: list[Schema]) -> Schema:
-    """One of these. The usual way to say 'or null' becomes a type, so that its errors stay readable."""
+    """Combine alternatives. The usual way to write 'or null' becomes a type, so that its errors stay readable."""
     if not parts or any(part in ANYTHING for part in parts):
         return True
     wanted = [part for part in parts if part != NULL]
@@ -201,7 +201,7 @@ def _any_of(parts: list[Schema]) -> Schema:
 
 
 def _all_of(reduced: dict[str, Any], parts: Iterable[Schema]) -> Schema:
-    """Itself and all of these, in the plainest form."""
+    """Combine a schema with others that must hold too, in the plainest form."""
     telling = [part for part in parts if part not in ANYTHING]
     if not telling:
         return reduced
@@ -234,12 +234,12 @@ def _follow(document: Mapping[str, Any], steps: Iterable[str]) -> object:
 
 MAX_CACHED: Final = 64
 
-# finding an error costs about 20 µs, and one long array can hold a million of them, each in every alternative
+# finding an error costs about 20 µs, and a long array can have a million errors, in each alternative
 MANY_ERRORS: Final = 1_000
 
 FETCHABLE: Final = re.compile(r"https?://|data:", re.IGNORECASE)
 
-# keyword → the name and the words that gojsonschema has for it
+# keyword → gojsonschema's name and message
 WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "anyOf": ("number_any_of", "Must validate at least one schema (anyOf)"),
     "const": ("const", "{field} does not match: {expected_value}"),
@@ -272,7 +272,7 @@ TYPE_NAMES: Final[Mapping[type, str]] = {
     type(None): "null",
 }
 
-# what the schema of a run's input is called in the document
+# kind → the name of its input schema in the document
 INPUTS: Final[Mapping[Kind, str]] = {"": "Input", "training": "TrainingInput", "procedure": "Input"}
 
 _compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
@@ -280,7 +280,7 @@ _of_versions: OrderedDict[tuple[str, str, Kind], tuple[Raw, "InputSchema"]] = Or
 
 
 class InputSchema:
-    """What one version of a model takes as input. `can_stream`: it gives its output piece by piece, or may do so."""
+    """The input schema of one version. `can_stream`: the model gives its output piece by piece, or may do so."""
 
     def __init__(self, schema: dict[str, Any], *, can_stream: bool) -> None:
         self.can_stream = can_stream
@@ -288,13 +288,14 @@ class InputSchema:
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
         self._fields = {name: _Validator(part) for name, part in properties.items()}
-        # what is left speaks of the object as a whole; it must still know which keys are not additional
+        # the rest applies to the object as a whole; it still needs the names of the properties, for
+        # additionalProperties
         rest = {word: value for word, value in schema.items() if word != "required"}
         self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
 
     @classmethod
     def of(cls, version: Version) -> "InputSchema":
-        """That of a version as the catalogue has it. A document that is the very one of lately is not even hashed."""
+        """Return the schema of a version from the catalogue. The very same document object is not even hashed again."""
         place = (version.model, version.id, version.kind)
         known = _of_versions.get(place)
         if known is None or known[0] is not version.schema:
@@ -305,9 +306,11 @@ class InputSchema:
 
     @classmethod
     def from_openapi(cls, document: bytes, kind: Kind = "") -> "InputSchema":
-        """The input schema of a model's OpenAPI document for runs of a kind; one seen lately is not compiled again.
+        """Return the input schema of a model's OpenAPI document for runs of a kind, compiled once while it is cached.
 
-        A document without one takes every object. One that cannot be used is a Problem that tells the operator.
+        A document without an input schema accepts every object. Raises a Problem, worded for the operator, for a
+        document that
+        cannot be used.
         """
         digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)
@@ -321,14 +324,16 @@ class InputSchema:
         return known
 
     def check(self, given: Raw | bytes) -> list[InvalidField]:
-        """What is wrong with an input, at most twenty entries; nothing if it is good. Not JSON at all: a Problem."""
+        """Return what is wrong with an input, at most twenty entries, or []. Raises a Problem for text that is not
+        JSON.
+        """
         text = bytes(given)
         value = decode_json(text, object)
         if not isinstance(value, dict):
             return [_invalid("type", ["input"], {"types": ["object"], "given": value})]
         if self._all.takes(value):
             return []
-        # each has its comma or its opening; those in strings are counted too, which is none the less a bound
+        # each element follows a comma or an opening bracket; those inside strings count too, so this is an upper bound
         elements = sum(map(text.count, (b",", b"[", b"{")))
         return list(islice(self._faults(value, elements=elements), MAX_INVALID_FIELDS))
 
@@ -342,7 +347,7 @@ class InputSchema:
 
 
 class _Validator:
-    """One compiled schema, and a way to ask it for errors that does not cost more than the answer is worth."""
+    """One compiled schema, which lists errors only where listing them is cheap."""
 
     def __init__(self, schema: Schema) -> None:
         try:
@@ -360,11 +365,12 @@ class _Validator:
         self._errors_each = _size(schema) if self._has_alternatives else 1
 
     def takes(self, value: Any) -> bool:
-        """Is there nothing wrong with it?"""
         return self._validator.is_valid(value)
 
     def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[InvalidField]:
-        """What is wrong with a value of at most so many `elements`."""
+        """Yield what is wrong with a value of at most this many `elements`: one error alone where all would cost too
+        much.
+        """
         if self.takes(value):
             return
         if elements * self._errors_each <= MANY_ERRORS:
@@ -379,7 +385,7 @@ class _Validator:
 
 
 def _size(schema: object) -> int:
-    """How many errors one element can have at most: each keyword, and each name or option in one, may be one."""
+    """Return how many errors one element can have at most: one for each keyword, and for each name or option in one."""
     parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     return sum(1 + _size(part) for part in parts)
 
@@ -396,18 +402,18 @@ def _described(error: ValidationError, path: list[str]) -> InvalidField:
 def _invalid(keyword: str, path: list[str], facts: Mapping[str, Any]) -> InvalidField:
     kind, words = WORDS.get(keyword, OTHERWISE)
     field = ".".join(map(shown, path))
-    # only what is told: an alternative's facts hold every error of every branch
+    # only the facts in the message: those of an alternative hold every error of every branch
     told = {name: SAID.get(name, _json)(fact) for name, fact in facts.items() if f"{{{name}}}" in words}
     return InvalidField(kind, field, words.format(**{**told, "field": field}))
 
 
 def _json(value: object) -> str:
-    # not msgspec's: a schema may hold integers of more than 64 bits
+    # not msgspec: a schema may hold integers of more than 64 bits
     return json.dumps(value, ensure_ascii=False)
 
 
 def _number(value: float) -> str:
-    """As people write it: 4.0 is 4."""
+    """Write a number as people do: 4.0 is 4."""
     return str(int(value)) if value == int(value) else str(value)
 
 

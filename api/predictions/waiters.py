@@ -1,12 +1,12 @@
-"""Hold responses until their prediction has ended: one subscription for the whole process, however many wait.
+"""Hold responses until their prediction is terminal, with one subscription for the whole process.
 
-What is filed to be waited for names this process, and whatever ends it tells it here, with all that is answered. A
-prediction's own channel is subscribed to only while somebody waits for what another request filed, or listens in
-another room. Its messages are hints: whoever is woken looks whether it has ended, at a bounded pace. Everybody looks
-every two seconds in any case, so that a lost message or connection costs time and never an answer. Where an end was
-found that nobody told, which is how a director of the former release ends it, the channels are listened to as well for
-a while. Never reads a prediction before it has ended: its progress is nothing to who waits for its end. Ends nothing:
-who leaves takes only the own wait along.
+A prediction that a request will wait for is filed with the name of this process, and whatever finishes it publishes the
+ending to this process, with everything that the response needs. A prediction's own channel is subscribed to only while
+a request waits for a prediction that another request filed, or reads its events. Its messages are hints: the waiter
+that they wake checks, at a bounded pace, whether the prediction has ended. Every waiter checks every two seconds in any
+case, so a lost message or connection costs time and never an answer. A director of the former release does not publish
+endings to this process. Once such an ending is found, the channels are listened to as well for a minute. A prediction
+is never read before it has ended, and a waiter that leaves ends only its own wait.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from director.store.endings import Ending, heard
 log = logging.getLogger(__name__)
 
 SAFETY_S: Final = 2.0
-UNTOLD_S: Final = 60.0  # so long the channels are listened to, after an end that was not told
+UNTOLD_S: Final = 60.0  # how long channels are listened to after an ending that was not published
 PAUSE_S: Final = 0.5  # before a lost subscription is made again
-SILENCE_S: Final = 10.0  # after it the connection is asked whether it lives
+SILENCE_S: Final = 10.0  # then the connection is pinged
 
-# A model may write hundreds of events a second. One that ends quickly must not be made to wait for its turn.
+# A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
 GAP_S: Final = 0.05
 BURST: Final = 4
 
-# of inputs, which are answered again after the wait; what a request takes beside is about as much again
+# of the inputs of all held requests; the rest of a request takes about as much again
 MOST_BYTES: Final = 128 << 20
 
 HasEnded = Callable[[PredictionId], Awaitable[bool]]
@@ -50,7 +50,9 @@ Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
 
 class Wait:
-    """That of one caller, from before its prediction is filed: no end comes too early for it. Leave it once."""
+    """The wait of one caller. It begins before its prediction is filed, so that no ending comes too early. Leave it
+    once.
+    """
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
@@ -60,19 +62,19 @@ class Wait:
         self._id: PredictionId | None = None
 
     def enter(self, place: "dict[PredictionId, Wait]", prediction_id: PredictionId) -> None:
-        """It is for this prediction from now on, and for none before."""
+        """Make this the wait for this prediction and for no earlier one."""
         self.leave()
         self._place, self._id = place, prediction_id
         place[prediction_id] = self
 
     def leave(self) -> None:
-        """Nothing more is to be heard."""
+        """Stop receiving news."""
         if self._id is not None:
             self._place.pop(self._id, None)
 
 
 class Waiters:
-    """At most `most` waits at once; `has_ended` is cheap, `read` gives a prediction as it is now."""
+    """Hold at most `most` waits at once. `has_ended` is cheap; `read` returns a prediction as it is now."""
 
     def __init__(self, redis: Redis, *, has_ended: HasEnded, read: Read, clock: Clock, most: int) -> None:
         self._redis = redis
@@ -84,25 +86,25 @@ class Waiters:
         self._ends = keys.ends_channel(self._name)
         self._expected: dict[PredictionId, Wait] = {}
         self._listeners: dict[str, set[asyncio.Event]] = {}
-        self._changed: set[str] = set()  # channels that somebody came to or left
+        self._changed: set[str] = set()  # channels that gained their first listener or lost their last
         self._has_changed = asyncio.Event()
         self._held: set[asyncio.Timeout] = set()
         self._weight = 0
         self._is_leaving = False
         self._is_silent = True
         self._listens_until = -math.inf
-        self._told = ""  # of what is wrong with the subscription
+        self._told = ""  # the logged reason why the subscription does not work
 
     @property
     def waiting(self) -> int:
         return len(self._held)
 
     def has_room(self, weight: int = 0) -> bool:
-        """For one more wait, during which so many bytes are held?"""
+        """Return whether there is room for one more wait that holds `weight` bytes."""
         return self.waiting < self._most and self._weight + weight <= MOST_BYTES
 
     def expect(self, prediction_id: PredictionId, wait: Wait) -> str:
-        """It is filed now, and then waited for: what to name as its `waiter`."""
+        """Register a wait for a prediction that is filed next. Returns the name to file as its `waiter`."""
         wait.enter(self._expected, prediction_id)
         return self._name
 
@@ -115,13 +117,15 @@ class Waiters:
         wait: Wait | None = None,
         gone: "asyncio.Future[None] | None" = None,
     ) -> Ending | Stored | None:
-        """How the prediction ended, or what it is, once it is terminal; None when it is not, `seconds` from now.
+        """Return how the prediction ended, or the terminal prediction itself; None if it is not terminal after
+        `seconds`.
 
-        `wait`: with which it was filed, where it was by this request; `gone` is done when who waits has left.
+        `wait`: the wait that this request registered when it filed the prediction. `gone` is done when the client
+        has left.
         """
         if self._is_leaving:
             return None
-        if wait is None or self._expected.get(prediction_id) is not wait:  # it is another request's
+        if wait is None or self._expected.get(prediction_id) is not wait:  # another request filed it
             wait = None
         news = asyncio.Event() if wait is None else wait.news
         is_told = wait is not None and self._clock.monotonic() >= self._listens_until
@@ -134,7 +138,7 @@ class Waiters:
     @contextmanager
     def _holding(self, limit: asyncio.Timeout, weight: int, gone: "asyncio.Future[None] | None") -> Iterator[None]:
         def leave(_: object) -> None:
-            if limit in self._held:  # its end may have come in the same moment
+            if limit in self._held:  # it may have ended in the same moment
                 _end(limit)
 
         self._held.add(limit)
@@ -151,9 +155,9 @@ class Waiters:
 
     @contextmanager
     def listening(self, prediction_id: PredictionId, news: asyncio.Event | None = None) -> Iterator[asyncio.Event]:
-        """Set when something may have happened to it, and once when the subscription stands.
+        """Yield an event that is set when something may have happened, and once when the subscription is active.
 
-        The listener clears it before it looks, and then misses nothing but what a lost connection swallows.
+        The listener clears it before each look. Then it misses only what a lost connection loses.
         """
         channel = keys.channel(prediction_id)
         news = news or asyncio.Event()
@@ -168,13 +172,12 @@ class Waiters:
                 self._change(channel)
 
     def release(self) -> None:
-        """The process is to end: whoever waits now or later has waited long enough."""
+        """End all waits, present and future, because the process is to end."""
         self._is_leaving = True
         for limit in self._held:
             _end(limit)
 
     async def run(self) -> None:
-        """Keep one subscription, and make it again when it is lost."""
         while True:
             try:
                 await self.run_once()
@@ -185,7 +188,7 @@ class Waiters:
             await self._clock.sleep(PAUSE_S)
 
     async def run_once(self) -> None:
-        """One connection, until it is lost. All who wait are woken once it has subscribed for them."""
+        """Serve one connection until it is lost. All waiters are woken once it has subscribed for them."""
         pubsub = self._redis.pubsub()
         try:
             await pubsub.connect()  # type: ignore[no-untyped-call]
@@ -202,7 +205,7 @@ class Waiters:
     async def _watch(self, prediction_id: PredictionId, news: asyncio.Event, wait: Wait | None) -> Ending | Stored:
         pace = _Pace(self._clock)
         while True:
-            # the first news of a channel is that the subscription stands: what ended before is seen by the next look
+            # the first news of a channel is that the subscription is active: the next look sees what ended before
             with suppress(TimeoutError):
                 async with asyncio.timeout(SAFETY_S):
                     await news.wait()
@@ -225,7 +228,7 @@ class Waiters:
         self._has_changed.set()
 
     async def _subscribe(self, pubsub: PubSub) -> None:
-        """Follow who comes and goes; those of one moment share a command."""
+        """Subscribe and unsubscribe as listeners come and go. Changes of one moment share a command."""
         subscribed: set[str] = set()
         await pubsub.subscribe(self._ends)
         while True:
@@ -244,7 +247,7 @@ class Waiters:
     async def _listen(self, pubsub: PubSub) -> None:
         connection: Any = pubsub.connection
         while True:
-            # of `get_message` only what is needed: it is on the way of every answer
+            # only what is needed of `get_message`: every answer passes here
             said = await connection.read_response(timeout=math.inf, push_request=True)
             self._is_silent, self._told = False, ""
             if said[0] == b"message":
@@ -274,7 +277,7 @@ class Waiters:
             wait.news.set()
 
     def _tell(self, reason: str) -> None:
-        """Once, and not every half a second for as long as it lasts."""
+        """Log a reason once, not every half a second while it lasts."""
         if reason != self._told:
             log.warning("subscription lost, making it again", extra={"reason": reason})
             self._told = reason
@@ -282,19 +285,19 @@ class Waiters:
     def _wake(self, channel: str) -> None:
         for news in self._listeners.get(channel, ()):
             news.set()
-        if channel == self._ends:  # it stands again: what was told meanwhile is to be looked at
+        if channel == self._ends:  # it is active again: look for what was published meanwhile
             for wait in self._expected.values():
                 wait.news.set()
 
 
 def _end(limit: asyncio.Timeout) -> None:
-    """Now, if it was not to be now."""
+    """Let the time be over now, unless it is over already."""
     if not limit.expired():
         limit.reschedule(0)
 
 
 class _Pace:
-    """At most one turn in GAP_S on average; after a quiet while, BURST of them at once."""
+    """Allow one turn per GAP_S on average, and BURST of them at once after a quiet time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
