@@ -1,1 +1,1 @@
-"""What operators do over HTTP, with tokens of the scope admin."""
+"""Serve operators over HTTP, for tokens with the scope admin."""

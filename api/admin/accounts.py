@@ -1,7 +1,7 @@
-"""What operators do with accounts and tokens, over HTTP: make, change and suspend accounts; make and revoke tokens.
+"""Let operators create, change, suspend and resume accounts, and create and revoke tokens.
 
-For tokens with the scope `admin` alone, and then over all accounts. A token's secret is in the answer that makes it
-and in no other.
+Only for tokens with the scope `admin`, which then cover all accounts. A token's secret is in the response that creates
+it and in no other.
 """
 
 import re
@@ -31,7 +31,7 @@ from director.store.tokens import LABEL, Token
 
 PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
-LONGEST_S: Final = 10.0  # that what a suspended account has is ended in the call itself; a keeper does the rest
+LONGEST_S: Final = 10.0  # how long the call itself ends the predictions of a suspended account; a keeper does the rest
 DAY_MS: Final = 86_400_000
 
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
@@ -224,7 +224,7 @@ async def suspend_account(request: Request) -> Response:
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
-    for site in others(request):  # where one is away the caller hears it, and asks again
+    for site in others(request):  # if a site is away, the caller gets an error and asks again
         await site.introduce(name)
         there = site.services.administration
         ended.append(await there.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S))
@@ -242,7 +242,7 @@ async def suspend_account(request: Request) -> Response:
     answers=DETAIL,
 )
 async def resume_account(request: Request) -> Response:
-    """Run again what was held. What was ended does not come back."""
+    """Lift the suspension. What was held runs again; what was ended does not come back."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     await administration.resume(name, by=by)
@@ -313,7 +313,7 @@ async def revoke_token(request: Request) -> Response:
 
 
 async def _named(request: Request) -> str:
-    """The account of this path; 404 where there is none."""
+    """Return the account of this path. Raises a 404 if there is none."""
     name = str(request.path_params["name"])
     if not re.fullmatch(ACCOUNT_NAME, name) or not await request.services.accounts.exists(name):
         raise not_found()
@@ -341,7 +341,9 @@ async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
 
 
 def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
-    """As they are written down; 422 where one is none. What a caller calls them is not repeated."""
+    """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the names that the caller
+    sent.
+    """
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
         raise invalid_input([InvalidField("enum", "limits", f"Has only {known}")])

@@ -1,6 +1,6 @@
-"""What operators changed, over HTTP: who, when and what, in the order in which it was done, or the newest first.
+"""Show what operators changed: who, when and what, oldest or newest first.
 
-For tokens with the scope `admin` alone. Reads only; what became of predictions is in other logs, see `director audit`.
+Only for tokens with the scope `admin`. Reads only. What became of predictions is in other logs: see `director audit`.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""What operators do with dead letters, over HTTP: list, show, revive and drop them, one, many or all.
+"""Let operators list, show, revive and drop dead letters: one, many or all.
 
-For tokens with the scope `admin` alone, and then over all accounts. A call that does many ends after a while and says
-from where the next one goes on, so that no answer is waited for without end.
+Only for tokens with the scope `admin`, which then cover all accounts. A call that handles many stops after a time and
+says from where the next call continues, so that no caller waits without end.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -24,7 +24,7 @@ from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
 
 PATH: Final = "/admin/dead"
 MOST_IDS: Final = 1_000
-LONGEST_S: Final = 20.0  # below the usual time-out of a proxy in front
+LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
 
 DONE: Final = {200: Answer("What was done.", Done)}
 
@@ -147,7 +147,7 @@ async def drop_dead(request: Request) -> Response:
 
 
 async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
-    """200 with what was done; 404 where that is no dead letter, or its input is gone."""
+    """Answer 200 with what was done. Raises a 404 for a prediction that is no dead letter, or whose input is gone."""
     ids = [prediction_id_of(request)]
     done = await act(_slices(await dead.named(ids)), asked=Asked(ids=ids))
     if not done.done:
@@ -177,7 +177,7 @@ async def _slices(places: list[Place]) -> Slices:
 
 
 async def _queues(request: Request, queue: str) -> list[QueueName]:
-    """The one that is named, or all."""
+    """Return the named queue, or all. Raises a 422 for an unknown one."""
     known = await request.services.catalog.queues()
     if not queue:
         return known

@@ -1,7 +1,7 @@
-"""What operators say of how a model is run, over HTTP: read it, write it whole, take it back.
+"""Let operators read, replace and remove the configuration of how a model is run.
 
-For tokens with the scope `admin` alone. Directors read what is written here every few seconds; what none of them could
-go by is refused here already, in words that name the field.
+Only for tokens with the scope `admin`. Directors read it every few seconds. What no director could follow is refused
+here already, and the error names the field.
 """
 
 import re

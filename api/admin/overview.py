@@ -1,6 +1,7 @@
-"""What operators see of directors, over HTTP: who is there, since when, with which servers, and what each holds.
+"""Show operators the directors, the owed webhooks, the metrics of this process and a live view. Changes nothing.
 
-For tokens with the scope `admin` alone. Asks no director: their beats tell. Changes nothing.
+Directors are known by their heartbeats, which say since when they run, with which model servers, and what each claims.
+No director is asked. Only for tokens with the scope `admin`.
 """
 
 import hmac
@@ -54,9 +55,9 @@ async def list_directors(request: Request) -> Response:
     return json_response(Page(next=following, previous=None, results=[director_view(one) for one in page]))
 
 
-# What operators see of webhooks that are owed, over HTTP: how many, since when, to which hosts.
+# Owed webhooks: how many, since when, to which hosts.
 #
-# For tokens with the scope `admin` alone. Changes nothing: one is told again by `redeliver` of its prediction.
+# One is delivered again with the `redeliver` of its prediction.
 
 LONGEST_HOST: Final = 300
 
@@ -79,9 +80,9 @@ async def get_owed(request: Request) -> Response:
     return json_response(await request.services.owed.look(host=host))
 
 
-# What this process counts, for whoever scrapes it: with the token of the settings, or one with the scope `admin`.
+# The metrics of this process, for a token of the settings or one with the scope `admin`.
 #
-# Needs no Redis where the token is that of the settings, so that an outage can be watched.
+# With the token of the settings they need no Redis, so that an outage can be watched.
 
 
 @Route("GET", "/metrics")
@@ -99,10 +100,11 @@ def _has_token(request: Request, token: str) -> bool:
     return bool(token) and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
-# GET /admin/live: what goes on in the whole service, as server-sent events, for operators who watch.
+# GET /admin/live shows the whole service as server-sent events.
 #
-# For tokens with the scope `admin` alone, and only as long as they have it. Who watches counts as a reader of a
-# stream: there is a bound of them all, and whoever takes nothing for a minute is let go.
+# A watcher is served only as long as its token has the scope `admin`. It counts as a reader of a stream: all together
+# are
+# bounded, and one that takes nothing for a minute is disconnected.
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +141,7 @@ async def follow_live(request: Request) -> Response:
 
 
 async def _tell(request: Request, count: int, send: Send) -> bool:
-    """True where it came to its end, False where it is cut off."""
+    """Send events. Returns True at the regular end, False if the stream was cut off."""
     services = request.services
     number = told = 0
     with services.readers.holding() as place, services.watching.watcher():
@@ -156,7 +158,7 @@ async def _tell(request: Request, count: int, send: Send) -> bool:
 
 
 async def _is_taken(data: bytes, send: Send) -> bool:
-    """A piece at a time, so that one who reads slowly is told from one who does not read."""
+    """Send a piece at a time, to tell a slow reader from one that does not read."""
     try:
         for start in range(0, len(data), PIECE_BYTES):
             with anyio.fail_after(STALL_S):

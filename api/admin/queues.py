@@ -1,6 +1,6 @@
-"""What operators see of queues, over HTTP: all of them with their numbers, one with all that is known, what is in it.
+"""Show operators the queues and their content, and let them pause, resume, drain, bound, resize and migrate a queue.
 
-For tokens with the scope `admin` alone.
+Only for tokens with the scope `admin`.
 """
 
 import re
@@ -172,7 +172,7 @@ async def list_live(request: Request) -> Response:
 
 
 def queue_of(request: Request) -> QueueName:
-    """The queue that a path names; 404 where that can be none."""
+    """Return the queue that a path names. Raises a 404 for a text that cannot be one."""
     owner, name, version = (str(request.path_params[part]) for part in ("owner", "name", "version"))
     if not re.fullmatch(QUEUE_END, version):
         raise not_found()
@@ -180,7 +180,7 @@ def queue_of(request: Request) -> QueueName:
 
 
 async def stats_of(request: Request, queue: QueueName) -> QueueStats:
-    """404 where there is none of this name."""
+    """Return the queue's numbers. Raises a 404 if there is no such queue."""
     try:
         return await request.services.scripts.stats(queue)
     except UnknownQueue as exc:
@@ -195,13 +195,12 @@ async def _config(request: Request, queue: QueueName) -> ConfigView | None:
     return None if stored is None or not stored.revision else ConfigView.of(stored)
 
 
-# What operators do with queues, over HTTP: pause, resume, drain, bound, resize, migrate. Each is noted, with who did.
+# Changes of queues. Each is logged with the name of the operator, and each may be repeated safely.
 #
-# For tokens with the scope `admin` alone. Each may be asked for twice. A call that takes long ends after a while and
-# says that more is left, so that no answer is waited for without end.
+# A call that takes long stops and says that more is left, so that no caller waits without end.
 
 MAX_BODY: Final = 4_096
-LONGEST_S: Final = 20.0  # below the usual time-out of a proxy in front
+LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
 LONGEST_NAME: Final = 200
 
 
@@ -388,7 +387,7 @@ async def migrate_queue(request: Request) -> Response:
 
 
 async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bool]:
-    """How far they came, and whether that is all."""
+    """Take steps until the time is over. Returns the last result, and whether all is done."""
     until, moved = clock.monotonic() + LONGEST_S, Moved()
     async with aclosing(steps):
         async for step in steps:
@@ -399,7 +398,7 @@ async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bo
 
 
 async def _entered(request: Request) -> tuple[QueueName, str]:
-    """The queue, and who changes it; 404 where there is none, so that nothing is noted of what is not done."""
+    """Return the queue and the name of the operator. Raises a 404 first, so that no change is logged that is not made."""
     queue = queue_of(request)
     if not await request.services.queues.has(queue):
         raise not_found()
@@ -407,7 +406,7 @@ async def _entered(request: Request) -> tuple[QueueName, str]:
 
 
 async def _account(request: Request) -> str:
-    """Whose; '' for all. Without a body too."""
+    """Return the account that the body names, '' for all. The body may be missing."""
     body = await read_body(request, max_bytes=MAX_BODY)
     asked = decode_json(body, AskedPause) if body.strip() else AskedPause()
     if asked.account is None:

@@ -1,7 +1,7 @@
-"""What goes on in the whole service, for all operators who watch: one snapshot each few seconds, read once for all.
+"""Read a snapshot of the whole service every few seconds, once for all operators who watch.
 
-Nobody watches, nothing is read. Whoever has taken a snapshot is given the newest one next: what came between is
-skipped, and nothing is queued for anybody. How much is read, and how long it rests then, is of `core/overview.py`.
+While nothing watches, nothing is read. A watcher gets the newest snapshot next: those in between are skipped, and
+nothing is queued. `director/diagnosis/overview.py` decides how much is read, and how long the pause after it is.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from director.diagnosis.overview import SHORTEST_S, Overview, Snapshot
 
 log = logging.getLogger(__name__)
 
-BROKEN_S: Final = 5.0  # after a fault of ours
+BROKEN_S: Final = 5.0  # after an error of our own
 
 
 class Away(Struct, frozen=True, kw_only=True):
-    """Nothing can be seen now; what was seen last may be old. `findings`: that one."""
+    """Redis cannot answer, so the snapshot shown last may be old. `findings`: the one that says so."""
 
     at: str
     reason: str
@@ -33,14 +33,14 @@ class Away(Struct, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True):
-    """One event as it goes over the wire, and its number."""
+    """One event as bytes of the response, and its number."""
 
     number: int
     data: bytes
 
 
 class Watching:
-    """All who watch."""
+    """Reads snapshots while there are watchers."""
 
     def __init__(self, overview: Overview, clock: Clock) -> None:
         self._overview = overview
@@ -52,10 +52,10 @@ class Watching:
 
     @contextmanager
     def watcher(self) -> Iterator[None]:
-        """One who watches."""
+        """Count as a watcher. The first one starts the reading, the last one stops it."""
         self._watchers += 1
         if self._reading is None:
-            self._last = Told(self._last.number, b"")  # it may be of yesterday
+            self._last = Told(self._last.number, b"")  # the last snapshot may be a day old
             self._reading = asyncio.create_task(self._run())
         try:
             yield
@@ -65,19 +65,19 @@ class Watching:
                 self.release()
 
     async def after(self, number: int) -> Told:
-        """The newest event, once there is one that is newer than that of this number."""
+        """Wait for an event with a higher number, and return the newest."""
         while self._last.number <= number or not self._last.data:
             await self._news.wait()
         return self._last
 
     def release(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
 
     async def run_once(self) -> float:
-        """One look, told to all; for how long to rest after it."""
+        """Read one snapshot and publish it to all watchers. Returns the seconds to rest after it."""
         try:
             snapshot = await self._overview.look()
         except BackendUnavailable as exc:

@@ -1,1 +1,1 @@
-"""What can be run: models, versions, deployments, collections, and the search for them."""
+"""Serve what can be run: models, versions, deployments, collections, and the search for them."""

@@ -1,4 +1,7 @@
-"""Collections of models and the names of hardware, as operators wrote them. Nobody changes them here."""
+"""Serve the collections of models and the names of hardware that operators wrote, and search models and collections.
+
+This API only reads them.
+"""
 
 import asyncio
 import re
@@ -77,7 +80,7 @@ async def list_collections(request: Request) -> Response:
     refusals={400},
 )
 async def get_collection(request: Request) -> Response:
-    """Show as many of its models, from the first one, as one answer may hold."""
+    """Show its first models, as many as one response may hold."""
     account = request.account
     slug, services = request.path_params["slug"], request.services
     found = await services.collections.get(slug) if re.fullmatch(SLUG, slug) else None
@@ -103,16 +106,16 @@ async def list_hardware(request: Request) -> Response:
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
 
 
-# Search models and collections by words: QUERY /models, and GET /search.
+# Search by words: QUERY /models, and GET /search.
 #
-# Over cards of what there was a few seconds ago, the newest few thousand of them, that this process keeps; what is
-# shown of a match is read anew. Never finds what the caller may not see.
+# The search goes through cards of the newest 5,000 models, which this process caches for seconds. The models that match
+# are read again before they are shown. A caller finds only what it may see.
 
 MOST_BODY: Final = 4_096
 MOST_FOUND: Final = 50
 FOUND: Final = 20
 MOST_COLLECTIONS: Final = 500
-AT_ONCE: Final = 500  # cards that are compared before others have their turn
+AT_ONCE: Final = 500  # cards compared before other requests get a turn
 
 
 class Metadata(Struct, frozen=True):
@@ -195,7 +198,7 @@ def _limit(request: Request) -> int:
 
 
 async def _best(services: Services, account: Account, query: str, *, most: int) -> Sequence[tuple[float, Model]]:
-    """The best matches first; of equal ones the one whose latest version is newest."""
+    """Return the best matches first. Of equal ones the model with the newest latest version comes first."""
     words, found = words_of(query), []
     for number, (model, card) in enumerate(await services.lookups.cards()):
         if number % AT_ONCE == AT_ONCE - 1:
@@ -203,7 +206,7 @@ async def _best(services: Services, account: Account, query: str, *, most: int) 
         if (score := matched(card, words)) and model.may_be_seen_by(account):
             found.append((score, model))
     best = sorted(found, key=lambda each: -each[0])[:most]
-    # a card is seconds old: what was made private, or taken away, meanwhile is not shown
+    # a card is seconds old: models that became private or were deleted meanwhile are not shown
     models = await services.catalog.models.many([model.name for _, model in best])
     return [
         (score, model)

@@ -1,7 +1,7 @@
-"""Deployments: an account's own names, each for one version of a model, and the predictions that are made by them.
+"""Serve deployments, an account's own names for versions, and create predictions by them.
 
-Another account's deployment looks like none at all. A release takes effect for what is created after it; what was
-created before keeps its version, also when the deployment is deleted.
+Another account's deployment answers 404 as if it did not exist. A release applies to predictions created after it.
+Earlier ones keep their version, also when the deployment is deleted.
 """
 
 import re
@@ -54,7 +54,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     max_instances: int | None
 
 
-# The bodies as types for the document. Nothing is decoded into them.
+# The next types are for the OpenAPI document. Nothing is decoded into them.
 
 MinInstances = Annotated[int, Meta(ge=0, le=MOST_MIN)]
 MaxInstances = Annotated[int, Meta(ge=0, le=MOST_MAX)]
@@ -223,7 +223,7 @@ async def update_deployment(request: Request) -> Response:
     answers={204: NO_BODY},
 )
 async def delete_deployment(request: Request) -> Response:
-    """Delete the deployment. What was created by it goes on."""
+    """Delete the deployment. The predictions that were created by it go on."""
     account, deployment = await _theirs(request, "run")
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
@@ -258,12 +258,15 @@ async def create_of_deployment(request: Request) -> Response:
 
 
 async def _version(request: Request, account: Account, model: str, version: str) -> Version | None:
-    """A version of a model that this account may see now: it may have become private since it was deployed."""
+    """Return the version if this account may see it now: its model may have become private since the deployment."""
     return await version_named(request, VersionRef(model=model, version=version), account)
 
 
 async def _refuse_missing(request: Request, account: Account, model: str, version: str) -> None:
-    """What was deleted is known here for seconds more, and a deployment would stand for it for ever."""
+    """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more,
+    while a
+    deployment would keep it for ever.
+    """
     seen = await _version(request, account, model, version)
     if seen is None or await request.services.catalog.version(model, version) is None:
         raise invalid_version()
@@ -275,7 +278,7 @@ async def _theirs(request: Request, scope: Scope, *, takes: BucketName = "read")
 
 
 async def _named(request: Request, account: Account) -> Deployment:
-    """The deployment of this path, where it is the caller's; operators have all."""
+    """Return the deployment of this path. Raises a 404 unless the caller owns it or is an operator."""
     owner, name = request.path_params["owner"], request.path_params["name"]
     is_its = owner == account.name or "admin" in account.scopes
     if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
@@ -309,7 +312,10 @@ async def _answer(request: Request, account: Account, deployment: Deployment) ->
 
 
 async def _shown(request: Request, account: Account, deployments: Sequence[Deployment]) -> list[DeploymentView]:
-    """On the wire. Whoever made a release is shown as what that account is now: an operator may have, seldom."""
+    """Return the deployments as views. The account that made a release is shown with its present type. It is seldom
+    another
+    than the caller, such as an operator.
+    """
     types = {account.name: account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.written(name)).type

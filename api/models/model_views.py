@@ -1,6 +1,6 @@
-"""Models and versions as official clients know them, with all that they require of one.
+"""Show models and versions as official clients know them, with every field that those require.
 
-A model is shown with its latest version's schema and an example, so many of them are weighed before they are read.
+A model is shown with its latest version's schema and an example, so their sizes are read before a list of them is.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from director.core.view import iso
 from director.store.catalog import Version
 from director.store.models import Model
 
-HEAVY_BYTES: Final = 4 << 20  # of one answer
+HEAVY_BYTES: Final = 4 << 20  # of one response
 
 
 class VersionView(Struct, frozen=True):
@@ -79,7 +79,7 @@ def _shown_setup(setup: SetupRun) -> SetupRunView:
 
 
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
-    """As many of these, from the first one, as one answer may hold; the first in any case."""
+    """Return the first models, as many as one response may hold, at least one."""
     catalog = request.services.catalog
     schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
     examples = await catalog.models.example_bytes(models)
@@ -89,7 +89,7 @@ async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
 async def fitting_slice(
     marks: Sequence[str], cursor: Cursor | None, weigh: Callable[[Sequence[str]], Awaitable[Sequence[int]]]
 ) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
-    """As `slice_of`, with no more than one answer may hold; the one next to the cursor in any case."""
+    """Do as `slice_of` does, with no more than one response may hold. The one next to the cursor is always included."""
     page, *_ = slice_of(marks, cursor)
     weights = await weigh(page)
     is_backwards = cursor is not None and cursor.backwards
@@ -97,13 +97,13 @@ async def fitting_slice(
 
 
 def _how_many_fit(weights: Iterable[int]) -> int:
-    """How many things that weigh so much, from the first one, one answer may hold; the first in any case."""
+    """Return how many of the first things with these weights one response may hold, at least one."""
     heavier = (place for place, so_far in enumerate(accumulate(weights)) if so_far > HEAVY_BYTES)
     return max(next(heavier, PAGE_SIZE), 1)
 
 
 async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
-    """Each of these as it is now."""
+    """Return the views of these models, with what is read of them now."""
     services, base = request.services, base_url(request)
     versions = await services.catalog.each_version([(model.name, model.latest) for model in models])
     examples = await services.catalog.models.default_examples(models)
@@ -132,7 +132,7 @@ def _shown(model: Model, latest: Version | None, example: Raw | None, runs: int,
 
 
 async def _runs(services: Services, models: Sequence[Model]) -> list[int]:
-    """How many predictions of each were accepted since ever."""
+    """Return how many predictions of each model were ever accepted."""
     queues = [await services.lookups.queues_of(model.name) for model in models]
     counts = iter(await services.catalog.runs([queue for of_model in queues for queue in of_model]))
     return [

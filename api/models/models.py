@@ -1,7 +1,7 @@
-"""Models: list, make, show, change and take them away. Who may see one is not decided here: see `lookups`.
+"""List, create, show, change and delete models, and list, show and delete their versions.
 
-What another account's private model is asked for answers as if there were none; what is seen and not the caller's to
-change answers 403.
+Another account's private model answers 404 as if it did not exist; `lookups` decides who may see one. A model that the
+caller may see and not change answers 403.
 """
 
 import re
@@ -40,14 +40,14 @@ from director.core.schema import Page
 from director.store.accounts import Account
 from director.store.models import Model, Order, Visibility
 
-# Read what is said of a model: the bodies that make one and change it, and how much each may hold.
+# The bodies that create and change a model, with bounds for each member.
 
 URL: Final = re.compile(r"https?://[^\s/]\S*")
 SKU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE: Final = "a-z, 0-9, '.', '_' and '-', at most 64 characters, and must begin with a letter or a digit"
 VISIBILITIES: Final = ", ".join(f'"{word}"' for word in get_args(Visibility))
 
-# member -> most characters
+# member → most characters
 TEXTS: Final = {"description": 5_000, "readme": 100_000}
 URLS: Final = ("github_url", "paper_url", "weights_url", "license_url", "cover_image_url")
 MOST_URL: Final = 2_000
@@ -62,7 +62,7 @@ Url = Annotated[str, Meta(max_length=MOST_URL, description="http or https.")] | 
 Description = Annotated[str, Meta(max_length=TEXTS["description"])] | None
 
 
-# The bodies as types for the document. Nothing is decoded into them.
+# The next types are for the OpenAPI document. Nothing is decoded into them.
 
 
 class NewModel(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +91,7 @@ class ModelChange(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
-    """The name "owner/name" of a new model, and what is said of it."""
+    """Return the name "owner/name" of a new model, and its other members. Raises a 422."""
     members = Members(body)
     owner, name = members.text("owner", required=True), members.text("name", required=True)
     for field, given in (("owner", owner), ("name", name)):
@@ -105,7 +105,7 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
 
 
 def parse_change(body: bytes) -> Mapping[str, str]:
-    """What is said of a model from now on; '' takes back what was."""
+    """Return the members that change; '' clears one. Raises a 422."""
     members = Members(body)
     said = _said(members, SAID)
     members.refuse_unknown(SAID)
@@ -133,7 +133,7 @@ def _visibility(members: Members) -> str:
 
 
 def _hardware(members: Members) -> str:
-    """Any name of one: what runs a model is its director, wherever that was started."""
+    """Accept any well-formed name: directors run a model wherever they were started."""
     given = members.text("hardware", required=True)
     if given is not None and not SKU.fullmatch(given):
         members.fault("pattern", "hardware", "Must be the name of a hardware, such as cpu or gpu-t4")
@@ -143,7 +143,7 @@ def _hardware(members: Members) -> str:
 ORDERS: Final[Mapping[str, Order]] = {"latest_version_created_at": "latest", "model_created_at": "created"}
 DIRECTIONS: Final = ("desc", "asc")
 MOST_BODY: Final = 1 << 20
-MOST_READ: Final = 2_000  # of one page: private ones of others are passed over
+MOST_READ: Final = 2_000  # for one page: other accounts' private models are skipped
 MOST_OWNED: Final = 1_000
 
 
@@ -278,7 +278,7 @@ async def get_readme(request: Request) -> Response:
     readme = await request.services.catalog.models.readme(model.name)
     if not readme:
         raise not_found()
-    # somebody wrote it: a browser must not take it for a page of ours
+    # a caller wrote it: a browser must not take it for a page of this site
     return Response(readme, media_type="text/plain", headers={"X-Content-Type-Options": "nosniff"})
 
 
@@ -311,15 +311,15 @@ async def get_examples(request: Request) -> Response:
 
 
 async def seen_model(request: Request, scope: Scope) -> Model:
-    """The model of this path, as far as the caller may see it; else the 404 of an unknown one."""
+    """Return the model of this path. Raises a 404 if the caller may not see it."""
     account = request.account
     return await _seen(request, account)
 
 
 async def own_model(request: Request, *, private: str = "") -> Model:
-    """The model of this path, which is the caller's to change; 403 where it is another's that all may see.
+    """Return the model of this path. Raises a 403 if the caller may see it and not change it.
 
-    `private`: what only a private one may have deleted; operators may in any case.
+    `private`: what the caller wants to delete. That must be private, unless the caller is an operator.
     """
     account = request.account
     model = await _seen(request, account)
@@ -340,7 +340,7 @@ async def _seen(request: Request, account: Account) -> Model:
 
 async def _answer(request: Request, name: str, *, status: int = 200) -> Response:
     model = await request.services.catalog.model(name)
-    if model is None:  # gone between
+    if model is None:  # deleted in between
         raise not_found()
     return json_response((await shown_models(request, [model]))[0], status)
 
@@ -359,7 +359,7 @@ def _sorting(request: Request) -> dict[str, str]:
 
 
 async def _walk(services: Services, account: Account, places: Sequence[str]) -> tuple[dict[str, Model], Sequence[str]]:
-    """A page of those that this account may see, by their place; and the places that were walked over for it."""
+    """Return the models of one page that this account may see, by their places, and all places that were looked at."""
     found: dict[str, Model] = {}
     for start in range(0, min(len(places), MOST_READ), PAGE_SIZE):
         slice_ = places[start : start + PAGE_SIZE]
@@ -372,7 +372,7 @@ async def _walk(services: Services, account: Account, places: Sequence[str]) -> 
     return found, places[:MOST_READ]
 
 
-# The versions of a model, as their directors registered them. Nobody changes one here; its owner may delete it.
+# The versions of a model, as their directors registered them. They never change; the owner may delete one.
 
 NEEDED: Final = {
     "live": "Predictions of this version wait or run: let them end, or cancel them.",
@@ -391,7 +391,7 @@ NEEDED: Final = {
     answers={200: Answer("A page, newest first.", Page[VersionView])},
 )
 async def list_versions(request: Request) -> Response:
-    """List as many versions as one answer may hold with their schemas, newest first."""
+    """List versions with their schemas, newest first, as many as one response may hold."""
     model = await seen_model(request, "read")
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"

@@ -1,6 +1,6 @@
-"""A prediction's events in pages: what happened to it, in order, each with its number.
+"""List the events of a prediction in pages, and show and redeliver its webhook.
 
-For its owner alone: events carry what the model put out. A page is bounded in events and in bytes.
+Only the owner may read events, because they carry what the model put out. A page is bounded in events and in bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from director.diagnosis.story import Owed, tell
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
 MOST_BYTES: Final = 1 << 20
-MOST_AFTER: Final = 1 << 53  # where numbers of Lua and of JavaScript stop being whole
+MOST_AFTER: Final = 1 << 53  # above this, numbers of Lua and JavaScript are not exact
 
 
 class Events(Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ async def get_events(request: Request) -> Response:
 
 
 def number_of(request: Request, name: str, *, default: int, least: int, most: int) -> int:
-    """A number of the query; 422 where it is none of these."""
+    """Read a whole number from the query. Raises a 422 if it is none or out of bounds."""
     text = request.query_params.get(name, "")
     if not text:
         return default
@@ -77,7 +77,7 @@ def number_of(request: Request, name: str, *, default: int, least: int, most: in
     return int(text)
 
 
-# How the webhook of a prediction's end is going, and to have it delivered once more.
+# The delivery of the webhook for a prediction's end, and its redelivery.
 #
 # Shows a receiver's host and never its URL, which may hold a secret.
 

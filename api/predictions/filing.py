@@ -1,6 +1,6 @@
-"""File what was judged: into the queue of the one server, or that of one of several sites.
+"""File a checked prediction into a queue: of the one server, or of one of several sites.
 
-Never judges. What a limit had counted is given back where nothing was filed, and kept where that is not known.
+If nothing was filed, what the limits had counted is given back. If that is unknown, it stays counted.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """All that was asked for, judged and found good. `wait`: its caller's, where it waits for the end."""
+    """A checked request for one prediction. `wait`: the caller's wait, if it waits for the end."""
 
     account: Account
     version: Version
@@ -58,7 +58,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 
 async def file(request: Request, submission: Submission) -> tuple[Accepted, Stored]:
-    """Into the queue, in one write to the socket. Returns what is stored now, without asking for it where possible."""
+    """File the prediction, in one write to the socket. Returns it as stored, without a read where possible."""
     services, account, version = request.services, submission.account, submission.version
     now_ms = services.clock.now_ms()
     prediction_id = new_prediction_id(model=version.model, now_ms=now_ms, site=services.site)
@@ -90,7 +90,7 @@ async def file(request: Request, submission: Submission) -> tuple[Accepted, Stor
 
 
 async def _placed(request: Request, prediction_id: PredictionId, submission: Submission) -> tuple[Accepted, Services]:
-    """Into the queue of the one server, or that of one of several sites: which of them."""
+    """File into the queue of the one server, or of one of several sites. Returns the services of the chosen one too."""
     if (sites := sites_of(request)) is None:
         services = request.services
         return await _enter(services, prediction_id, submission), services
@@ -112,7 +112,7 @@ async def _placed(request: Request, prediction_id: PredictionId, submission: Sub
 async def _enter(
     services: Services, prediction_id: PredictionId, submission: Submission, *, is_bound: bool = False
 ) -> Accepted:
-    """On its account's list and into its queue, in one write to the socket."""
+    """Add the prediction to its account's list and to its queue, in one write to the socket."""
     account, version = submission.account, submission.version
     listed_s = max(services.settings.listing_ttl_s, account.limits.data_ttl_s or 0)
     oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
@@ -129,7 +129,7 @@ async def _enter(
     try:
         await listing
     except BackendUnavailable as exc:
-        exc.is_untouched = False  # of the list, but it is in the queue
+        exc.is_untouched = False  # the list may lack it, but the queue has it
         raise
     return accepted
 
@@ -137,19 +137,19 @@ async def _enter(
 async def _take_off(
     services: Services, listing: "asyncio.Future[object]", account: str, prediction_id: PredictionId, kind: Kind
 ) -> None:
-    """Off its account's list: nothing new was filed under this id."""
-    await asyncio.gather(listing, return_exceptions=True)  # or it is listed after it was taken off
+    """Remove the id from its account's list, because nothing new was filed under it."""
+    await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
     await services.listing.remove(account, prediction_id, kind)
 
 
 @lru_cache(maxsize=64)
 def _lowest_id_at_s(seconds: int) -> PredictionId:
-    """That of a whole second, which thousands of predictions share."""
+    """Return the lowest id of a whole second. Thousands of predictions share it, so it is cached."""
     return lowest_id_at(seconds * 1000)
 
 
 async def _accepted_before(request: Request, submission: Submission) -> Stored | None:
-    """What the same request made when it was first sent: it asks for nothing more, so no limit is in its way."""
+    """Return the prediction that the same request made earlier. A replay needs nothing more, so no limit applies to it."""
     if submission.idempotency is None:
         return None
     digest, fingerprint = submission.idempotency
@@ -161,7 +161,9 @@ async def _accepted_before(request: Request, submission: Submission) -> Stored |
 
 
 async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
-    """Read it as GET does: at another of our sites where it moved to one. Raises Moved where it went elsewhere."""
+    """Read the prediction as GET does, also at another of our sites. Raises Moved if it went to a server outside this
+    API.
+    """
 
     async def read(services: Services) -> Stored | None:
         stored = await services.scripts.get(prediction_id)

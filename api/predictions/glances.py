@@ -1,6 +1,7 @@
-"""Look at predictions without reading them: has one ended, and how heavy is each of a page?
+"""Read a few bytes about predictions instead of the predictions: whether one has ended, and how heavy each of a page
+is.
 
-An input or an output may be megabytes: what is asked here costs a few bytes, however large they are.
+An input or an output may be megabytes; the cost here does not depend on their size.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ FIELDS: Final = ("status", "model", "version")
 
 
 class Glance(Struct, frozen=True):
-    """What a list has to know of a prediction before it reads it.
+    """What a list needs to know of a prediction before reading it.
 
-    `weight`: bytes of input, output and logs; None for one that runs, which tells only when it is read.
+    `weight`: bytes of input, output and logs; None while it runs, because that is known only when it is read.
     """
 
     id: PredictionId
@@ -32,7 +33,7 @@ class Glance(Struct, frozen=True):
 
 
 class Glances:
-    """All methods raise BackendUnavailable while Redis cannot answer."""
+    """Read glances. All methods raise BackendUnavailable while Redis cannot answer."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -41,17 +42,20 @@ class Glances:
         self._looking = asyncio.Lock()
 
     async def has_ended(self, prediction_id: PredictionId) -> bool:
-        """Is it terminal now? Those who ask while others are answered share one write, since thousands may wait."""
+        """Return whether the prediction is terminal. Calls made while another is answered share the next write: there
+        may be
+        thousands of waiters.
+        """
         self._asked[prediction_id] = None
         if self._answers is None:
             self._answers = asyncio.create_task(self._look())
             self._answers.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
-        # who leaves does not take the answers of the others along
+        # a caller that leaves must not cancel the answers for the others
         answers = await asyncio.shield(self._answers)
         return answers[prediction_id]
 
     async def at(self, ids: Sequence[PredictionId]) -> list[Glance]:
-        """What each of these is, and how heavy. One that is gone is of no account and no model."""
+        """Return a glance at each. A prediction that is gone has an empty status, model and version."""
 
         async def read() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
@@ -71,7 +75,7 @@ class Glances:
         ]
 
     async def _look(self) -> dict[PredictionId, bool]:
-        # one look at a time, or a crowd would take every connection; all who ask before it begins are in it
+        # one look at a time, or a crowd would take every connection; every call made before the look begins is in it
         async with self._looking:
             asked, self._asked, self._answers = list(self._asked), {}, None
 

@@ -1,6 +1,6 @@
-"""GET /streams/{address}: a prediction as it happens, as server-sent events.
+"""Serve GET /streams/{address}: a prediction's events while it runs, as server-sent events.
 
-The address is the permission: no token is asked for, and any page of a browser may read a stream whose address it has.
+The address is the permission. No token is needed, and any web page may read a stream whose address it has.
 """
 
 import hmac
@@ -23,14 +23,14 @@ from api.response import carry, raw
 from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
 
-# An answer of server-sent events: as long as somebody reads it, and broken where it was cut off.
+# The response streams as long as the client reads it, and breaks the connection where it stops early.
 #
-# Official clients take an orderly end for the whole of a stream: what ends before its end breaks the connection.
+# Official clients take an orderly end for the end of the stream, so an early stop must not look like one.
 
 STREAM: Final = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",  # nginx would hold it back
+    "X-Accel-Buffering": "no",  # nginx would buffer it
 }
 
 RETRY_AFTER_S: Final = 5
@@ -40,7 +40,7 @@ Tell = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[bool]]
 
 
 class EventStream(Response):
-    """The answer, as long as it takes."""
+    """A response of server-sent events that `tell` sends."""
 
     def __init__(self, tell: Tell) -> None:
         self.status_code = 200
@@ -70,38 +70,40 @@ async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 
 def _hang_up(scope: Scope) -> None:
     hang_up: Callable[[], Any] | None = scope["state"].get("hang_up")
-    if hang_up is not None:  # a server that is not ours may have no such thing: then the end looks like one
+    if hang_up is not None:  # other ASGI servers may lack it: then an early stop looks like the end
         hang_up()
 
 
-# Tickets: what makes the address of a prediction's event stream unguessable, so that following it needs no token.
+# A ticket makes the address of a prediction's event stream unguessable, so that reading it needs no token.
 #
-# Made when a prediction of a model that can stream is accepted, and kept in its record alone: whoever was shown the
-# prediction may follow it. An address is 52 characters, the id and its ticket, as Replicate's are. It is never logged.
+# It is made when a prediction of a model that can stream is accepted, and is kept in its record alone. So everyone who
+# was shown the prediction may follow it. An address has 52 characters, the id and its ticket, as Replicate's have. It
+# is
+# never logged.
 
 LENGTH: Final = 26
-LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # each equally often
+LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # each equally likely
 ADDRESS: Final = re.compile(r"([0-9a-z]{26})([a-z2-7]{26})")
 
 
 class Address(Struct, frozen=True):
-    """Which prediction, and what was shown to prove that one may follow it."""
+    """A prediction's id, and the ticket that proves the permission to follow it."""
 
     id: PredictionId
     ticket: str
 
     def opens(self, ticket: str) -> bool:
-        """Is this the ticket in the prediction's record? One without a ticket is opened by nothing."""
+        """Return whether this is the ticket in the prediction's record. A record without a ticket opens for nothing."""
         return bool(ticket) and hmac.compare_digest(self.ticket, ticket)
 
 
 def new_ticket() -> str:
-    """130 bits, as 26 characters."""
+    """Return 130 random bits, as 26 characters."""
     return secrets.token_bytes(LENGTH).translate(LETTERS).decode()
 
 
 def read_address(text: str) -> Address | None:
-    """The last part of a stream's URL; None where it cannot be one of ours, so that a guess asks Redis nothing."""
+    """Read the last part of a stream's URL. Returns None for what cannot be ours, so that a guess asks Redis nothing."""
     match = ADDRESS.fullmatch(text)
     if match is None or not is_prediction_id(match[1]):
         return None
@@ -128,7 +130,7 @@ class StreamEvent(Struct, frozen=True):
 
 
 def _prediction_of(request: Request) -> PredictionId:
-    """The prediction of this stream; else a 404, which any page of a browser may read too."""
+    """Return the prediction of this stream. Raises a 404, which any web page may read too."""
     carry(request, CORS)
     address = read_address(request.path_params["address"])
     if address is None:
@@ -177,7 +179,8 @@ async def stream(request: Request) -> Response:
         raise Moved(known.moved)
     if known.is_removed:
         raise data_removed()
-    was_told_all = mark.end == "done" and mark.seq >= known.next - 1  # and not of a run before it was revived
+    # and not of a run before the prediction was revived
+    was_told_all = mark.end == "done" and mark.seq >= known.next - 1
     if was_told_all and known.is_terminal:
         return Response(status_code=204)
     if request.method == "HEAD":

@@ -130,7 +130,7 @@ def _allowed(sites: Sites, wanted: Wanted) -> list[Site]:
 async def _bound_already(
     sites: Sites, wanted: Wanted, new: PredictionId, bound: PredictionId | None
 ) -> tuple[Accepted, Services] | None:
-    """Bind the key to `new` instead of `bound`. If it stands for another prediction, return that one and its services."""
+    """Bind the key to `new` instead of `bound`. If the key stands for another prediction, return that one."""
     if wanted.idempotency is None:
         return None
     late: PredictionId | None = None

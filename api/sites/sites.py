@@ -333,7 +333,7 @@ class Plan(Struct, frozen=True):
 async def all_running(
     plan: Plan, meters: Meters, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None], tracing: Tracing
 ) -> AsyncIterator[State]:
-    """Run the services of every server. A site, other than the home, that is too weak is not used, and the log says so."""
+    """Run the services of every server. A site other than the home that is unsafe is not used, and the log says so."""
     async with AsyncExitStack() as stack:
         behind: list[Services] = []
         for place, (settings, clients) in enumerate(plan.servers):
