@@ -109,7 +109,7 @@ def crowd(server: Started) -> Iterator[Crowd]:
 
 @bounded
 @several
-def test_of_an_account_no_more_run_than_may(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+def test_an_account_never_runs_more_than_its_limit(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
     async def walk() -> None:
         driver = await crowd.empty()
         for asked, counts, ends in rounds:
@@ -133,7 +133,7 @@ def test_of_an_account_no_more_run_than_may(crowd: Crowd, rounds: list[Round], m
 
 @bounded
 @several
-def test_of_an_account_no_more_wait_than_may(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+def test_an_account_never_queues_more_than_its_limit(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
     async def walk() -> None:
         driver = await crowd.empty()
         waiting: Counter[str] = Counter()
@@ -151,7 +151,7 @@ def test_of_an_account_no_more_wait_than_may(crowd: Crowd, rounds: list[Round], 
 
 @bounded
 @several
-def test_in_a_bounded_queue_no_more_wait_than_may(
+def test_a_bounded_queue_never_holds_more_than_its_bound(
     crowd: Crowd, rounds: list[Round], most: int, connections: int
 ) -> None:
     async def walk() -> None:
@@ -173,7 +173,7 @@ def test_in_a_bounded_queue_no_more_wait_than_may(
 
 @bounded
 @several
-def test_a_rejecting_queue_holds_no_more_than_it_has_slots(
+def test_a_rejecting_queue_never_holds_more_than_its_slots(
     crowd: Crowd, rounds: list[Round], most: int, connections: int
 ) -> None:
     async def walk() -> None:

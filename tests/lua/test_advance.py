@@ -10,7 +10,7 @@ from tests.support.queue_driver import QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_beginning_of_a_run_is_written_with_its_time(driver: QueueDriver) -> None:
+async def test_a_started_run_is_written_with_its_time(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     driver.pass_time(2)
@@ -32,7 +32,7 @@ async def test_events_are_numbered_without_gaps(driver: QueueDriver) -> None:
     assert entries[2] == f"output {driver.now_ms} 1".encode()
 
 
-async def test_the_same_call_twice_is_written_once(driver: QueueDriver) -> None:
+async def test_a_repeated_call_is_written_once(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     last = await driver.begin(claim, ("output", b"1"))
@@ -41,7 +41,7 @@ async def test_the_same_call_twice_is_written_once(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_before_the_run_began_events_leave_it_starting(driver: QueueDriver) -> None:
+async def test_events_before_the_start_leave_the_status_starting(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     answer = await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=None, events=[("logs", b'"x"')])
@@ -49,7 +49,7 @@ async def test_before_the_run_began_events_leave_it_starting(driver: QueueDriver
     assert (await driver.record(claim.id)).status == "starting"
 
 
-async def test_it_tells_who_listens_the_last_number_and_no_payload(driver: QueueDriver) -> None:
+async def test_readers_are_notified_of_the_last_number_without_a_payload(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
@@ -61,7 +61,7 @@ async def test_it_tells_who_listens_the_last_number_and_no_payload(driver: Queue
     assert message["data"] == b"3"
 
 
-async def test_it_brings_the_wish_to_cancel(driver: QueueDriver) -> None:
+async def test_advance_returns_a_requested_cancel(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.cancel(claim.id)
@@ -69,7 +69,7 @@ async def test_it_brings_the_wish_to_cancel(driver: QueueDriver) -> None:
     assert (answer.hold, answer.seq) == ("user", 1)
 
 
-async def test_a_call_whose_reply_was_lost_may_come_again_with_more(driver: QueueDriver) -> None:
+async def test_a_retry_after_a_lost_reply_can_add_more_events(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim, ("output", b"1"))
@@ -77,7 +77,7 @@ async def test_a_call_whose_reply_was_lost_may_come_again_with_more(driver: Queu
     assert await driver.kinds(claim.id) == ["created", "started", "output", "output"]
 
 
-async def test_a_server_that_lost_its_last_second_is_told_no_nonsense(driver: QueueDriver) -> None:
+async def test_numbers_continue_without_a_gap_after_the_server_lost_events(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     answer = await driver.scripts.advance(claim.id, token=claim.token, seq=5, ran_ms=0, events=[("logs", b'"x"')])
@@ -85,7 +85,7 @@ async def test_a_server_that_lost_its_last_second_is_told_no_nonsense(driver: Qu
     assert await driver.kinds(claim.id) == ["created", "logs"]
 
 
-async def test_what_the_server_calls_the_run_stays_until_it_is_called_otherwise(driver: QueueDriver) -> None:
+async def test_the_model_servers_run_id_stays_until_it_changes(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     for remote, kept in (("a:1", "a:1"), ("", "a:1"), ("a:2", "a:2")):
@@ -93,7 +93,7 @@ async def test_what_the_server_calls_the_run_stays_until_it_is_called_otherwise(
         assert (await driver.record(claim.id)).remote == kept
 
 
-async def test_a_lost_claim_does_not_tell_what_its_server_calls_the_run(driver: QueueDriver) -> None:
+async def test_a_lost_claim_cannot_set_the_model_servers_run_id(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.scripts.advance(claim.id, token="another", seq=1, ran_ms=0, events=[], remote="a:1")
@@ -101,7 +101,7 @@ async def test_a_lost_claim_does_not_tell_what_its_server_calls_the_run(driver: 
 
 
 @pytest.mark.parametrize(("how", "kept"), [("drained", "a:1"), ("failed", ""), ("silent", "a:1"), ("revived", "")])
-async def test_who_claims_next_follows_the_run_unless_it_ended_badly(driver: QueueDriver, how: str, kept: str) -> None:
+async def test_the_next_claim_follows_the_run_unless_it_failed(driver: QueueDriver, how: str, kept: str) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote="a:1")

@@ -26,32 +26,32 @@ async def warm_claim(driver: QueueDriver, warm: str = WARM) -> PredictionId:
     return (await driver.claim_one(warm=warm)).id
 
 
-async def test_one_with_the_warm_key_goes_before_older_ones_of_its_tenant(driver: QueueDriver) -> None:
+async def test_a_tenants_prediction_with_the_warm_key_goes_first(driver: QueueDriver) -> None:
     ids = await filled(driver, COLD, "", WARM, COLD, WARM)
     await driver.claim_one()
     assert [await warm_claim(driver) for _ in range(5)] == [ids[2], ids[4], ids[0], ids[1], ids[3]]
 
 
-async def test_of_several_with_the_warm_key_the_oldest_goes_first(driver: QueueDriver) -> None:
+async def test_the_oldest_prediction_with_the_warm_key_goes_first(driver: QueueDriver) -> None:
     ids = await filled(driver, COLD, WARM, WARM, WARM)
     await driver.claim_one()
     assert [await warm_claim(driver) for _ in range(3)] == ids[1:]
 
 
-async def test_a_director_that_is_warm_for_nothing_takes_them_as_they_came(driver: QueueDriver) -> None:
+async def test_a_director_without_a_warm_key_claims_in_order(driver: QueueDriver) -> None:
     ids = await filled(driver, COLD, WARM, "", WARM)
     await driver.claim_one()
     assert [await warm_claim(driver, warm="") for _ in range(4)] == ids
 
 
-async def test_it_looks_no_further_than_the_first_eight(driver: QueueDriver) -> None:
+async def test_a_claim_checks_only_the_first_eight_for_the_key(driver: QueueDriver) -> None:
     ids = await filled(driver, *[COLD] * 8, WARM)
     await driver.claim_one()
     assert await warm_claim(driver) == ids[0]
     assert await warm_claim(driver) == ids[8], "now it is the eighth"
 
 
-async def test_a_warm_key_gives_no_tenant_a_turn_that_is_anothers(driver: QueueDriver) -> None:
+async def test_a_warm_key_never_takes_another_tenants_turn(driver: QueueDriver) -> None:
     await filled(driver, *[WARM] * 20, account="warm")
     await filled(driver, *[COLD] * 20, account="cold")
     await driver.claim_one()
@@ -59,20 +59,20 @@ async def test_a_warm_key_gives_no_tenant_a_turn_that_is_anothers(driver: QueueD
     assert served == {"warm": 10, "cold": 10}
 
 
-async def test_what_stands_ready_goes_before_what_is_warm(driver: QueueDriver) -> None:
+async def test_ready_entries_go_before_warm_ones(driver: QueueDriver) -> None:
     first = await driver.submit(account="nobody", affinity=COLD)
     await driver.submit(affinity=WARM)
     assert await warm_claim(driver) == first
 
 
-async def test_what_has_another_key_is_served_once_the_warm_ones_are(driver: QueueDriver) -> None:
+async def test_predictions_with_another_key_follow_the_warm_ones(driver: QueueDriver) -> None:
     ids = await filled(driver, COLD, *[WARM] * 5)
     await driver.claim_one()
     served = [await warm_claim(driver) for _ in range(6)]
     assert served == [*ids[1:], ids[0]]
 
 
-async def test_what_is_skipped_keeps_its_place_for_everyone_else(driver: QueueDriver) -> None:
+async def test_a_skipped_prediction_keeps_its_place_for_other_directors(driver: QueueDriver) -> None:
     ids = await filled(driver, COLD, WARM, COLD, WARM)
     await driver.claim_one()
     assert await warm_claim(driver) == ids[1]
@@ -80,7 +80,7 @@ async def test_what_is_skipped_keeps_its_place_for_everyone_else(driver: QueueDr
     assert (await driver.claim_one(consumer="d2", warm=COLD)).id == ids[0]
 
 
-async def test_a_warm_one_that_was_given_back_is_warm_again(driver: QueueDriver) -> None:
+async def test_a_released_prediction_is_warm_again(driver: QueueDriver) -> None:
     ids = await filled(driver, COLD, WARM, COLD)
     await driver.claim_one()
     claim = await driver.claim_one(warm=WARM)
@@ -89,7 +89,7 @@ async def test_a_warm_one_that_was_given_back_is_warm_again(driver: QueueDriver)
     assert await warm_claim(driver) == claim.id
 
 
-async def test_warm_and_cold_starts_are_counted_and_those_without_a_key_are_not(driver: QueueDriver) -> None:
+async def test_warm_and_cold_starts_are_counted_only_with_a_key(driver: QueueDriver) -> None:
     await filled(driver, COLD, WARM, "", WARM)
     await driver.claim_one()
     await driver.claim(9, warm=WARM)
@@ -97,7 +97,7 @@ async def test_warm_and_cold_starts_are_counted_and_those_without_a_key_are_not(
     assert (tally["warm"], tally["cold"]) == (2, 1)
 
 
-async def test_a_warm_one_that_does_not_fit_ends_the_batch(driver: QueueDriver) -> None:
+async def test_a_warm_prediction_that_does_not_fit_ends_the_batch(driver: QueueDriver) -> None:
     await driver.submit(account="nobody")
     small, large = await driver.submit(affinity=COLD, cost=1), await driver.submit(affinity=WARM, cost=9)
     await driver.claim_one()

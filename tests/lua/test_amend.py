@@ -18,7 +18,7 @@ async def said(redis: Redis) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in found.items() if name != b"nonce"}
 
 
-async def test_it_is_made_once(scripts: Scripts, redis: Redis) -> None:
+async def test_a_model_is_created_once(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
     before = await dump(redis)
     assert await scripts.amend(MODEL, "make", said={"created": "2"}, nonce="second") == "exists"
@@ -26,27 +26,27 @@ async def test_it_is_made_once(scripts: Scripts, redis: Redis) -> None:
     assert await said(redis) == SAID
 
 
-async def test_whoever_made_it_and_did_not_hear_so_is_told_again(scripts: Scripts, redis: Redis) -> None:
+async def test_a_creator_whose_reply_was_lost_gets_the_same_answer(scripts: Scripts, redis: Redis) -> None:
     await scripts.amend(MODEL, "make", said=SAID, nonce="first")
     before = await dump(redis)
     assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
     assert await dump(redis) == before
 
 
-async def test_what_a_director_registered_is_not_made_again_by_whoever_has_no_nonce(
+async def test_a_registered_model_cannot_be_created_again_without_a_nonce(
     scripts: Scripts, redis: Redis
 ) -> None:
     await redis.hset(keys.model(MODEL), "created", "1")
     assert await scripts.amend(MODEL, "make", said=SAID) == "exists"
 
 
-async def test_a_change_says_and_takes_back_and_leaves_the_rest(scripts: Scripts, redis: Redis) -> None:
+async def test_a_change_sets_and_clears_fields_and_keeps_the_rest(scripts: Scripts, redis: Redis) -> None:
     await scripts.amend(MODEL, "make", said=SAID | {"paper_url": "https://example.com"}, nonce="n")
     for _ in range(2):
         assert await scripts.amend(MODEL, "change", said={"description": "", "license_url": "https://l"}) == "done"
         assert await said(redis) == {"created": "1", "paper_url": "https://example.com", "license_url": "https://l"}
 
 
-async def test_a_model_that_is_not_there_is_not_made_by_a_change(scripts: Scripts, redis: Redis) -> None:
+async def test_a_change_does_not_create_a_missing_model(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.amend(MODEL, "change", said=SAID) == "unknown"
     assert await dump(redis) == {}

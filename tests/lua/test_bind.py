@@ -19,7 +19,7 @@ async def bind(scripts: Scripts, new: PredictionId | None, *, instead_of: Predic
     return held and held[:2]
 
 
-async def test_the_first_has_it_and_alone_may_hand_it_on_or_free_it(driver: QueueDriver) -> None:
+async def test_only_the_first_binder_can_pass_on_or_free_the_key(driver: QueueDriver) -> None:
     first, second, third = (driver.new_id() for _ in range(3))
     key = keys.idempotency(account=ACCOUNT, model=MODEL, digest=KEY[0])
     assert await bind(driver.scripts, first) is None
@@ -37,14 +37,14 @@ async def test_the_first_has_it_and_alone_may_hand_it_on_or_free_it(driver: Queu
     assert await bind(driver.scripts, None, instead_of=second) is None
 
 
-async def test_what_was_bound_is_then_accepted_under_the_same_key(driver: QueueDriver) -> None:
+async def test_a_bound_prediction_is_accepted_under_the_same_key(driver: QueueDriver) -> None:
     bound = driver.new_id()
     await bind(driver.scripts, bound)
     assert await driver.submit(bound, idempotency=KEY) == bound
     assert await driver.submit(idempotency=KEY) == bound
 
 
-async def test_its_age_is_by_the_servers_clock(driver: QueueDriver) -> None:
+async def test_key_age_follows_the_servers_clock(driver: QueueDriver) -> None:
     first = new_prediction_id(model=MODEL, now_ms=0)
     key = keys.idempotency(account=ACCOUNT, model=MODEL, digest=KEY[0])
     await bind(driver.scripts, first)
@@ -54,7 +54,7 @@ async def test_its_age_is_by_the_servers_clock(driver: QueueDriver) -> None:
     assert 5_000 <= held.age_ms < 60_000
 
 
-async def test_who_lost_the_key_to_a_later_one_is_not_accepted_any_more(driver: QueueDriver) -> None:
+async def test_a_prediction_that_lost_its_key_is_refused(driver: QueueDriver) -> None:
     late, later, last = (new_prediction_id(model=MODEL, now_ms=START_MS + each) for each in range(3))
     await bind(driver.scripts, late)
     assert await bind(driver.scripts, later, instead_of=late) is None

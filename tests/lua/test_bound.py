@@ -19,7 +19,7 @@ async def refusal(driver: QueueDriver, **options: object) -> QueueRefused:
     return refused.value
 
 
-async def test_a_queue_takes_all_unless_it_is_told_otherwise(driver: QueueDriver) -> None:
+async def test_a_queue_accepts_everything_by_default(driver: QueueDriver) -> None:
     for _ in range(50):
         await driver.submit()
     assert (await driver.stats()).mode == "absorb"
@@ -28,7 +28,7 @@ async def test_a_queue_takes_all_unless_it_is_told_otherwise(driver: QueueDriver
 # ── bounded ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_bounded_queue_takes_so_many_and_no_more(driver: QueueDriver) -> None:
+async def test_a_bounded_queue_accepts_up_to_its_bound(driver: QueueDriver) -> None:
     await driver.bound("bounded", 3)
     for account in ("a", "b", "c"):
         await driver.submit(account=account)
@@ -38,7 +38,7 @@ async def test_a_bounded_queue_takes_so_many_and_no_more(driver: QueueDriver) ->
     assert (stats.mode, stats.max_queued, stats.waiting) == ("bounded", 3, 3)
 
 
-async def test_what_waits_in_any_lane_or_is_delayed_counts_and_what_runs_does_not(driver: QueueDriver) -> None:
+async def test_waiting_and_delayed_predictions_count_and_running_ones_do_not(driver: QueueDriver) -> None:
     await driver.bound("bounded", 3)
     for lane in ("high", "normal", "low"):
         await driver.submit(lane=lane)
@@ -50,7 +50,7 @@ async def test_what_waits_in_any_lane_or_is_delayed_counts_and_what_runs_does_no
     assert (await refusal(driver, lane="high")).code == "queue_full"
 
 
-async def test_when_one_ends_or_starts_there_is_room(driver: QueueDriver) -> None:
+async def test_an_end_or_a_start_makes_room(driver: QueueDriver) -> None:
     await driver.bound("bounded", 1)
     for _ in range(2):
         await driver.submit()
@@ -61,7 +61,7 @@ async def test_when_one_ends_or_starts_there_is_room(driver: QueueDriver) -> Non
     await driver.submit()
 
 
-async def test_a_lower_bound_ends_nothing_that_waits(driver: QueueDriver) -> None:
+async def test_a_lower_bound_ends_no_waiting_prediction(driver: QueueDriver) -> None:
     for _ in range(5):
         await driver.submit()
     await driver.bound("bounded", 2)
@@ -70,7 +70,7 @@ async def test_a_lower_bound_ends_nothing_that_waits(driver: QueueDriver) -> Non
     await driver.submit()
 
 
-async def test_it_says_about_when_one_leaves(driver: QueueDriver) -> None:
+async def test_a_refusal_estimates_when_a_place_becomes_free(driver: QueueDriver) -> None:
     await driver.have_slots(4)
     await driver.submit()
     await driver.run(await driver.claim_one(), 10)
@@ -78,7 +78,7 @@ async def test_it_says_about_when_one_leaves(driver: QueueDriver) -> None:
     assert (await refusal(driver)).retry_after_s == 3, "four slots that take ten seconds for each"
 
 
-async def test_while_nobody_knows_how_long_it_says_a_second(driver: QueueDriver) -> None:
+async def test_a_refusal_says_one_second_while_run_times_are_unknown(driver: QueueDriver) -> None:
     await driver.bound("bounded", 0)
     assert (await refusal(driver)).retry_after_s == 1
 
@@ -86,7 +86,7 @@ async def test_while_nobody_knows_how_long_it_says_a_second(driver: QueueDriver)
 # ── reject ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_rejecting_queue_takes_as_many_as_it_has_slots(driver: QueueDriver) -> None:
+async def test_a_rejecting_queue_accepts_as_many_as_it_has_slots(driver: QueueDriver) -> None:
     await driver.have_slots(2)
     await driver.bound("reject")
     for _ in range(2):
@@ -100,13 +100,13 @@ async def test_a_rejecting_queue_takes_as_many_as_it_has_slots(driver: QueueDriv
     await refusal(driver)
 
 
-async def test_a_rejecting_queue_that_nobody_serves_takes_nothing(driver: QueueDriver) -> None:
+async def test_a_rejecting_queue_without_directors_accepts_nothing(driver: QueueDriver) -> None:
     await driver.bound("reject")
     refused = await refusal(driver)
     assert (refused.code, refused.limit) == ("no_capacity", 0)
 
 
-async def test_a_rejecting_queue_takes_nothing_while_nothing_starts(driver: QueueDriver) -> None:
+async def test_a_rejecting_queue_accepts_nothing_while_nothing_can_start(driver: QueueDriver) -> None:
     await driver.have_slots(2)
     await driver.bound("reject")
     await driver.pause()
@@ -121,7 +121,7 @@ async def test_a_rejecting_queue_takes_nothing_while_nothing_starts(driver: Queu
 
 
 @pytest.mark.parametrize(("mode", "max_queued"), [("bounded", 1), ("reject", None)])
-async def test_what_was_accepted_before_is_answered_and_not_refused(
+async def test_a_repeated_submit_gets_its_answer_and_no_refusal(
     driver: QueueDriver, mode: str, max_queued: int | None
 ) -> None:
     await driver.have_slots(1)
@@ -134,20 +134,20 @@ async def test_what_was_accepted_before_is_answered_and_not_refused(
     await refusal(driver, idempotency=("another digest", "body"))
 
 
-async def test_an_idempotency_key_of_what_was_refused_is_free(driver: QueueDriver) -> None:
+async def test_the_idempotency_key_of_a_refused_submit_stays_free(driver: QueueDriver) -> None:
     await driver.bound("bounded", 0)
     await refusal(driver, idempotency=("digest", "body"))
     await driver.bound("absorb")
     await driver.submit(idempotency=("digest", "another body"))
 
 
-async def test_who_has_too_much_waiting_is_told_of_that_first(driver: QueueDriver) -> None:
+async def test_the_limit_of_the_account_is_reported_before_the_bound(driver: QueueDriver) -> None:
     await driver.bound("bounded", 1)
     await driver.submit()
     assert (await refusal(driver, most_queued=1)).code == "too_many_queued"
 
 
-async def test_what_comes_back_is_never_refused(driver: QueueDriver) -> None:
+async def test_a_returning_prediction_is_never_refused(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     dead = await driver.die()
@@ -157,7 +157,7 @@ async def test_what_comes_back_is_never_refused(driver: QueueDriver) -> None:
     assert len(await driver.claim(5)) == 2
 
 
-async def test_absorbing_again_it_takes_all_again(driver: QueueDriver) -> None:
+async def test_a_queue_that_absorbs_again_accepts_everything(driver: QueueDriver) -> None:
     await driver.bound("bounded", 0)
     await refusal(driver)
     await driver.bound("absorb")
@@ -165,7 +165,7 @@ async def test_absorbing_again_it_takes_all_again(driver: QueueDriver) -> None:
     assert (await driver.stats()).max_queued is None
 
 
-async def test_the_same_bound_twice_is_one(driver: QueueDriver) -> None:
+async def test_setting_the_same_bound_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.bound("bounded", 7)
     before = await dump(driver.redis)
     await driver.bound("bounded", 7)

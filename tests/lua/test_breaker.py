@@ -67,7 +67,7 @@ async def probe(driver: QueueDriver) -> Claim:
 # ── what opens it ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_faults_in_a_row_over_all_directors_open_it_and_nothing_is_handed_out(driver: QueueDriver) -> None:
+async def test_consecutive_faults_across_directors_open_the_breaker(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     assert await state(driver) == ""
@@ -78,7 +78,7 @@ async def test_faults_in_a_row_over_all_directors_open_it_and_nothing_is_handed_
     assert await dump(driver.redis) == before
 
 
-async def test_claims_whose_directors_went_silent_are_faults_too(driver: QueueDriver) -> None:
+async def test_claims_of_silent_directors_count_as_faults(driver: QueueDriver) -> None:
     await fill(driver)
     for number in range(3):
         await driver.claim(1, consumer=f"d{number}")
@@ -87,7 +87,7 @@ async def test_claims_whose_directors_went_silent_are_faults_too(driver: QueueDr
     assert await state(driver) == "open"
 
 
-async def test_a_run_that_its_servers_brought_to_an_end_is_the_end_of_a_row(driver: QueueDriver) -> None:
+async def test_a_run_that_its_server_completed_resets_the_fault_count(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     await driver.run(await driver.claim_one(), 1)
@@ -95,7 +95,7 @@ async def test_a_run_that_its_servers_brought_to_an_end_is_the_end_of_a_row(driv
     assert await state(driver) == ""
 
 
-async def test_a_model_that_fails_does_so_on_servers_that_work(driver: QueueDriver) -> None:
+async def test_a_failure_of_the_model_is_not_a_fault_of_the_server(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     await driver.finish(await driver.claim_one(), Status.FAILED, error="no", ran_ms=5)
@@ -103,7 +103,7 @@ async def test_a_model_that_fails_does_so_on_servers_that_work(driver: QueueDriv
     assert await state(driver) == ""
 
 
-async def test_what_never_ran_tells_nothing_of_the_servers(driver: QueueDriver) -> None:
+async def test_a_prediction_that_never_ran_does_not_affect_the_breaker(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     await driver.finish(await driver.claim_one(), Status.FAILED, error="no", code="input_refused")
@@ -111,7 +111,7 @@ async def test_what_never_ran_tells_nothing_of_the_servers(driver: QueueDriver) 
     assert await state(driver) == "open"
 
 
-async def test_what_does_not_run_this_time_tells_nothing_though_it_ran_before(driver: QueueDriver) -> None:
+async def test_an_attempt_that_never_ran_does_not_affect_the_breaker(driver: QueueDriver) -> None:
     await fill(driver, 2)
     first = await driver.claim_one()
     await driver.begin(first)
@@ -123,14 +123,14 @@ async def test_what_does_not_run_this_time_tells_nothing_though_it_ran_before(dr
     assert await driver.meta("failures") == "1"
 
 
-async def test_what_is_given_back_unspent_is_no_fault(driver: QueueDriver) -> None:
+async def test_an_unspent_release_is_not_a_fault(driver: QueueDriver) -> None:
     await fill(driver)
     for number in range(6):
         await driver.release(await driver.claim_one(consumer=f"d{number}"), delay_s=3600)
     assert await state(driver) == ""
 
 
-async def test_all_that_one_director_loses_within_a_second_is_one_fault(driver: QueueDriver) -> None:
+async def test_losses_of_one_director_within_a_second_are_one_fault(driver: QueueDriver) -> None:
     await fill(driver)
     claims = await driver.claim(7, consumer="d1")
     for claim in claims[:5]:
@@ -145,7 +145,7 @@ async def test_all_that_one_director_loses_within_a_second_is_one_fault(driver: 
     assert await state(driver) == "open"
 
 
-async def test_two_directors_that_lose_theirs_in_turns_within_a_second_are_two_faults(driver: QueueDriver) -> None:
+async def test_losses_of_two_directors_within_a_second_are_two_faults(driver: QueueDriver) -> None:
     await fill(driver)
     held = [await driver.claim(4, consumer=name) for name in ("d1", "d2")]
     for one, other in zip(*held, strict=True):
@@ -154,7 +154,7 @@ async def test_two_directors_that_lose_theirs_in_turns_within_a_second_are_two_f
     assert await driver.meta("failures") == "2"
 
 
-async def test_the_same_fault_told_twice_is_one(driver: QueueDriver) -> None:
+async def test_a_fault_reported_twice_counts_once(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     claim = await driver.claim_one(consumer="d7")
@@ -164,7 +164,7 @@ async def test_the_same_fault_told_twice_is_one(driver: QueueDriver) -> None:
     assert await driver.meta("failures") == "2"
 
 
-async def test_an_input_that_kills_every_holder_opens_nothing_alone(driver: QueueDriver) -> None:
+async def test_an_input_that_kills_its_holders_cannot_open_the_breaker_alone(driver: QueueDriver) -> None:
     await driver.submit()
     for number in range(12):
         claim = await driver.claim_one(consumer=f"d{number}")
@@ -173,7 +173,7 @@ async def test_an_input_that_kills_every_holder_opens_nothing_alone(driver: Queu
     assert await state(driver) == ""
 
 
-async def test_one_other_fault_in_the_row_and_it_was_not_the_input(driver: QueueDriver) -> None:
+async def test_one_different_fault_among_them_opens_the_breaker(driver: QueueDriver) -> None:
     poison, other = [await driver.submit(streams=[0]) for _ in range(2)]
     for _ in range(4):
         claim = await driver.claim_one()
@@ -187,7 +187,7 @@ async def test_one_other_fault_in_the_row_and_it_was_not_the_input(driver: Queue
     assert await state(driver) == "open"
 
 
-async def test_a_queue_without_a_breaker_goes_on(driver: QueueDriver) -> None:
+async def test_a_queue_without_a_breaker_continues_to_hand_out(driver: QueueDriver) -> None:
     await rule(driver, breaker_after=0)
     await fill(driver)
     await faults(driver, 6)
@@ -195,7 +195,7 @@ async def test_a_queue_without_a_breaker_goes_on(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("tried", [False, True])
-async def test_turned_off_it_stands_open_no_longer(driver: QueueDriver, tried: bool) -> None:
+async def test_turning_the_breaker_off_closes_it(driver: QueueDriver, tried: bool) -> None:
     claim = await probe(driver) if tried else await opened(driver)
     await driver.hear_bell()
     await rule(driver, breaker_after=0)
@@ -209,14 +209,14 @@ async def test_turned_off_it_stands_open_no_longer(driver: QueueDriver, tried: b
 # ── while it is open ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_open_it_takes_work_in_and_holds_it(driver: QueueDriver) -> None:
+async def test_an_open_breaker_accepts_work_and_holds_it(driver: QueueDriver) -> None:
     await opened(driver)
     await driver.submit()
     driver.pass_time(29.999)
     assert await driver.claim(5) == []
 
 
-async def test_what_runs_runs_on_and_when_it_succeeds_the_servers_work(driver: QueueDriver) -> None:
+async def test_a_run_that_succeeds_closes_an_open_breaker(driver: QueueDriver) -> None:
     await fill(driver)
     held = await driver.claim_one(consumer="d9")
     await faults(driver)
@@ -228,7 +228,7 @@ async def test_what_runs_runs_on_and_when_it_succeeds_the_servers_work(driver: Q
     assert len(await driver.claim(9)) == 5
 
 
-async def test_faults_of_what_ran_before_make_it_no_longer(driver: QueueDriver) -> None:
+async def test_faults_of_earlier_runs_do_not_prolong_the_open_time(driver: QueueDriver) -> None:
     await fill(driver)
     claims = await driver.claim(3, consumer="d9")
     await faults(driver)
@@ -239,7 +239,7 @@ async def test_faults_of_what_ran_before_make_it_no_longer(driver: QueueDriver) 
     assert await driver.meta("open_until") == until
 
 
-async def test_where_it_fails_fast_new_work_is_refused_and_nothing_written(driver: QueueDriver) -> None:
+async def test_a_breaker_that_fails_fast_refuses_new_work_and_writes_nothing(driver: QueueDriver) -> None:
     await rule(driver, breaker_mode="fail")
     await opened(driver)
     driver.pass_time(10)
@@ -250,7 +250,7 @@ async def test_where_it_fails_fast_new_work_is_refused_and_nothing_written(drive
     assert await dump(driver.redis) == before
 
 
-async def test_where_it_fails_fast_and_nothing_waits_it_is_tried_with_what_comes_after_the_cool_time(
+async def test_an_empty_queue_that_fails_fast_probes_with_the_next_submit(
     driver: QueueDriver,
 ) -> None:
     await rule(driver, breaker_mode="fail")
@@ -272,7 +272,7 @@ async def test_where_it_fails_fast_and_nothing_waits_it_is_tried_with_what_comes
     await driver.submit()
 
 
-async def test_a_queue_that_rejects_is_tried_with_what_comes_too_but_not_while_it_is_paused(
+async def test_a_rejecting_queue_probes_with_a_submit_unless_it_is_paused(
     driver: QueueDriver,
 ) -> None:
     await driver.have_slots(4)
@@ -298,7 +298,7 @@ async def test_a_queue_that_rejects_is_tried_with_what_comes_too_but_not_while_i
 # ── one tries ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_after_the_cool_time_one_is_handed_out_and_no_more(driver: QueueDriver) -> None:
+async def test_one_probe_is_handed_out_after_the_cool_time(driver: QueueDriver) -> None:
     await opened(driver)
     driver.pass_time(30)
     assert len(await driver.claim(5)) == 1
@@ -306,7 +306,7 @@ async def test_after_the_cool_time_one_is_handed_out_and_no_more(driver: QueueDr
     assert await driver.claim(5, consumer="d2") == []
 
 
-async def test_claim_of_none_leaves_the_try_to_another(driver: QueueDriver) -> None:
+async def test_a_claim_of_zero_leaves_the_probe_to_another_director(driver: QueueDriver) -> None:
     await opened(driver)
     driver.pass_time(30)
     assert await driver.claim(0) == []
@@ -314,14 +314,14 @@ async def test_claim_of_none_leaves_the_try_to_another(driver: QueueDriver) -> N
     assert len(await driver.claim(5)) == 1
 
 
-async def test_the_same_claim_again_is_answered_while_it_tries(driver: QueueDriver) -> None:
+async def test_a_repeated_claim_is_answered_during_the_probe(driver: QueueDriver) -> None:
     await opened(driver)
     driver.pass_time(30)
     first = await driver.claim(5, nonce="abc")
     assert await driver.claim(5, nonce="abc") == first
 
 
-async def test_when_it_succeeds_all_may_run_and_the_bell_says_so(driver: QueueDriver) -> None:
+async def test_a_successful_probe_closes_the_breaker_and_sends_a_wakeup(driver: QueueDriver) -> None:
     claim = await probe(driver)
     await driver.hear_bell()
     await driver.run(claim, 1)
@@ -330,7 +330,7 @@ async def test_when_it_succeeds_all_may_run_and_the_bell_says_so(driver: QueueDr
     assert len(await driver.claim(9)) == 5
 
 
-async def test_closed_again_it_takes_as_many_faults_as_ever_to_open_it(driver: QueueDriver) -> None:
+async def test_a_closed_breaker_needs_the_full_number_of_faults_again(driver: QueueDriver) -> None:
     await driver.run(await probe(driver), 1)
     await faults(driver, 2)
     assert await state(driver) == ""
@@ -338,7 +338,7 @@ async def test_closed_again_it_takes_as_many_faults_as_ever_to_open_it(driver: Q
     assert await driver.meta("open_until") == str(driver.now_ms + 30_000), "its cool time begins anew"
 
 
-async def test_each_time_it_fails_the_cool_time_doubles_up_to_ten_times_the_first(driver: QueueDriver) -> None:
+async def test_each_failed_probe_doubles_the_cool_time_up_to_ten_times(driver: QueueDriver) -> None:
     claim, cooled = await probe(driver), []
     for _ in range(6):
         assert await driver.release(claim, spent=True) == "waiting"
@@ -351,21 +351,21 @@ async def test_each_time_it_fails_the_cool_time_doubles_up_to_ten_times_the_firs
     assert cooled == [60, 120, 240, 300, 300, 300]
 
 
-async def test_when_its_director_goes_silent_it_failed(driver: QueueDriver) -> None:
+async def test_a_silent_director_fails_the_probe(driver: QueueDriver) -> None:
     claim = await probe(driver)
     driver.pass_time(15)
     assert list(await driver.reap()) == [claim.id]
     assert await driver.meta("open_until") == str(driver.now_ms + 60_000)
 
 
-async def test_when_it_dies_of_it_for_good_it_failed_too(driver: QueueDriver) -> None:
+async def test_a_probe_that_becomes_a_dead_letter_fails(driver: QueueDriver) -> None:
     claim = await probe(driver)
     await rule(driver, attempts=1)
     assert await driver.release(claim, spent=True) == "dead"
     assert (await state(driver), await driver.meta("cool_ms")) == ("open", "60000")
 
 
-async def test_the_fault_of_another_says_nothing_of_the_one_that_tries(driver: QueueDriver) -> None:
+async def test_a_fault_of_another_prediction_does_not_fail_the_probe(driver: QueueDriver) -> None:
     await fill(driver)
     other = await driver.claim_one(consumer="d9")
     await faults(driver)
@@ -413,7 +413,7 @@ ENDS: list[End] = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_when_it_told_nothing_another_may_try_at_once(driver: QueueDriver, end: End) -> None:
+async def test_a_probe_without_a_result_lets_another_start_at_once(driver: QueueDriver, end: End) -> None:
     claim = await probe(driver)
     await driver.hear_bell()
     await end(driver, claim)
@@ -423,7 +423,7 @@ async def test_when_it_told_nothing_another_may_try_at_once(driver: QueueDriver,
     assert await state(driver) == "probing"
 
 
-async def test_with_nothing_to_try_it_with_it_stays_open_until_something_comes(driver: QueueDriver) -> None:
+async def test_without_waiting_work_the_breaker_stays_open_until_a_submit(driver: QueueDriver) -> None:
     await fill(driver, 3)
     await faults(driver)
     driver.pass_time(30)
@@ -433,7 +433,7 @@ async def test_with_nothing_to_try_it_with_it_stays_open_until_something_comes(d
     assert len(await driver.claim(5)) == 1
 
 
-async def test_promote_rings_once_it_may_be_tried_and_not_before(driver: QueueDriver) -> None:
+async def test_promote_sends_a_wakeup_only_once_a_probe_is_allowed(driver: QueueDriver) -> None:
     await opened(driver)
     await driver.hear_bell()
     driver.pass_time(29.999)
@@ -447,7 +447,7 @@ async def test_promote_rings_once_it_may_be_tried_and_not_before(driver: QueueDr
     assert not await driver.hear_bell(), "one tries"
 
 
-async def test_where_the_record_of_the_one_that_tries_is_lost_another_tries(driver: QueueDriver) -> None:
+async def test_a_lost_probe_record_lets_another_probe_start(driver: QueueDriver) -> None:
     lost = await probe(driver)
     assert await driver.claim(5) == []
     await driver.redis.delete(*(key(lost.id) for key in (keys.record, keys.input_data, keys.events)))

@@ -36,7 +36,7 @@ everywhere = pytest.mark.parametrize("slots", [50, 1], ids=["ready", "in turn"])
 
 
 @everywhere
-async def test_as_many_are_handed_out_as_fit_in_their_order(driver: QueueDriver, slots: int) -> None:
+async def test_a_batch_takes_what_fits_in_order(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 1, 2, 3, 4, 5, slots=slots)
     assert await claimed(driver, 6.5) == [1, 2, 3]
     assert await claimed(driver, 9) == [4, 5]
@@ -44,13 +44,13 @@ async def test_as_many_are_handed_out_as_fit_in_their_order(driver: QueueDriver,
 
 
 @everywhere
-async def test_what_fits_exactly_fits(driver: QueueDriver, slots: int) -> None:
+async def test_an_exact_fit_is_accepted(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 2.5, 2.5, 0.5, slots=slots)
     assert await claimed(driver, 5) == [2.5, 2.5]
 
 
 @everywhere
-async def test_a_small_one_does_not_pass_a_large_one_that_does_not_fit(driver: QueueDriver, slots: int) -> None:
+async def test_a_small_prediction_does_not_pass_a_large_one(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 3, 9, 1, slots=slots)
     assert await claimed(driver, 5) == [3]
     assert await claimed(driver, 5) == [9], "it is first now, and goes alone"
@@ -58,21 +58,21 @@ async def test_a_small_one_does_not_pass_a_large_one_that_does_not_fit(driver: Q
 
 
 @everywhere
-async def test_a_large_one_that_may_not_go_alone_is_not_handed_out(driver: QueueDriver, slots: int) -> None:
+async def test_a_large_prediction_is_not_claimed_unless_it_can_go_alone(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 9, 1, slots=slots)
     claims = await driver.claim(50, budget=5, alone=False)
     assert (claims, claims.why) == ([], "budget")
     assert await claimed(driver, 9, alone=False) == [9]
 
 
-async def test_it_goes_over_streams_and_then_by_turns(driver: QueueDriver) -> None:
+async def test_a_batch_fills_from_streams_and_then_by_turns(driver: QueueDriver) -> None:
     await driver.have_slots(2)
     for account, stream, cost in (("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4)):
         await driver.submit(account=account, streams=[stream], cost=cost)
     assert await claimed(driver, 6) == [1, 2, 3]
 
 
-async def test_an_empty_lane_does_not_end_a_batch_and_one_that_does_not_fit_does(driver: QueueDriver) -> None:
+async def test_an_oversized_prediction_ends_a_batch_and_an_empty_lane_does_not(driver: QueueDriver) -> None:
     await costs(driver, 1, 1, lane="low")
     await costs(driver, 4, lane="normal")
     assert await claimed(driver, 5) == [4, 1]
@@ -82,7 +82,7 @@ async def test_an_empty_lane_does_not_end_a_batch_and_one_that_does_not_fit_does
     assert (claims, claims.why) == ([], "budget")
 
 
-async def test_what_is_dead_on_the_way_costs_nothing(driver: QueueDriver) -> None:
+async def test_late_predictions_cost_no_budget(driver: QueueDriver) -> None:
     await costs(driver, 3, lifetime_ms=1_000)
     await costs(driver, 2, 2)
     driver.pass_time(1)
@@ -90,7 +90,7 @@ async def test_what_is_dead_on_the_way_costs_nothing(driver: QueueDriver) -> Non
 
 
 @everywhere
-async def test_what_did_not_fit_waits_on_and_nothing_is_pending_for_it(driver: QueueDriver, slots: int) -> None:
+async def test_predictions_that_do_not_fit_keep_waiting_and_are_not_pending(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 3, 9, 1, slots=slots)
     [held] = await driver.claim(50, budget=5)
     assert await driver.pending() == {held.id: "d1"}
@@ -98,7 +98,7 @@ async def test_what_did_not_fit_waits_on_and_nothing_is_pending_for_it(driver: Q
 
 
 @everywhere
-async def test_claim_whose_budget_has_no_room_rings_for_another(driver: QueueDriver, slots: int) -> None:
+async def test_a_claim_without_budget_sends_a_wakeup_for_another_director(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 9, slots=slots)
     assert await driver.hear_bell()
     claims = await driver.claim(50, budget=5, alone=False)
@@ -108,7 +108,7 @@ async def test_claim_whose_budget_has_no_room_rings_for_another(driver: QueueDri
     assert not await driver.hear_bell(), "nothing is left"
 
 
-async def test_probe_whose_budget_has_no_room_rings_for_another(driver: QueueDriver) -> None:
+async def test_a_probe_without_budget_sends_a_wakeup_for_another_director(driver: QueueDriver) -> None:
     await driver.submit(cost=9)
     await driver.redis.hset(keys.meta(driver.queue), mapping={"breaker": "open", "open_until": driver.now_ms})
     assert await driver.hear_bell()
@@ -119,7 +119,7 @@ async def test_probe_whose_budget_has_no_room_rings_for_another(driver: QueueDri
 
 
 @everywhere
-async def test_each_of_a_batch_is_a_claim_of_its_own(driver: QueueDriver, slots: int) -> None:
+async def test_each_prediction_of_a_batch_has_its_own_claim(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 1, 1, 1, slots=slots)
     first, second, third = await driver.claim(50, budget=5, nonce="abc")
     assert set(await driver.pending()) == {first.id, second.id, third.id}
@@ -131,21 +131,21 @@ async def test_each_of_a_batch_is_a_claim_of_its_own(driver: QueueDriver, slots:
     assert (await driver.claim_one()).id == second.id
 
 
-async def test_the_same_call_again_is_answered_the_same(driver: QueueDriver) -> None:
+async def test_a_repeated_call_gets_the_same_answer(driver: QueueDriver) -> None:
     await costs(driver, 1, 2, 3, 4)
     first = await driver.claim(50, budget=6, nonce="abc")
     assert await driver.claim(50, budget=6, nonce="abc") == first
     assert await claimed(driver, 6) == [4]
 
 
-async def test_a_limit_that_is_reached_leaves_the_budget_to_others(driver: QueueDriver) -> None:
+async def test_a_limited_account_leaves_the_budget_to_others(driver: QueueDriver) -> None:
     await costs(driver, 2, 2, account="limited", most_running=1)
     await costs(driver, 2, account="other")
     assert await claimed(driver, 4) == [2, 2]
     assert await driver.counts(keys.running(driver.queue)) == {"limited": "1", "other": "1"}
 
 
-async def test_why_a_batch_was_no_larger_is_counted(driver: QueueDriver) -> None:
+async def test_the_reason_for_a_batchs_size_is_counted(driver: QueueDriver) -> None:
     await costs(driver, 1, 1, 1, 9, 1)
     assert await claimed(driver, 5, count=2) == [1, 1]
     assert await tally(driver) == {"batch_count": 1}
@@ -158,14 +158,14 @@ async def test_why_a_batch_was_no_larger_is_counted(driver: QueueDriver) -> None
     assert await tally(driver) == {"batch_count": 1, "batch_budget": 1, "batch_oversize": 1, "batch_empty": 1}
 
 
-async def test_without_a_budget_no_batch_is_counted(driver: QueueDriver) -> None:
+async def test_a_claim_without_a_budget_counts_no_batch(driver: QueueDriver) -> None:
     await costs(driver, 1, 9)
     assert len(await driver.claim(5)) == 2
     assert await tally(driver) == {}
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_of_32_at_once_no_batch_is_over_and_no_prediction_in_two(
+async def test_thirty_two_concurrent_batches_never_exceed_budgets_or_share_a_prediction(
     driver: QueueDriver, server: RedisServer, seed: int
 ) -> None:
     dice = random.Random(seed)

@@ -10,7 +10,7 @@ from tests.support.queue_driver import QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_waits_ends_at_once_and_is_never_handed_out(driver: QueueDriver) -> None:
+async def test_a_waiting_prediction_ends_at_once_and_is_never_claimed(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(lifetime_ms=60_000)
     assert await driver.cancel(prediction_id) == "canceled"
     record = await driver.record(prediction_id)
@@ -28,7 +28,7 @@ async def test_a_delayed_retry_ends_at_once(driver: QueueDriver) -> None:
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
-async def test_the_holder_is_asked_over_its_channel_and_with_its_next_heartbeat(driver: QueueDriver) -> None:
+async def test_the_holder_learns_by_its_channel_and_by_its_heartbeat(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one(consumer="d3")
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
@@ -42,7 +42,7 @@ async def test_the_holder_is_asked_over_its_channel_and_with_its_next_heartbeat(
     assert not (await driver.record(claim.id)).is_terminal
 
 
-async def test_what_has_ended_is_over(driver: QueueDriver) -> None:
+async def test_a_terminal_prediction_cannot_be_canceled(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.cancel(prediction_id)
     before = await dump(driver.redis)
@@ -50,7 +50,7 @@ async def test_what_has_ended_is_over(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_another_account_cannot_tell_that_it_exists(driver: QueueDriver) -> None:
+async def test_another_account_cannot_see_that_it_exists(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(account="mine")
     before = await dump(driver.redis)
     assert await driver.cancel(prediction_id, account="theirs") == "unknown"
@@ -58,13 +58,13 @@ async def test_another_account_cannot_tell_that_it_exists(driver: QueueDriver) -
     assert await dump(driver.redis) == before
 
 
-async def test_the_webhook_of_what_was_canceled_in_the_queue_is_owed_at_once(driver: QueueDriver) -> None:
+async def test_a_prediction_canceled_in_the_queue_owes_its_webhook_at_once(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(webhook="https://example.com", events="completed")
     await driver.cancel(prediction_id)
     assert await driver.members(keys.owed(partition_of(prediction_id))) == {prediction_id: driver.now_ms}
 
 
-async def test_a_holder_that_dies_after_it_was_asked_leaves_it_canceled(driver: QueueDriver) -> None:
+async def test_a_canceled_prediction_ends_when_its_holder_dies(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.cancel(claim.id)

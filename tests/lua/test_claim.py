@@ -15,7 +15,7 @@ from tests.support.queue_driver import MODEL, QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_hands_out_record_input_lease_and_token(driver: QueueDriver) -> None:
+async def test_a_claim_returns_record_input_lease_and_token(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(data=b'{"n":1}')
     claim = await driver.claim_one(consumer="d7", nonce="abc", lease_s=15)
     assert (claim.id, claim.token, bytes(claim.input)) == (prediction_id, "abc-1", b'{"n":1}')
@@ -69,13 +69,13 @@ async def test_lanes_are_served_eight_three_one(driver: QueueDriver) -> None:
     assert served == {"high": 16, "normal": 6, "low": 2}
 
 
-async def test_an_empty_lane_gives_its_turn_away(driver: QueueDriver) -> None:
+async def test_an_empty_lane_gives_up_its_turn(driver: QueueDriver) -> None:
     for _ in range(12):
         await driver.submit(lane="low")
     assert len(await driver.claim(12)) == 12
 
 
-async def test_the_others_share_what_an_empty_lane_leaves(driver: QueueDriver) -> None:
+async def test_other_lanes_share_the_turns_of_an_empty_lane(driver: QueueDriver) -> None:
     for lane in ("low", "normal"):
         for _ in range(12):
             await driver.submit(lane=lane)
@@ -83,7 +83,7 @@ async def test_the_others_share_what_an_empty_lane_leaves(driver: QueueDriver) -
     assert served == {"normal": 9, "low": 3}
 
 
-async def test_a_lane_whose_tenants_may_not_run_saves_no_turns_up(driver: QueueDriver) -> None:
+async def test_a_lane_of_blocked_tenants_saves_no_turns(driver: QueueDriver) -> None:
     await driver.pause(tenant="held")
     for lane, account in [("low", "held")] * 30 + [("high", "acme")] * 120:
         await driver.submit(lane=lane, account=account)
@@ -97,7 +97,7 @@ async def test_a_lane_whose_tenants_may_not_run_saves_no_turns_up(driver: QueueD
 # ── the same call again ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_same_call_twice_answers_the_same_and_claims_nothing_more(driver: QueueDriver) -> None:
+async def test_a_repeated_call_gets_the_same_answer_and_no_more_claims(driver: QueueDriver) -> None:
     for _ in range(4):
         await driver.submit()
     first = await driver.claim(2, nonce="abc")
@@ -106,14 +106,14 @@ async def test_the_same_call_twice_answers_the_same_and_claims_nothing_more(driv
     assert await dump(driver.redis) == before
 
 
-async def test_the_same_call_again_is_answered_on_a_paused_queue_too(driver: QueueDriver) -> None:
+async def test_a_repeated_call_is_answered_on_a_paused_queue(driver: QueueDriver) -> None:
     await driver.submit()
     first = await driver.claim(nonce="abc")
     await driver.pause()
     assert await driver.claim(nonce="abc") == first
 
 
-async def test_the_same_call_again_leaves_out_what_was_lost_meanwhile(driver: QueueDriver) -> None:
+async def test_a_repeated_call_omits_claims_lost_meanwhile(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit(streams=[0])
     first, second, third = await driver.claim(3, nonce="abc")
@@ -131,7 +131,7 @@ async def test_another_consumer_with_the_same_nonce_is_another_call(driver: Queu
 # ── the bell ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_it_rings_when_it_handed_out_and_more_is_left(driver: QueueDriver) -> None:
+async def test_a_claim_sends_a_wakeup_while_more_waits(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     await driver.hear_bell()
@@ -139,7 +139,7 @@ async def test_it_rings_when_it_handed_out_and_more_is_left(driver: QueueDriver)
     assert await driver.hear_bell()
 
 
-async def test_it_is_silent_when_it_hands_out_nothing(driver: QueueDriver) -> None:
+async def test_a_claim_of_nothing_sends_no_wakeup(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.claim(1)
     await driver.hear_bell()
@@ -147,7 +147,7 @@ async def test_it_is_silent_when_it_hands_out_nothing(driver: QueueDriver) -> No
     assert not await driver.hear_bell()
 
 
-async def test_a_token_per_prediction_is_enough_for_directors_that_take_one_each(driver: QueueDriver) -> None:
+async def test_one_wakeup_per_prediction_serves_directors_that_claim_singly(driver: QueueDriver) -> None:
     for i in range(20):
         await driver.submit(account=f"tenant{i}")
     served = 0
@@ -156,7 +156,7 @@ async def test_a_token_per_prediction_is_enough_for_directors_that_take_one_each
     assert served == 20, "nothing waits while the bell is silent"
 
 
-async def test_a_paused_queue_hands_out_nothing_and_rings_nothing(driver: QueueDriver) -> None:
+async def test_a_paused_queue_hands_out_nothing_and_sends_no_wakeup(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.hear_bell()
     await driver.pause()
@@ -179,7 +179,7 @@ async def test_a_paused_queue_hands_out_nothing_and_rings_nothing(driver: QueueD
         ("", True, Status.CANCELED, ""),
     ],
 )
-async def test_what_waits_past_its_deadline_ends_by_the_table(
+async def test_a_prediction_past_its_deadline_ends_by_the_table(
     driver: QueueDriver, late: str, started_once: bool, status: Status, code: str
 ) -> None:
     prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
@@ -195,13 +195,13 @@ async def test_what_waits_past_its_deadline_ends_by_the_table(
     assert await driver.pending() == {}
 
 
-async def test_a_moment_before_its_deadline_it_is_handed_out(driver: QueueDriver) -> None:
+async def test_a_prediction_just_before_its_deadline_is_claimed(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_001)
     driver.pass_time(10)
     assert len(await driver.claim()) == 1
 
 
-async def test_what_could_not_start_in_time_fails(driver: QueueDriver) -> None:
+async def test_a_prediction_that_misses_its_start_deadline_fails(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(start_by_ms=10_000)
     driver.pass_time(10)
     assert await driver.claim() == []
@@ -209,7 +209,7 @@ async def test_what_could_not_start_in_time_fails(driver: QueueDriver) -> None:
     assert (record.status, record.code) == ("failed", "start_by_exceeded")
 
 
-async def test_what_did_start_in_time_may_run_again_later(driver: QueueDriver) -> None:
+async def test_a_prediction_that_began_in_time_can_run_again_later(driver: QueueDriver) -> None:
     await driver.submit(start_by_ms=10_000)
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -218,7 +218,7 @@ async def test_what_did_start_in_time_may_run_again_later(driver: QueueDriver) -
     assert (await driver.claim_one()).id == claim.id
 
 
-async def test_what_was_handed_out_too_often_fails_and_is_a_dead_letter(driver: QueueDriver) -> None:
+async def test_too_many_attempts_make_a_dead_letter(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     for _ in range(MOST_CLAIMS):
         assert await driver.release(await driver.claim_one()) == "waiting"
@@ -228,7 +228,7 @@ async def test_what_was_handed_out_too_often_fails_and_is_a_dead_letter(driver: 
     assert await driver.members(keys.dead(driver.queue)) == {prediction_id: driver.now_ms}
 
 
-async def test_it_ends_at_most_64_a_call_and_then_rings_for_the_rest(driver: QueueDriver) -> None:
+async def test_a_claim_ends_at_most_64_predictions_and_then_sends_a_wakeup(driver: QueueDriver) -> None:
     dead = [await driver.submit(streams=[0], lifetime_ms=1_000) for _ in range(70)]
     driver.pass_time(1)
     alive = await driver.submit(streams=[0])
@@ -240,7 +240,7 @@ async def test_it_ends_at_most_64_a_call_and_then_rings_for_the_rest(driver: Que
     assert (await driver.claim_one()).id == alive
 
 
-async def test_a_leftover_entry_of_a_moved_prediction_is_dropped(driver: QueueDriver) -> None:
+async def test_the_old_entry_of_a_moved_prediction_is_dropped(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(streams=[0])
     await driver.redis.xadd(keys.stream(driver.queue, "normal", 0), {"id": prediction_id, "cost": "1"})
     assert [claim.id for claim in await driver.claim(5)] == [prediction_id]
@@ -257,7 +257,7 @@ async def test_an_entry_without_a_record_is_dropped(driver: QueueDriver) -> None
 # ── faults of the server ────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_destroyed_group_is_made_again_and_nothing_is_claimed_twice(driver: QueueDriver) -> None:
+async def test_a_destroyed_group_is_created_again_without_double_claims(driver: QueueDriver) -> None:
     first = await driver.submit(streams=[0])
     waiting = [await driver.submit(streams=[0]) for _ in range(2)]
     held = await driver.claim_one()
@@ -289,7 +289,7 @@ async def test_a_holder_can_finish_after_its_stream_was_deleted(driver: QueueDri
     assert await driver.finish(held)
 
 
-async def test_a_claim_whose_stream_was_deleted_runs_again_once_its_lease_is_over(driver: QueueDriver) -> None:
+async def test_a_claim_of_a_deleted_stream_runs_again_after_its_lease(driver: QueueDriver) -> None:
     await driver.submit(streams=[0])
     held = await driver.claim_one()
     await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
@@ -308,7 +308,7 @@ async def test_the_highest_stream_of_the_widest_queue_is_served(driver: QueueDri
     assert await driver.redis.hget(keys.meta(driver.queue), "mask:normal") is not None
 
 
-async def test_what_lost_its_input_is_ended_and_not_run_on_nothing(driver: QueueDriver) -> None:
+async def test_a_prediction_without_its_input_ends_without_a_run(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.redis.delete(keys.input_data(prediction_id))
     assert await driver.claim() == []

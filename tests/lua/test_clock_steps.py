@@ -31,7 +31,7 @@ async def opened(driver: QueueDriver, **policy: Any) -> None:
     await driver.hear_bell()
 
 
-async def test_an_open_breaker_is_tried_at_once(driver: QueueDriver) -> None:
+async def test_an_open_breaker_probes_at_once_after_a_step(driver: QueueDriver) -> None:
     await opened(driver)
     driver.pass_time(-BACK_S)
     await driver.promote()
@@ -39,19 +39,19 @@ async def test_an_open_breaker_is_tried_at_once(driver: QueueDriver) -> None:
     assert len(await driver.claim(5)) == 1
 
 
-async def test_an_open_breaker_that_refuses_lets_one_come(driver: QueueDriver) -> None:
+async def test_an_open_breaker_that_refuses_admits_one_submit(driver: QueueDriver) -> None:
     await opened(driver, breaker_mode="fail")
     driver.pass_time(-BACK_S)
     assert await driver.submit()
 
 
-async def test_a_step_within_the_cool_time_tries_nothing_sooner(driver: QueueDriver) -> None:
+async def test_a_step_shorter_than_the_cool_time_changes_nothing(driver: QueueDriver) -> None:
     await opened(driver)
     driver.pass_time(-1)
     assert await driver.claim(5) == []
 
 
-async def test_a_retry_that_waits_longer_than_any_backoff_is_due(driver: QueueDriver) -> None:
+async def test_a_retry_delayed_beyond_any_backoff_is_due(driver: QueueDriver) -> None:
     await driver.submit()
     assert await driver.release(await driver.claim_one(), spent=True, delay_s=60) == "delayed"
     assert await driver.promote() == 0
@@ -60,7 +60,7 @@ async def test_a_retry_that_waits_longer_than_any_backoff_is_due(driver: QueueDr
     assert len(await driver.claim()) == 1
 
 
-async def test_a_director_that_died_before_it_counts_no_longer(driver: QueueDriver) -> None:
+async def test_a_director_silent_since_before_the_step_no_longer_counts(driver: QueueDriver) -> None:
     await driver.have_slots(4, consumer="dead")
     await driver.have_slots(2, consumer="alive")
     assert (await driver.stats()).slots == 6
@@ -70,7 +70,7 @@ async def test_a_director_that_died_before_it_counts_no_longer(driver: QueueDriv
     assert (stats.slots, stats.directors) == (2, 1)
 
 
-async def test_a_director_that_died_before_it_is_shown_as_silent(driver: QueueDriver) -> None:
+async def test_a_director_silent_since_before_the_step_appears_silent(driver: QueueDriver) -> None:
     seconds, _ = await driver.redis.time()
     driver.now_ms = (seconds + BACK_S) * 1000
     await driver.have_slots(1, consumer="dead")
@@ -78,7 +78,7 @@ async def test_a_director_that_died_before_it_is_shown_as_silent(driver: QueueDr
     assert not found.is_alive
 
 
-async def test_a_bucket_fills_again(scripts: Scripts, redis: Any) -> None:
+async def test_a_bucket_refills_after_a_step(scripts: Scripts, redis: Any) -> None:
     async def take(at_s: int) -> bool:
         name = f"at {at_s}"
         return (await scripts.reserve("acme", bucket, id=name, now_ms=at_s * 1000)).allowed
@@ -111,7 +111,7 @@ async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step
     await driver.redis.delete(owed)
 
 
-async def test_an_end_that_was_long_on_its_way_keeps_its_start(driver: QueueDriver) -> None:
+async def test_a_delayed_finish_keeps_its_start_time(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -121,14 +121,14 @@ async def test_an_end_that_was_long_on_its_way_keeps_its_start(driver: QueueDriv
     assert (await driver.record(claim.id)).started == began
 
 
-async def test_a_director_that_died_before_it_serves_no_queue(driver: QueueDriver) -> None:
+async def test_a_director_silent_since_before_the_step_serves_no_queue(driver: QueueDriver) -> None:
     await driver.have_slots(1, consumer="dead")
     assert await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms) == "served"
     driver.pass_time(-BACK_S)
     assert await driver.scripts.unregister(driver.queue, now_ms=driver.now_ms) == "done"
 
 
-async def test_a_run_that_is_given_back_is_charged_by_its_directors_clock(driver: QueueDriver) -> None:
+async def test_a_released_run_is_charged_by_its_directors_clock(driver: QueueDriver) -> None:
     for account in ("nobody", "a", "a", "b", "b"):  # the first is ready, and the others wait for a turn
         await driver.submit(account=account)
     await driver.claim_one()

@@ -66,13 +66,13 @@ async def redis(cluster: RedisServer) -> AsyncIterator[Redis]:
         await redis.aclose()
 
 
-async def test_a_key_of_another_slot_is_an_error_here(redis: Redis) -> None:
+async def test_a_key_of_another_slot_raises_an_error_here(redis: Redis) -> None:
     script = "#!lua\nreturn redis.call('GET', '{p2}:rec:x')"
     with pytest.raises(exceptions.ResponseError):
         await redis.eval(script, 1, "{p1}:rec:x")
 
 
-async def test_a_keepers_glance_asks_for_the_keys_of_one_slot_at_a_time(redis: Redis) -> None:
+async def test_a_keepers_glance_asks_for_one_slot_at_a_time(redis: Redis) -> None:
     gatherer = Gatherer(redis)
     catalog = Catalog(redis, Scripts(gatherer), SystemClock())
     queues = [

@@ -23,7 +23,7 @@ async def model(redis: Redis) -> None:
     await redis.hset(keys.model(MODEL), mapping={"created": "1", "description": "It paints."})
 
 
-async def test_each_change_has_the_next_number_also_one_that_takes_all_back(
+async def test_every_change_has_the_next_number_even_a_full_reset(
     scripts: Scripts, redis: Redis, model: None
 ) -> None:
     assert await configure(scripts, b"one", "a") == ("done", 1)
@@ -34,14 +34,14 @@ async def test_each_change_has_the_next_number_also_one_that_takes_all_back(
     assert said[b"description"] == b"It paints."
 
 
-async def test_who_read_an_older_one_changes_nothing(scripts: Scripts, redis: Redis, model: None) -> None:
+async def test_a_writer_who_read_an_older_state_changes_nothing(scripts: Scripts, redis: Redis, model: None) -> None:
     await configure(scripts, b"one", "a")
     before = await dump(redis)
     assert await configure(scripts, b"mine", "b", was=0) == ("changed", 1)
     assert await dump(redis) == before
 
 
-async def test_twice_is_once(scripts: Scripts, redis: Redis, model: None) -> None:
+async def test_a_repeated_call_has_one_effect(scripts: Scripts, redis: Redis, model: None) -> None:
     for was in (None, 1):
         nonce = f"of {was}"
         answer = await configure(scripts, b"one", nonce, was=was)
@@ -50,6 +50,6 @@ async def test_twice_is_once(scripts: Scripts, redis: Redis, model: None) -> Non
         assert await dump(redis) == before
 
 
-async def test_a_model_that_is_not_there_is_not_made(scripts: Scripts, redis: Redis) -> None:
+async def test_a_missing_model_is_not_created(scripts: Scripts, redis: Redis) -> None:
     assert await configure(scripts, b"one", "a") == ("unknown", 0)
     assert await dump(redis) == {}

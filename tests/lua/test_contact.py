@@ -17,34 +17,34 @@ async def hear(scripts: Scripts, at_s: float, run_id: str = "a") -> float:
     return lasted_s
 
 
-async def test_it_lasts_as_long_as_anybody_hears_the_server(scripts: Scripts) -> None:
+async def test_contact_lasts_while_any_keeper_hears_the_server(scripts: Scripts) -> None:
     assert [await hear(scripts, at_s) for at_s in (0, 5, 12.5, 20)] == [0, 5, 12.5, 20]
 
 
-async def test_a_longer_silence_begins_anew(scripts: Scripts) -> None:
+async def test_a_longer_silence_restarts_contact(scripts: Scripts) -> None:
     await hear(scripts, 0)
     assert await hear(scripts, 7.501) == 0
     assert await hear(scripts, 8.501) == 1
 
 
-async def test_another_run_of_the_server_begins_anew(scripts: Scripts) -> None:
+async def test_another_run_of_the_server_restarts_contact(scripts: Scripts) -> None:
     await hear(scripts, 0)
     assert await hear(scripts, 5, "b") == 0
 
 
-async def test_nothing_is_left_when_the_last_keeper_is_gone(scripts: Scripts, redis: Redis) -> None:
+async def test_no_contact_remains_after_the_last_keeper_leaves(scripts: Scripts, redis: Redis) -> None:
     await hear(scripts, 0)
     assert 0 < await redis.pttl(keys.contact()) <= 31_000
 
 
-async def test_a_clock_that_goes_back_begins_anew(scripts: Scripts) -> None:
+async def test_a_large_clock_step_back_restarts_contact(scripts: Scripts) -> None:
     await hear(scripts, 0)
     assert await hear(scripts, 5) == 5
     assert await hear(scripts, -600) == 0
     assert await hear(scripts, -599) == 1
 
 
-async def test_a_clock_that_goes_back_a_little_proves_no_more_than_passed(scripts: Scripts) -> None:
+async def test_a_small_clock_step_back_does_not_lengthen_contact(scripts: Scripts) -> None:
     await hear(scripts, 0)
     assert await hear(scripts, -3) == 0
     assert await hear(scripts, -1) == 2

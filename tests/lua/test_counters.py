@@ -21,7 +21,7 @@ async def promise(driver: QueueDriver, *, lane: str = "normal", within_s: float 
     await driver.redis.hset(keys.meta(driver.queue), f"within:{lane}", int(within_s * 1000))
 
 
-async def test_what_is_accepted_starts_and_ends_is_counted(driver: QueueDriver) -> None:
+async def test_accepted_started_and_terminal_predictions_are_counted(driver: QueueDriver) -> None:
     for lane in ("high", "normal", "low"):
         await driver.submit(lane=lane)
     assert counted(await driver.stats()) == (3, 0, 0)
@@ -33,7 +33,7 @@ async def test_what_is_accepted_starts_and_ends_is_counted(driver: QueueDriver) 
     assert (await driver.stats()).tally["accepted:high"] == 1
 
 
-async def test_a_call_whose_reply_was_lost_counts_once(driver: QueueDriver) -> None:
+async def test_a_call_repeated_after_a_lost_reply_counts_once(driver: QueueDriver) -> None:
     await promise(driver)
     prediction_id = await driver.submit()
     await driver.submit(prediction_id)
@@ -46,7 +46,7 @@ async def test_a_call_whose_reply_was_lost_counts_once(driver: QueueDriver) -> N
     assert judged(stats) == {"met:normal": 1}
 
 
-async def test_a_second_claim_of_a_prediction_starts_nothing_new(driver: QueueDriver) -> None:
+async def test_a_second_claim_is_not_counted_as_a_start(driver: QueueDriver) -> None:
     await promise(driver)
     await driver.submit()
     assert await driver.release(await driver.claim_one()) == "waiting"
@@ -73,7 +73,7 @@ async def test_a_start_is_judged_by_its_own_lane_to_the_millisecond(driver: Queu
     assert judged(await driver.stats()) == {"met:high": 2, "missed:high": 1, "met:low": 1}
 
 
-async def test_one_call_counts_all_that_it_hands_out(driver: QueueDriver) -> None:
+async def test_one_call_counts_all_its_claims(driver: QueueDriver) -> None:
     await promise(driver)
     for _ in range(3):
         await driver.submit()
@@ -83,7 +83,7 @@ async def test_one_call_counts_all_that_it_hands_out(driver: QueueDriver) -> Non
     assert (tally["started"], tally["missed:normal"], tally["waited_ms"]) == (3, 3, 60_000)
 
 
-async def test_what_never_started_is_missed_once_it_waited_too_long(driver: QueueDriver) -> None:
+async def test_a_prediction_that_never_started_misses_its_objective_after_the_limit(driver: QueueDriver) -> None:
     await promise(driver)
     soon, late = await driver.submit(), await driver.submit()
     await driver.submit(lifetime_ms=30_000)
@@ -97,7 +97,7 @@ async def test_what_never_started_is_missed_once_it_waited_too_long(driver: Queu
     assert judged(stats) == {"missed:normal": 2}
 
 
-async def test_what_was_claimed_in_time_is_missed_by_no_later_end(driver: QueueDriver) -> None:
+async def test_an_end_after_a_timely_claim_misses_no_objective(driver: QueueDriver) -> None:
     await promise(driver)
     canceled = await driver.submit()
     assert await driver.release(await driver.claim_one(), spent=True) == "waiting"
@@ -106,7 +106,7 @@ async def test_what_was_claimed_in_time_is_missed_by_no_later_end(driver: QueueD
     assert judged(await driver.stats()) == {"met:normal": 1}
 
 
-async def test_a_revived_dead_letter_is_counted_again_and_was_promised_nothing(driver: QueueDriver) -> None:
+async def test_a_revived_dead_letter_counts_again_without_an_objective(driver: QueueDriver) -> None:
     await promise(driver)
     dead = await driver.die()
     driver.pass_time(3600)

@@ -18,7 +18,7 @@ HOUR_S, WEEK_S = 3600, 7 * 86_400
 # ── history ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_dead_letter_tells_of_each_attempt_who_held_it_when_and_how_it_ended(driver: QueueDriver) -> None:
+async def test_a_dead_letter_records_the_holder_time_and_end_of_each_attempt(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     lines = []
     for attempt, holder in enumerate(["d1", "d2", "d3"], start=1):
@@ -36,7 +36,7 @@ async def test_a_dead_letter_tells_of_each_attempt_who_held_it_when_and_how_it_e
     assert (await driver.field(prediction_id, "history")).split(";") == lines
 
 
-async def test_an_attempt_that_was_given_back_unspent_leaves_no_line(driver: QueueDriver) -> None:
+async def test_an_unspent_attempt_leaves_no_history(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.release(await driver.claim_one())
     assert await driver.field(prediction_id, "history") == ""
@@ -49,7 +49,7 @@ async def test_a_dead_letter_keeps_its_input_as_long_as_its_record(driver: Queue
     assert await driver.lifetime_s(keys.events(prediction_id)) == HOUR_S
 
 
-async def test_dead_letters_whose_record_is_gone_leave_the_list_when_another_dies(driver: QueueDriver) -> None:
+async def test_dead_letters_without_a_record_leave_the_list_at_the_next_death(driver: QueueDriver) -> None:
     await driver.die()
     driver.pass_time(WEEK_S)
     younger = await driver.die()
@@ -59,7 +59,7 @@ async def test_dead_letters_whose_record_is_gone_leave_the_list_when_another_die
 # ── revive ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_revived_it_waits_as_if_new_with_all_its_attempts_before_it(driver: QueueDriver) -> None:
+async def test_a_revived_prediction_waits_as_new_with_all_attempts_left(driver: QueueDriver) -> None:
     prediction_id = await driver.die(lifetime_ms=60_000, start_by_ms=50_000)
     history = await driver.field(prediction_id, "history")
     driver.pass_time(HOUR_S)
@@ -83,7 +83,7 @@ async def test_revived_it_waits_as_if_new_with_all_its_attempts_before_it(driver
     assert await driver.finish(claim, seq=claim.record.seq, output=b"1")
 
 
-async def test_revived_it_has_no_lifetime_until_it_ends_again(driver: QueueDriver) -> None:
+async def test_a_revived_prediction_has_no_lifetime_until_it_ends_again(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     await driver.revive(prediction_id)
     for key in (keys.record, keys.input_data, keys.events):
@@ -93,7 +93,7 @@ async def test_revived_it_has_no_lifetime_until_it_ends_again(driver: QueueDrive
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == HOUR_S
 
 
-async def test_nothing_that_it_put_out_before_is_seen_again(driver: QueueDriver) -> None:
+async def test_a_revived_prediction_shows_none_of_its_former_output(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     for _ in range(2):
         await driver.release(await driver.claim_one(), spent=True)
@@ -107,7 +107,7 @@ async def test_nothing_that_it_put_out_before_is_seen_again(driver: QueueDriver)
     assert (bytes(stored.output or b""), stored.logs) == (b"[2]", "")
 
 
-async def test_its_second_end_is_owed_again_and_an_answer_to_the_first_does_not_settle_it(driver: QueueDriver) -> None:
+async def test_the_second_end_owes_a_webhook_of_its_own(driver: QueueDriver) -> None:
     prediction_id = await driver.die(webhook="https://example.com", events="completed")
     owed = keys.owed(partition_of(prediction_id))
     assert list(await driver.members(owed)) == [prediction_id]
@@ -129,7 +129,7 @@ async def test_reviving_twice_revives_once(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_who_held_it_before_its_death_holds_nothing_after(driver: QueueDriver) -> None:
+async def test_the_former_holder_has_no_claim_after_the_revival(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     for _ in range(2):
         await driver.release(await driver.claim_one(), spent=True)
@@ -143,7 +143,7 @@ async def test_who_held_it_before_its_death_holds_nothing_after(driver: QueueDri
     assert await dump(driver.redis) == before
 
 
-async def test_one_that_failed_by_itself_is_no_dead_letter(driver: QueueDriver) -> None:
+async def test_an_ordinary_failure_is_no_dead_letter(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim, Status.FAILED, error="no")
@@ -154,7 +154,7 @@ async def test_one_that_failed_by_itself_is_no_dead_letter(driver: QueueDriver) 
     assert await dump(driver.redis) == before
 
 
-async def test_without_its_input_it_stays_dead(driver: QueueDriver) -> None:
+async def test_a_dead_letter_without_its_input_cannot_be_revived(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     await driver.redis.delete(keys.input_data(prediction_id))
     before = await dump(driver.redis)
@@ -165,7 +165,7 @@ async def test_without_its_input_it_stays_dead(driver: QueueDriver) -> None:
 # ── drop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_dropped_it_is_an_ordinary_failure_whose_data_goes_with_its_time(driver: QueueDriver) -> None:
+async def test_a_dropped_dead_letter_becomes_an_ordinary_failure_that_expires(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     assert await driver.drop(prediction_id)
     assert await driver.members(keys.dead(driver.queue)) == {}
@@ -199,7 +199,7 @@ async def test_drop_works_after_the_policy_of_its_queue_was_lost(driver: QueueDr
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == HOUR_S
 
 
-async def test_dropping_prolongs_nothing(driver: QueueDriver) -> None:
+async def test_dropping_never_prolongs_a_lifetime(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     await driver.redis.expire(keys.input_data(prediction_id), 60)
     await driver.drop(prediction_id)
@@ -214,7 +214,7 @@ async def test_dropping_twice_drops_once(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_one_whose_record_is_gone_can_still_be_dropped(driver: QueueDriver) -> None:
+async def test_a_dead_letter_without_a_record_can_be_dropped(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     await driver.redis.delete(keys.record(prediction_id))
     assert not await driver.revive(prediction_id)

@@ -34,7 +34,7 @@ async def deliver(driver: QueueDriver, prediction_id: PredictionId, outcome: str
     return await driver.scripts.deliver(prediction_id, outcome=outcome, delay_s=delay_s, now_ms=driver.now_ms)
 
 
-async def test_it_is_due_once_its_director_had_its_time(
+async def test_a_webhook_is_due_after_its_directors_time_is_over(
     driver: QueueDriver, partition: Partition, owed: PredictionId
 ) -> None:
     driver.pass_time(9.999)
@@ -43,7 +43,7 @@ async def test_it_is_due_once_its_director_had_its_time(
     assert await due(driver, partition) == [owed]
 
 
-async def test_what_one_courier_took_no_other_takes_until_its_time_is_over(
+async def test_a_courier_alone_has_a_webhook_until_its_time_is_over(
     driver: QueueDriver, partition: Partition, owed: PredictionId
 ) -> None:
     driver.pass_time(10)
@@ -53,7 +53,7 @@ async def test_what_one_courier_took_no_other_takes_until_its_time_is_over(
     assert await due(driver, partition) == [owed]
 
 
-async def test_delivered_it_is_owed_no_more_and_its_record_says_so(
+async def test_a_delivered_webhook_is_no_longer_owed_and_its_record_says_so(
     driver: QueueDriver, partition: Partition, owed: PredictionId
 ) -> None:
     assert await deliver(driver, owed, "delivered", None)
@@ -62,7 +62,7 @@ async def test_delivered_it_is_owed_no_more_and_its_record_says_so(
     assert (record.told, record.tellings) == ("delivered", 1)
 
 
-async def test_failed_it_is_due_again_after_the_delay(
+async def test_a_failed_webhook_is_due_again_after_the_delay(
     driver: QueueDriver, partition: Partition, owed: PredictionId
 ) -> None:
     assert await deliver(driver, owed, "failed", 5)
@@ -70,14 +70,14 @@ async def test_failed_it_is_due_again_after_the_delay(
     assert (await driver.record(owed)).told == "failed"
 
 
-async def test_what_is_not_owed_any_more_is_not_noted(driver: QueueDriver, owed: PredictionId) -> None:
+async def test_a_webhook_that_is_no_longer_owed_is_not_noted(driver: QueueDriver, owed: PredictionId) -> None:
     await deliver(driver, owed, "delivered", None)
     before = await dump(driver.redis)
     assert not await deliver(driver, owed, "failed", 5)
     assert await dump(driver.redis) == before
 
 
-async def test_it_makes_no_new_record_of_one_that_is_gone(
+async def test_deliver_does_not_recreate_a_missing_record(
     driver: QueueDriver, partition: Partition, owed: PredictionId
 ) -> None:
     await driver.redis.delete(keys.record(owed))
@@ -90,7 +90,7 @@ async def test_noting_keeps_the_records_lifetime(driver: QueueDriver, owed: Pred
     assert await driver.lifetime_s(keys.record(owed)) == 7 * 86_400
 
 
-async def test_while_it_is_owed_its_data_outlives_the_courier_and_then_it_does_not(driver: QueueDriver) -> None:
+async def test_data_of_an_owed_webhook_stays_until_it_is_delivered(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(webhook="https://example.com", events="completed")
     await driver.finish(await driver.claim_one(), output=b"1")
     data = [make(prediction_id) for make in (keys.input_data, keys.output_data, keys.events)]
@@ -101,7 +101,7 @@ async def test_while_it_is_owed_its_data_outlives_the_courier_and_then_it_does_n
     assert {await driver.lifetime_s(key) for key in data} == {3600}
 
 
-async def test_a_dead_letter_that_was_told_of_can_still_be_revived(driver: QueueDriver) -> None:
+async def test_a_dead_letter_with_a_delivered_webhook_can_be_revived(driver: QueueDriver) -> None:
     prediction_id = await driver.die(webhook="https://example.com", events="completed")
     await deliver(driver, prediction_id, "delivered", None)
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == 7 * 24 * 3600
@@ -130,13 +130,13 @@ async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId)
     ]
 
 
-async def test_a_failure_whose_note_got_no_answer_is_counted_once(driver: QueueDriver, owed: PredictionId) -> None:
+async def test_a_failure_noted_twice_is_counted_once(driver: QueueDriver, owed: PredictionId) -> None:
     for known in (0, 0, 1, 1):
         assert await driver.scripts.deliver(owed, outcome="failed", delay_s=5, known=known, now_ms=driver.now_ms)
     assert (await driver.record(owed)).tellings == 2 == len(await events(driver, owed))
 
 
-async def test_whatever_was_noted_meanwhile_a_webhook_that_arrived_is_owed_no_more(
+async def test_a_webhook_that_arrived_is_never_owed_again(
     driver: QueueDriver, partition: Partition, owed: PredictionId
 ) -> None:
     await deliver(driver, owed, "failed", 5)
@@ -144,7 +144,7 @@ async def test_whatever_was_noted_meanwhile_a_webhook_that_arrived_is_owed_no_mo
     assert await driver.members(keys.owed(partition)) == {}
 
 
-async def test_who_listens_to_a_prediction_hears_of_an_attempt(driver: QueueDriver, owed: PredictionId) -> None:
+async def test_readers_of_a_prediction_are_notified_of_an_attempt(driver: QueueDriver, owed: PredictionId) -> None:
     async with driver.redis.pubsub() as listener:
         await listener.subscribe(keys.channel(owed))
         await listener.get_message(timeout=5)
@@ -153,21 +153,21 @@ async def test_who_listens_to_a_prediction_hears_of_an_attempt(driver: QueueDriv
     assert heard["data"] == str((await driver.record(owed)).seq).encode()
 
 
-async def test_events_that_were_removed_do_not_come_back(driver: QueueDriver, owed: PredictionId) -> None:
+async def test_removed_events_do_not_come_back(driver: QueueDriver, owed: PredictionId) -> None:
     await driver.redis.delete(keys.events(owed))
     assert await deliver(driver, owed, "failed", 5)
     assert await driver.redis.exists(keys.events(owed)) == 0
     assert (await driver.record(owed)).tellings == 1
 
 
-async def test_attempts_without_end_are_not_events_without_end(driver: QueueDriver, owed: PredictionId) -> None:
+async def test_the_number_of_attempt_events_is_bounded(driver: QueueDriver, owed: PredictionId) -> None:
     for _ in range(103):
         await deliver(driver, owed, "failed", 0)
     assert len(await events(driver, owed)) == 100
     assert (await driver.record(owed)).tellings == 103
 
 
-async def test_what_outlived_its_queue_is_told_and_its_data_is_kept_no_longer_for_it(
+async def test_a_webhook_outlives_its_queue_and_its_data_expires_after_delivery(
     driver: QueueDriver, partition: Partition, owed: PredictionId
 ) -> None:
     assert await driver.scripts.unregister(driver.queue) == "done"

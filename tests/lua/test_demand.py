@@ -17,7 +17,7 @@ async def runnable(driver: QueueDriver) -> int:
     return (await driver.scripts.demand(driver.queue, soon_s=SOON_S, now_ms=driver.now_ms)).runnable
 
 
-async def test_it_tells_what_waits_and_runs(driver: QueueDriver) -> None:
+async def test_demand_counts_waiting_and_running_predictions(driver: QueueDriver) -> None:
     for lane in ("high", "normal", "normal", "low"):
         await driver.submit(lane=lane)
     await driver.run(await driver.claim_one(), 2)
@@ -28,7 +28,7 @@ async def test_it_tells_what_waits_and_runs(driver: QueueDriver) -> None:
     assert told.objectives == {}
 
 
-async def test_nothing_of_a_paused_queue_is_runnable_and_what_runs_is_told(driver: QueueDriver) -> None:
+async def test_a_paused_queue_has_no_runnable_predictions_but_counts_running_ones(driver: QueueDriver) -> None:
     for _ in range(2):
         await driver.submit()
     await driver.claim_one()
@@ -40,7 +40,7 @@ async def test_nothing_of_a_paused_queue_is_runnable_and_what_runs_is_told(drive
 
 
 @pytest.mark.parametrize("revision", [None, 1], ids=["paused", "suspended"])
-async def test_what_waits_of_an_account_that_may_not_run_is_left_out(driver: QueueDriver, revision: int | None) -> None:
+async def test_predictions_of_blocked_accounts_are_left_out(driver: QueueDriver, revision: int | None) -> None:
     for account in ("a", "a", "b"):
         await driver.submit(account=account)
     await driver.pause(tenant="a", revision=revision)
@@ -51,7 +51,7 @@ async def test_what_waits_of_an_account_that_may_not_run_is_left_out(driver: Que
     assert await runnable(driver) == 2
 
 
-async def test_an_account_that_is_paused_and_suspended_is_left_out_once(driver: QueueDriver) -> None:
+async def test_a_paused_and_suspended_account_is_left_out_once(driver: QueueDriver) -> None:
     for account in ("a", "a", "b"):
         await driver.submit(account=account)
     await driver.pause(tenant="a")
@@ -59,7 +59,7 @@ async def test_an_account_that_is_paused_and_suspended_is_left_out_once(driver: 
     assert await runnable(driver) == 1
 
 
-async def test_an_account_counts_for_no_more_than_it_may_run(driver: QueueDriver) -> None:
+async def test_an_account_counts_for_at_most_its_running_limit(driver: QueueDriver) -> None:
     await driver.limit(ACCOUNT, most_running=2)
     for _ in range(5):
         await driver.submit(most_running=2)
@@ -68,7 +68,7 @@ async def test_an_account_counts_for_no_more_than_it_may_run(driver: QueueDriver
     assert await runnable(driver) == 1
 
 
-async def test_a_retry_counts_once_it_is_due_within_a_minute(driver: QueueDriver) -> None:
+async def test_a_retry_counts_when_it_is_due_within_a_minute(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.release(await driver.claim_one(), delay_s=SOON_S + 10)
     assert await runnable(driver) == 0
@@ -86,7 +86,7 @@ async def test_a_late_retry_of_a_paused_account_takes_nothing_from_others(driver
     assert await runnable(driver) == 1
 
 
-async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+async def test_demand_changes_nothing(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.pause(tenant=ACCOUNT)
     before = await dump(driver.redis)
@@ -94,7 +94,7 @@ async def test_looking_changes_nothing(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_a_lost_count_of_what_waits_makes_it_no_less(driver: QueueDriver) -> None:
+async def test_a_lost_waiting_count_does_not_lower_demand(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.redis.hset(keys.meta(driver.queue), mapping={"ready:normal": 0, "backlogged:normal": 0})
     assert await runnable(driver) == 1

@@ -104,7 +104,7 @@ async def cancel(of: QueueDriver, name: PredictionId) -> str:
 # ── all that goes along ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_waits_in_a_stream_or_a_backlog_or_is_delayed_is_had_from_the_other_server(
+async def test_every_waiting_prediction_can_be_claimed_at_the_other_server(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     delayed = await driver.submit(webhook="https://a.test", events="completed")
@@ -133,7 +133,7 @@ async def replayed(of: QueueDriver, name: PredictionId) -> Any:
     return found
 
 
-async def test_here_nothing_is_left_but_a_tombstone_which_goes_by_itself(
+async def test_only_a_tombstone_that_expires_is_left_behind(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     name = await driver.submit()
@@ -154,7 +154,7 @@ async def test_here_nothing_is_left_but_a_tombstone_which_goes_by_itself(
     assert await driver.scripts.erase(name, account=ACCOUNT) == "running"
 
 
-async def test_it_keeps_its_order_and_stands_before_what_came_there(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_moved_predictions_keep_their_order_and_go_before_later_ones(driver: QueueDriver, there: QueueDriver) -> None:
     others = [await there.submit() for _ in range(2)]
     here = [await driver.submit() for _ in range(5)]
     await move(driver, there)
@@ -163,7 +163,7 @@ async def test_it_keeps_its_order_and_stands_before_what_came_there(driver: Queu
     assert rest == [*here, others[1]]
 
 
-async def test_its_idempotency_key_stands_for_it_at_both_places(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_an_idempotency_key_is_valid_at_both_servers(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit(idempotency=("key", "body"))
     await move(driver, there)
     for each in (driver, there):
@@ -178,7 +178,7 @@ async def test_its_idempotency_key_stands_for_it_at_both_places(driver: QueueDri
     assert 0 < await there.redis.pttl(key) <= 24 * 3600 * 1000
 
 
-async def test_limits_that_its_account_has_there_hold_for_it(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_the_accounts_limits_at_the_other_server_apply(driver: QueueDriver, there: QueueDriver) -> None:
     await Accounts(there.redis).set_limits(ACCOUNT, {"max_running": "1"})
     for _ in range(3):
         await driver.submit()
@@ -186,7 +186,7 @@ async def test_limits_that_its_account_has_there_hold_for_it(driver: QueueDriver
     assert len(await there.claim_all()) == 1
 
 
-async def test_to_another_versions_queue_there_it_is_a_prediction_of_that_version(
+async def test_a_move_to_another_versions_queue_changes_the_version(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     newer = queue_name(MODEL, "b2" * 32)
@@ -198,7 +198,7 @@ async def test_to_another_versions_queue_there_it_is_a_prediction_of_that_versio
     assert (record.queue, record.version) == (newer, "b2" * 32)
 
 
-async def test_what_was_reserved_here_is_given_back(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_compute_reserved_at_the_first_server_is_given_back(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit(metered=True)
     await move(driver, there)
     unspent = keys.unspent(keys.queue_partition(driver.queue))
@@ -209,7 +209,7 @@ async def test_what_was_reserved_here_is_given_back(driver: QueueDriver, there: 
 # ── what stays ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_is_claimed_or_paused_or_of_an_account_unknown_there_stays(
+async def test_claimed_and_paused_predictions_and_unknown_accounts_stay(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     await driver.submit()
@@ -231,7 +231,7 @@ async def test_what_is_claimed_or_paused_or_of_an_account_unknown_there_stays(
     assert [one.id for one in await driver.claim_all()] == [paused]
 
 
-async def test_past_what_stays_a_whole_queue_goes_in_slices(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, there: QueueDriver) -> None:
     for _ in range(60):
         await driver.submit(account="bee")
     await driver.pause(tenant="bee")
@@ -241,7 +241,7 @@ async def test_past_what_stays_a_whole_queue_goes_in_slices(driver: QueueDriver,
     assert await move(driver, there) == Left(held=60)
 
 
-async def test_to_the_same_server_or_a_queue_that_is_none_nothing_goes(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_a_move_to_the_same_server_or_an_unknown_queue_is_refused(driver: QueueDriver, there: QueueDriver) -> None:
     await driver.submit()
     with pytest.raises(SettingsError, match="same Redis server"):
         await move(driver, driver)
@@ -257,7 +257,7 @@ async def test_to_the_same_server_or_a_queue_that_is_none_nothing_goes(driver: Q
 # ── between two steps ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_leaves_is_nobodys_to_claim_nor_to_end_and_shows_that_it_waits(driver: QueueDriver) -> None:
+async def test_a_leaving_prediction_cannot_be_claimed_or_ended_and_appears_waiting(driver: QueueDriver) -> None:
     name = await driver.submit(lifetime_ms=1000)
     assert await depart(driver, name) == ["leaving"]
     driver.pass_time(5)
@@ -276,7 +276,7 @@ async def test_what_leaves_is_nobodys_to_claim_nor_to_end_and_shows_that_it_wait
     assert await driver.expire() == (1, 0), "its deadline counts again"
 
 
-async def test_each_step_twice_is_once(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_each_step_of_a_move_is_idempotent(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit()
     for _ in range(2):
         assert await depart(driver, name) == ["leaving"]
@@ -294,7 +294,7 @@ async def test_each_step_twice_is_once(driver: QueueDriver, there: QueueDriver) 
     assert await driver.scripts.stay(name, site=FAR) == "gone"
 
 
-async def test_of_two_movers_to_two_servers_the_second_leaves_it_alone(driver: QueueDriver) -> None:
+async def test_a_second_mover_to_another_server_changes_nothing(driver: QueueDriver) -> None:
     name = await driver.submit()
     assert await depart(driver, name) == ["leaving"]
     assert await depart(driver, name, to="third") == ["elsewhere"]
@@ -303,7 +303,7 @@ async def test_of_two_movers_to_two_servers_the_second_leaves_it_alone(driver: Q
     assert await driver.scripts.stay(name, site=FAR, now_ms=driver.now_ms) == "waiting"
 
 
-async def test_one_that_left_and_arrived_and_ended_there_does_not_run_again_when_the_mover_comes_back(
+async def test_a_prediction_that_ended_there_does_not_run_again(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     name = await driver.submit()
@@ -316,7 +316,7 @@ async def test_one_that_left_and_arrived_and_ended_there_does_not_run_again_when
     assert await cancel(driver, name) == "moved"
 
 
-async def test_a_cancel_on_the_way_is_told_there_and_only_then_it_has_moved(
+async def test_a_cancel_during_the_move_is_passed_on_before_the_move_ends(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     arrived, departed = await driver.submit(), await driver.submit()
@@ -331,7 +331,7 @@ async def test_a_cancel_on_the_way_is_told_there_and_only_then_it_has_moved(
     assert await driver.field(arrived, "moved") == await named_site(there.redis)
 
 
-async def test_put_back_waits_here_again_in_its_place_and_a_late_mover_is_refused(
+async def test_a_prediction_put_back_keeps_its_place_and_refuses_a_late_mover(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     first, late, last = [await driver.submit() for _ in range(3)]
@@ -349,7 +349,7 @@ async def test_put_back_waits_here_again_in_its_place_and_a_late_mover_is_refuse
     assert await put_back(driver, there) == Left()
 
 
-async def test_put_back_may_move_after_all(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_a_prediction_put_back_can_move_again(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit()
     await depart(driver, name, to=await named_site(there.redis))
     await put_back(driver, there)
@@ -357,7 +357,7 @@ async def test_put_back_may_move_after_all(driver: QueueDriver, there: QueueDriv
     assert [claim.id for claim in await there.claim_all()] == [name]
 
 
-async def test_what_was_canceled_on_its_way_ends_when_it_is_put_back_and_what_was_delayed_is_so_again(
+async def test_putting_back_ends_canceled_predictions_and_delays_delayed_ones_again(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     delayed = await driver.submit()
@@ -372,7 +372,7 @@ async def test_what_was_canceled_on_its_way_ends_when_it_is_put_back_and_what_wa
     assert await driver.counts(keys.queued(driver.queue)) == {ACCOUNT: "1"}
 
 
-async def test_it_may_come_back_and_a_late_step_of_the_first_move_changes_nothing(
+async def test_a_late_step_of_the_first_move_changes_nothing_after_the_return(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
     name = await driver.submit(data=b"[1]")
@@ -518,7 +518,7 @@ class Play:
 
 
 @pytest.mark.parametrize("seed", range(16))
-async def test_nothing_is_lost_or_had_twice_whenever_a_mover_is_cut_short(
+async def test_an_interrupted_mover_neither_loses_nor_doubles_a_prediction(
     driver: QueueDriver, there: QueueDriver, seed: int
 ) -> None:
     play = Play(driver, there, seed)

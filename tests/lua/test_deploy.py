@@ -17,7 +17,7 @@ async def deploy(scripts: Scripts, was: bytes, becomes: bytes, *, name: str = NA
     return await scripts.deploy(ACCOUNT, name, was=was, becomes=becomes, created_ms=7, most=most)
 
 
-async def test_it_is_made_changed_and_removed_by_whoever_read_it_last(redis: Redis, scripts: Scripts) -> None:
+async def test_a_writer_who_read_the_last_state_can_change_a_deployment(redis: Redis, scripts: Scripts) -> None:
     assert await deploy(scripts, b"", b"one") == "written"
     assert await redis.get(keys.deployment(ACCOUNT, NAME)) == b"one"
     assert await redis.zrange(keys.deployments(ACCOUNT), 0, -1, withscores=True) == [(b"chat", 7.0)]
@@ -27,7 +27,7 @@ async def test_it_is_made_changed_and_removed_by_whoever_read_it_last(redis: Red
     assert await dump(redis) == {}
 
 
-async def test_who_comes_too_late_changes_nothing(redis: Redis, scripts: Scripts) -> None:
+async def test_a_late_writer_changes_nothing(redis: Redis, scripts: Scripts) -> None:
     await deploy(scripts, b"", b"one")
     before = await dump(redis)
     for was, becomes in ((b"", b"mine"), (b"older", b"mine"), (b"older", b"")):
@@ -36,7 +36,7 @@ async def test_who_comes_too_late_changes_nothing(redis: Redis, scripts: Scripts
     assert await dump(redis) == before
 
 
-async def test_twice_is_once(redis: Redis, scripts: Scripts) -> None:
+async def test_a_repeated_call_has_one_effect(redis: Redis, scripts: Scripts) -> None:
     for was, becomes in ((b"", b"one"), (b"one", b"two"), (b"two", b"")):
         await deploy(scripts, was, becomes)
         before = await dump(redis)
@@ -44,7 +44,7 @@ async def test_twice_is_once(redis: Redis, scripts: Scripts) -> None:
         assert await dump(redis) == before
 
 
-async def test_an_account_has_so_many_and_may_still_change_those(redis: Redis, scripts: Scripts) -> None:
+async def test_a_full_account_can_still_change_its_deployments(redis: Redis, scripts: Scripts) -> None:
     await deploy(scripts, b"", b"one", most=1)
     before = await dump(redis)
     assert await deploy(scripts, b"", b"one", name="other", most=1) == "full"

@@ -24,19 +24,19 @@ async def enlist(scripts: Scripts, at_ms: int, *, oldest: PredictionId = OLDEST)
     return prediction_id
 
 
-async def test_ids_stand_in_the_order_of_their_time(redis: Redis, scripts: Scripts) -> None:
+async def test_ids_are_in_order_of_time(redis: Redis, scripts: Scripts) -> None:
     ids = {at: await enlist(scripts, at) for at in (5_000, 2_000, 9_000)}
     assert await listed(redis) == [ids[2_000], ids[5_000], ids[9_000]]
 
 
-async def test_twice_is_once(redis: Redis, scripts: Scripts) -> None:
+async def test_a_repeated_call_has_one_effect(redis: Redis, scripts: Scripts) -> None:
     prediction_id = await enlist(scripts, 2_000)
     before = await dump(redis)
     await scripts.enlist(prediction_id, account=ACCOUNT, oldest=OLDEST)
     assert await dump(redis) == before
 
 
-async def test_it_drops_a_few_that_are_too_old_with_each_call(redis: Redis, scripts: Scripts) -> None:
+async def test_each_call_drops_a_few_old_ids(redis: Redis, scripts: Scripts) -> None:
     for at in range(1_000, 1_010):
         await enlist(scripts, at)
     kept = [await enlist(scripts, 3_000, oldest=lowest_id_at(2_000))]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 DAY_S = 24 * 3600
 
 
-async def test_it_files_record_input_entry_event_and_index(driver: QueueDriver) -> None:
+async def test_enqueue_writes_record_input_entry_event_and_index(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(
         streams=[3], data=b'{"a":[]}', webhook="https://example.com", events="completed"
     )
@@ -28,13 +28,13 @@ async def test_it_files_record_input_entry_event_and_index(driver: QueueDriver) 
     assert await driver.members(keys.deadline(driver.queue)) == {}
 
 
-async def test_the_trace_of_its_caller_is_kept_and_comes_with_the_claim(driver: QueueDriver) -> None:
+async def test_a_callers_trace_is_kept_and_returned_with_the_claim(driver: QueueDriver) -> None:
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
     await driver.submit(trace=trace)
     assert (await driver.claim_one()).record.trace == trace
 
 
-async def test_without_a_trace_nothing_is_kept_of_one(driver: QueueDriver) -> None:
+async def test_no_trace_field_is_kept_without_a_trace(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     fields = await driver.redis.hkeys(keys.record(prediction_id))
     assert not [name for name in fields if name.startswith(b"trace")]
@@ -47,14 +47,14 @@ async def test_the_entry_carries_only_id_and_cost(driver: QueueDriver) -> None:
     assert fields == {b"id": prediction_id.encode(), b"cost": b"2.5"}
 
 
-async def test_the_callers_bytes_come_back_as_they_were(driver: QueueDriver) -> None:
+async def test_the_callers_bytes_come_back_unchanged(driver: QueueDriver) -> None:
     data = b'{"logs":[],"n":1.0,"big":12345678901234567890,"z":"\x00\xff"}'
     await driver.submit(data=data)
     claim = await driver.claim_one()
     assert bytes(claim.input) == data
 
 
-async def test_no_key_of_what_waits_has_a_lifetime(driver: QueueDriver) -> None:
+async def test_no_key_of_a_waiting_prediction_has_a_lifetime(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(streams=[0])
     for key in (keys.record(prediction_id), keys.input_data(prediction_id), keys.events(prediction_id)):
         assert await driver.lifetime_s(key) == -1
@@ -69,7 +69,7 @@ async def test_the_same_id_twice_is_accepted_once(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_the_same_id_twice_answers_when_it_was_made(driver: QueueDriver) -> None:
+async def test_a_repeated_id_returns_its_first_creation_time(driver: QueueDriver) -> None:
     fields = {"queue": driver.queue, "account": ACCOUNT, "model": MODEL, "version": "v", "shard": (0,), "input": b"{}"}
     prediction_id = driver.new_id()
     first = await driver.scripts.enqueue(prediction_id, **fields, now_ms=driver.now_ms)
@@ -101,7 +101,7 @@ async def test_an_idempotency_key_with_another_body_is_refused(driver: QueueDriv
     assert await dump(driver.redis) == before
 
 
-async def test_an_idempotency_key_is_of_one_account(driver: QueueDriver) -> None:
+async def test_an_idempotency_key_belongs_to_one_account(driver: QueueDriver) -> None:
     mine = await driver.submit(account="mine", idempotency=("digest", "body"))
     theirs = await driver.submit(account="theirs", idempotency=("digest", "body"))
     assert mine != theirs
@@ -113,7 +113,7 @@ async def test_an_idempotency_key_lives_for_a_day(driver: QueueDriver) -> None:
     assert await driver.lifetime_s(key) == DAY_S
 
 
-async def test_an_idempotency_key_is_free_again_once_its_prediction_is_gone(driver: QueueDriver) -> None:
+async def test_an_idempotency_key_is_free_once_its_prediction_is_gone(driver: QueueDriver) -> None:
     first = await driver.submit(idempotency=("digest", "body"))
     await driver.finish(await driver.claim_one())
     for key in (keys.record(first), keys.input_data(first), keys.events(first)):
@@ -123,7 +123,7 @@ async def test_an_idempotency_key_is_free_again_once_its_prediction_is_gone(driv
     assert await driver.submit(idempotency=("digest", "body2")) == second
 
 
-async def test_it_goes_to_the_stream_of_its_shard_where_least_waits(driver: QueueDriver) -> None:
+async def test_enqueue_picks_the_stream_of_the_shard_with_least_waiting(driver: QueueDriver) -> None:
     await driver.have_slots(32)
     for name in ("one", "two"):
         await driver.submit(account=name, streams=[4])
@@ -131,7 +131,7 @@ async def test_it_goes_to_the_stream_of_its_shard_where_least_waits(driver: Queu
     assert (await driver.entries())[9] == [quiet]
 
 
-async def test_what_is_claimed_does_not_count_as_waiting(driver: QueueDriver) -> None:
+async def test_claimed_predictions_do_not_count_as_waiting(driver: QueueDriver) -> None:
     await driver.have_slots(32)
     for _ in range(3):
         await driver.submit(streams=[4])
@@ -146,13 +146,13 @@ async def test_the_first_preference_wins_a_tie(driver: QueueDriver) -> None:
     assert await driver.entries() == {7: [prediction_id]}
 
 
-async def test_a_shard_from_before_a_resize_is_folded_into_the_streams_there_are(driver: QueueDriver) -> None:
+async def test_a_shard_from_before_a_resize_maps_to_existing_streams(driver: QueueDriver) -> None:
     await driver.scripts.resize(driver.queue, streams=4)
     prediction_id = await driver.submit(streams=[14])
     assert await driver.entries() == {2: [prediction_id]}
 
 
-async def test_deadline_and_start_by_count_from_the_servers_time(driver: QueueDriver) -> None:
+async def test_deadline_and_start_deadline_count_from_the_servers_time(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(lifetime_ms=60_000, late="aborted", start_by_ms=5_000)
     record = await driver.record(prediction_id)
     assert (record.deadline, record.late) == (driver.now_ms + 60_000, "aborted")
@@ -160,14 +160,14 @@ async def test_deadline_and_start_by_count_from_the_servers_time(driver: QueueDr
     assert await driver.members(keys.deadline(driver.queue)) == {prediction_id: driver.now_ms + 5_000}
 
 
-async def test_it_rings_a_silent_bell_once(driver: QueueDriver) -> None:
+async def test_a_silent_wakeup_list_gets_one_wakeup(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     assert await driver.bell() == 1
     assert 0 < await driver.lifetime_s(keys.bell(driver.queue)) <= 60
 
 
-async def test_without_a_given_time_it_takes_the_servers(driver: QueueDriver) -> None:
+async def test_enqueue_uses_the_servers_time_by_default(driver: QueueDriver) -> None:
     prediction_id = driver.new_id()
     driver.now_ms = None  # type: ignore[assignment]
     await driver.submit(prediction_id)
@@ -176,6 +176,6 @@ async def test_without_a_given_time_it_takes_the_servers(driver: QueueDriver) ->
     assert now_ms - 60_000 < (await driver.record(prediction_id)).created <= now_ms
 
 
-async def test_a_lane_that_no_claim_looks_into_is_refused(driver: QueueDriver) -> None:
-    with pytest.raises(ValueError, match="unknown lane"):
+async def test_a_lane_that_no_claim_reads_is_refused(driver: QueueDriver) -> None:
+    with pytest.raises(ValueError, match="no lane"):
         await driver.submit(lane="urgent")

@@ -13,7 +13,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_nothing_is_left_of_one_that_has_ended(driver: QueueDriver) -> None:
+async def test_a_terminal_prediction_is_erased_without_a_trace(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(webhook="https://example.com", events="completed")
     assert await driver.finish(await driver.claim_one(), output=b"1", logs="text")
     assert await driver.scripts.erase(prediction_id, account=ACCOUNT) == "erased"
@@ -21,7 +21,7 @@ async def test_nothing_is_left_of_one_that_has_ended(driver: QueueDriver) -> Non
     assert await driver.redis.zscore(keys.owed(partition_of(prediction_id)), prediction_id) is None
 
 
-async def test_a_dead_letter_leaves_the_list(driver: QueueDriver) -> None:
+async def test_an_erased_dead_letter_leaves_the_list(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()
     for _ in range(9):
@@ -36,7 +36,7 @@ async def test_a_dead_letter_leaves_the_list(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-async def test_what_has_not_ended_is_left_as_it_is(driver: QueueDriver, runs: bool) -> None:
+async def test_a_prediction_that_is_not_terminal_cannot_be_erased(driver: QueueDriver, runs: bool) -> None:
     prediction_id = await driver.submit()
     if runs:
         await driver.begin(await driver.claim_one())
@@ -45,7 +45,7 @@ async def test_what_has_not_ended_is_left_as_it_is(driver: QueueDriver, runs: bo
     assert await dump(driver.redis) == before
 
 
-async def test_another_accounts_looks_like_none(driver: QueueDriver) -> None:
+async def test_another_accounts_prediction_appears_missing(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.finish(await driver.claim_one())
     before = await dump(driver.redis)
@@ -54,7 +54,7 @@ async def test_another_accounts_looks_like_none(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_what_is_gone_can_be_made_again_under_its_key(driver: QueueDriver) -> None:
+async def test_an_erased_prediction_can_be_created_again_under_its_key(driver: QueueDriver) -> None:
     key = ("digest", "print")
     first = await driver.submit(idempotency=key)
     assert await driver.submit(idempotency=key) == first

@@ -16,7 +16,7 @@ async def run(driver: QueueDriver, seconds: float, *, status: Status = Status.SU
     await driver.finish(claim, status, ran_ms=1)
 
 
-async def test_a_declared_cost_moves_nobody_elses_estimate(driver: QueueDriver) -> None:
+async def test_a_declared_cost_moves_no_other_accounts_estimate(driver: QueueDriver) -> None:
     await driver.have_slots(1)
     for _ in range(5):
         await run(driver, 1)
@@ -27,7 +27,7 @@ async def test_a_declared_cost_moves_nobody_elses_estimate(driver: QueueDriver) 
 
 
 @pytest.mark.parametrize("status", [Status.CANCELED, Status.FAILED])
-async def test_what_was_cut_short_says_nothing_of_how_long_runs_take(driver: QueueDriver, status: Status) -> None:
+async def test_an_interrupted_run_does_not_change_the_run_time_estimate(driver: QueueDriver, status: Status) -> None:
     for _ in range(3):
         await run(driver, 10)
     await run(driver, 0.1, status=status)
@@ -35,7 +35,7 @@ async def test_what_was_cut_short_says_nothing_of_how_long_runs_take(driver: Que
 
 
 @pytest.mark.parametrize("tenant", ["", "acme"])
-async def test_a_pause_does_not_teach_that_waits_are_long(driver: QueueDriver, tenant: str) -> None:
+async def test_a_pause_does_not_raise_the_wait_estimate(driver: QueueDriver, tenant: str) -> None:
     await driver.have_slots(1)
     await run(driver, 1)
     for _ in range(30):
@@ -51,7 +51,7 @@ async def test_a_pause_does_not_teach_that_waits_are_long(driver: QueueDriver, t
     assert await driver.redis.hmget(keys.meta(driver.queue), "scale50", "scale90") == [None, None]
 
 
-async def test_neither_does_a_time_without_a_director(driver: QueueDriver) -> None:
+async def test_time_without_a_director_does_not_raise_the_wait_estimate(driver: QueueDriver) -> None:
     await driver.have_slots(1)
     await run(driver, 1)
     for _ in range(3):

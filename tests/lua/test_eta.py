@@ -108,7 +108,7 @@ async def play(driver: QueueDriver, arrivals: Iterator[float], dice: random.Rand
 @pytest.mark.parametrize(
     "trace", [poisson, pytest.param(bursts, marks=pytest.mark.heavy)], ids=lambda trace: trace.__name__
 )
-async def test_nine_of_ten_start_by_the_time_that_they_were_told_and_it_is_no_idle_promise(
+async def test_nine_of_ten_start_within_a_p90_that_is_not_padded(
     driver: QueueDriver, trace: Callable[[random.Random, float], Iterator[float]]
 ) -> None:
     dice = random.Random(7)

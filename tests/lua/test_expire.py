@@ -15,7 +15,7 @@ async def expire(driver: QueueDriver, limit: int = 100) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("late", "status"), [("aborted", "aborted"), ("", "failed")])
-async def test_what_waits_past_its_deadline_ends(driver: QueueDriver, late: str, status: str) -> None:
+async def test_a_waiting_prediction_ends_at_its_deadline(driver: QueueDriver, late: str, status: str) -> None:
     prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
     driver.pass_time(9.999)
     assert await expire(driver) == (0, 0)
@@ -37,7 +37,7 @@ async def test_a_delayed_retry_that_began_once_is_canceled(driver: QueueDriver) 
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
-async def test_the_holder_of_what_runs_is_told(driver: QueueDriver) -> None:
+async def test_the_holder_of_a_late_run_is_notified(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_000)
     claim = await driver.claim_one(consumer="d3")
     driver.pass_time(10)
@@ -51,7 +51,7 @@ async def test_the_holder_of_what_runs_is_told(driver: QueueDriver) -> None:
     assert await driver.extend(claim, consumer="d3") == ["deadline"]
 
 
-async def test_a_holder_that_dies_after_it_was_told_leaves_it_late(driver: QueueDriver) -> None:
+async def test_a_late_prediction_ends_when_its_notified_holder_dies(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_000)
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -62,7 +62,7 @@ async def test_a_holder_that_dies_after_it_was_told_leaves_it_late(driver: Queue
     assert (await driver.record(claim.id)).status == "canceled"
 
 
-async def test_a_caller_who_canceled_keeps_that_reason(driver: QueueDriver) -> None:
+async def test_a_callers_cancel_stays_the_reason(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_000)
     claim = await driver.claim_one()
     await driver.cancel(claim.id)
@@ -80,7 +80,7 @@ async def test_expiring_twice_expires_once(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_it_looks_at_no_more_than_its_limit(driver: QueueDriver) -> None:
+async def test_expire_looks_at_no_more_than_its_limit(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit(lifetime_ms=10_000)
     driver.pass_time(10)
@@ -92,7 +92,7 @@ async def test_it_looks_at_no_more_than_its_limit(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-async def test_what_did_not_start_in_time_fails_without_a_claim(driver: QueueDriver, ready: bool) -> None:
+async def test_a_missed_start_deadline_fails_without_a_claim(driver: QueueDriver, ready: bool) -> None:
     if not ready:
         await driver.submit()
     prediction_id = await driver.submit(start_by_ms=10_000)
@@ -106,7 +106,7 @@ async def test_what_did_not_start_in_time_fails_without_a_claim(driver: QueueDri
     assert prediction_id not in [claim.id for claim in await driver.claim(5)]
 
 
-async def test_what_was_claimed_in_time_is_left_to_its_holder(driver: QueueDriver) -> None:
+async def test_a_prediction_claimed_in_time_is_left_to_its_holder(driver: QueueDriver) -> None:
     await driver.submit(start_by_ms=10_000)
     claim = await driver.claim_one()
     driver.pass_time(10)
@@ -116,7 +116,7 @@ async def test_what_was_claimed_in_time_is_left_to_its_holder(driver: QueueDrive
     await driver.run(claim, 1)
 
 
-async def test_what_was_claimed_in_time_still_has_its_deadline(driver: QueueDriver) -> None:
+async def test_a_prediction_claimed_in_time_still_has_its_deadline(driver: QueueDriver) -> None:
     await driver.submit(start_by_ms=10_000, lifetime_ms=30_000)
     claim = await driver.claim_one()
     driver.pass_time(10)
@@ -126,7 +126,7 @@ async def test_what_was_claimed_in_time_still_has_its_deadline(driver: QueueDriv
     assert await expire(driver) == (0, 1)
 
 
-async def test_what_was_given_back_before_it_began_must_still_start_in_time(driver: QueueDriver) -> None:
+async def test_a_release_before_the_run_keeps_the_start_deadline(driver: QueueDriver) -> None:
     await driver.submit(start_by_ms=10_000)
     claim = await driver.claim_one()
     driver.pass_time(5)
@@ -137,7 +137,7 @@ async def test_what_was_given_back_before_it_began_must_still_start_in_time(driv
     assert (await driver.record(claim.id)).code == "start_by_exceeded"
 
 
-async def test_what_began_in_time_may_be_retried_after_it(driver: QueueDriver) -> None:
+async def test_a_run_that_began_in_time_can_be_retried_later(driver: QueueDriver) -> None:
     await driver.submit(start_by_ms=10_000)
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -149,7 +149,7 @@ async def test_what_began_in_time_may_be_retried_after_it(driver: QueueDriver) -
     assert (await driver.claim_one()).id == claim.id
 
 
-async def test_a_retry_that_never_began_must_still_start_in_time(driver: QueueDriver) -> None:
+async def test_a_retry_that_never_began_keeps_its_start_deadline(driver: QueueDriver) -> None:
     await driver.submit(start_by_ms=10_000)
     claim = await driver.claim_one()
     await driver.release(claim, spent=True, delay_s=20)
@@ -158,7 +158,7 @@ async def test_a_retry_that_never_began_must_still_start_in_time(driver: QueueDr
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
-async def test_what_was_revived_has_all_the_time(driver: QueueDriver) -> None:
+async def test_a_revived_prediction_has_no_start_deadline(driver: QueueDriver) -> None:
     prediction_id = await driver.die(start_by_ms=10_000, lifetime_ms=20_000)
     await driver.revive(prediction_id)
     driver.pass_time(3600)
@@ -170,7 +170,7 @@ async def test_what_was_revived_has_all_the_time(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize(("asked_ms", "given_ms"), [(None, 60_000), (20_000, 20_000), (90_000, 60_000)])
-async def test_no_prediction_lives_longer_than_its_queue_lets_it(
+async def test_a_prediction_never_outlives_the_lifetime_of_its_queue(
     driver: QueueDriver, asked_ms: int | None, given_ms: int
 ) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
@@ -184,7 +184,7 @@ async def test_no_prediction_lives_longer_than_its_queue_lets_it(
     assert (record.status, record.code) == ("failed", "deadline_exceeded"), "who did not ask does not know `aborted`"
 
 
-async def test_it_runs_to_no_longer_either(driver: QueueDriver) -> None:
+async def test_a_run_ends_at_the_lifetime_of_its_queue_too(driver: QueueDriver) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
     await driver.submit()
     claim = await driver.claim_one()
@@ -193,7 +193,7 @@ async def test_it_runs_to_no_longer_either(driver: QueueDriver) -> None:
     assert await driver.extend(claim) == ["deadline"]
 
 
-async def test_a_lifetime_counts_for_what_is_submitted_from_then_on(driver: QueueDriver) -> None:
+async def test_a_new_lifetime_applies_to_later_submissions_only(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
     driver.pass_time(3600)

@@ -9,7 +9,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_moves_every_lease_that_holds(driver: QueueDriver) -> None:
+async def test_a_heartbeat_moves_every_lease_that_holds(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     claims = await driver.claim(3)
@@ -18,7 +18,7 @@ async def test_it_moves_every_lease_that_holds(driver: QueueDriver) -> None:
     assert set((await driver.members(keys.lease(driver.queue))).values()) == {driver.now_ms + 20_000}
 
 
-async def test_it_answers_claim_by_claim(driver: QueueDriver) -> None:
+async def test_a_heartbeat_answers_for_each_claim(driver: QueueDriver) -> None:
     for _ in range(4):
         await driver.submit(streams=[0], lifetime_ms=60_000)
     held, finished, canceled, late = await driver.claim(4)
@@ -28,14 +28,14 @@ async def test_it_answers_claim_by_claim(driver: QueueDriver) -> None:
     assert await driver.extend(held, finished, canceled, late) == ["held", "lost", "user", "deadline"]
 
 
-async def test_it_says_when_the_time_of_a_run_is_up_though_no_keeper_looked(driver: QueueDriver) -> None:
+async def test_a_heartbeat_reports_a_passed_deadline_without_a_keeper(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_000)
     claim = await driver.claim_one()
     driver.pass_time(10)
     assert await driver.extend(claim) == ["deadline"]
 
 
-async def test_a_caller_who_canceled_comes_before_the_deadline(driver: QueueDriver) -> None:
+async def test_a_callers_cancel_is_reported_before_the_deadline(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_000)
     claim = await driver.claim_one()
     await driver.cancel(claim.id, account=ACCOUNT)
@@ -43,7 +43,7 @@ async def test_a_caller_who_canceled_comes_before_the_deadline(driver: QueueDriv
     assert await driver.extend(claim) == ["user"]
 
 
-async def test_it_counts_no_delivery(driver: QueueDriver) -> None:
+async def test_a_heartbeat_does_not_count_as_a_delivery(driver: QueueDriver) -> None:
     await driver.submit(streams=[0])
     claim = await driver.claim_one()
     for _ in range(3):
@@ -52,12 +52,12 @@ async def test_it_counts_no_delivery(driver: QueueDriver) -> None:
     assert row["times_delivered"] == 1
 
 
-async def test_without_claims_it_is_a_sign_of_life(driver: QueueDriver) -> None:
+async def test_a_heartbeat_without_claims_shows_that_the_director_lives(driver: QueueDriver) -> None:
     assert await driver.extend(consumer="d9") == []
     assert await driver.members(keys.directors(driver.queue)) == {"d9": driver.now_ms}
 
 
-async def test_the_slots_of_those_that_claim_are_summed_and_a_director_that_drains_has_none(
+async def test_slots_of_claiming_directors_are_summed_and_draining_ones_have_none(
     driver: QueueDriver,
 ) -> None:
     async def slots_after(consumer: str, slots: int, state: Readiness) -> int:
@@ -72,7 +72,7 @@ async def test_the_slots_of_those_that_claim_are_summed_and_a_director_that_drai
     assert await slots_after("d2", 0, "draining") == 0
 
 
-async def test_what_a_director_says_of_itself_is_kept_for_an_hour(driver: QueueDriver) -> None:
+async def test_a_directors_report_is_kept_for_an_hour(driver: QueueDriver) -> None:
     key = keys.about(driver.queue, "d1")
     await driver.scripts.extend(driver.queue, consumer="d1", lease_s=15, claims=[], about=b'{"version":"1"}')
     assert await driver.redis.get(key) == b'{"version":"1"}'

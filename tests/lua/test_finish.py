@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 HOUR_S, WEEK_S = 3600, 7 * 86_400
 
 
-async def test_it_writes_the_end_and_removes_every_trace_of_the_claim(driver: QueueDriver) -> None:
+async def test_finish_writes_the_end_and_removes_the_claim(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=60_000)
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -33,7 +33,7 @@ async def test_it_writes_the_end_and_removes_every_trace_of_the_claim(driver: Qu
     assert await driver.kinds(claim.id) == ["created", "started", "completed"]
 
 
-async def test_what_the_end_waited_for_after_the_run_took_no_slot(driver: QueueDriver) -> None:
+async def test_time_after_the_run_occupies_no_slot(driver: QueueDriver) -> None:
     await driver.submit(metered=True)
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -57,7 +57,7 @@ async def test_the_record_outlives_the_data(driver: QueueDriver) -> None:
 DATA = {"record": WEEK_S, "input_data": HOUR_S, "output_data": HOUR_S, "events": HOUR_S}
 
 
-async def test_the_same_claim_finishing_twice_finishes_once(driver: QueueDriver) -> None:
+async def test_a_claim_that_finishes_twice_finishes_once(driver: QueueDriver) -> None:
     await driver.submit(webhook="https://example.com", events="completed")
     claim = await driver.claim_one()
     assert await driver.finish(claim, output=b"1")
@@ -70,7 +70,7 @@ async def test_the_same_claim_finishing_twice_finishes_once(driver: QueueDriver)
     await owe_nothing(driver)
 
 
-async def test_events_not_written_yet_come_before_the_end(driver: QueueDriver) -> None:
+async def test_unwritten_events_come_before_the_end(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim, ran_ms=40, events=[("started", b""), ("output", b"1"), ("logs", b'"x"')])
@@ -79,7 +79,7 @@ async def test_events_not_written_yet_come_before_the_end(driver: QueueDriver) -
     assert (record.started, record.seq) == (driver.now_ms - 40, 5)
 
 
-async def test_events_that_a_lost_reply_hid_are_not_written_again(driver: QueueDriver) -> None:
+async def test_events_hidden_by_a_lost_reply_are_not_written_twice(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim, ("output", b"1"))
@@ -87,14 +87,14 @@ async def test_events_that_a_lost_reply_hid_are_not_written_again(driver: QueueD
     assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
 
 
-async def test_a_server_that_lost_its_last_second_is_told_no_nonsense(driver: QueueDriver) -> None:
+async def test_numbers_continue_without_a_gap_after_the_server_lost_events(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim, seq=5, events=[("output", b"1")])
     assert await driver.kinds(claim.id) == ["created", "output", "completed"]
 
 
-async def test_a_refused_start_leaves_no_started(driver: QueueDriver) -> None:
+async def test_a_refused_start_leaves_no_start_time(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim, Status.FAILED, error="no", code="input_refused", ran_ms=None)
@@ -103,14 +103,14 @@ async def test_a_refused_start_leaves_no_started(driver: QueueDriver) -> None:
     assert await driver.kinds(claim.id) == ["created", "completed"]
 
 
-async def test_without_output_and_logs_it_writes_no_output_key(driver: QueueDriver) -> None:
+async def test_no_output_key_is_written_without_output_and_logs(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim, Status.FAILED, error="no")
     assert await driver.redis.exists(keys.output_data(claim.id)) == 0
 
 
-async def test_the_webhook_is_owed_once_its_director_had_time_to_deliver_it(driver: QueueDriver) -> None:
+async def test_the_webhook_is_owed_after_the_directors_delivery_time(driver: QueueDriver) -> None:
     await driver.submit(webhook="https://example.com", events="start,completed")
     claim = await driver.claim_one()
     await driver.finish(claim, grace_s=30)
@@ -119,14 +119,14 @@ async def test_the_webhook_is_owed_once_its_director_had_time_to_deliver_it(driv
 
 
 @pytest.mark.parametrize("wish", [{}, {"webhook": "https://example.com", "events": "start,output"}])
-async def test_nothing_is_owed_to_who_did_not_ask_for_the_end(driver: QueueDriver, wish: dict[str, str]) -> None:
+async def test_no_webhook_is_owed_without_a_request_for_the_end(driver: QueueDriver, wish: dict[str, str]) -> None:
     await driver.submit(**wish)
     claim = await driver.claim_one()
     await driver.finish(claim)
     assert await driver.members(keys.owed(partition_of(claim.id))) == {}
 
 
-async def test_a_finished_prediction_is_over_for_everyone(driver: QueueDriver) -> None:
+async def test_a_terminal_prediction_cannot_be_changed(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=1_000)
     claim = await driver.claim_one()
     await driver.finish(claim)

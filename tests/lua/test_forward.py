@@ -54,7 +54,7 @@ async def due(driver: QueueDriver, partition: Partition) -> list[PredictionId]:
     return sorted(await driver.scripts.due(partition, limit=99, hold_s=30, now_ms=driver.now_ms))
 
 
-async def test_what_waits_there_is_due_at_once(driver: QueueDriver, partition: Partition) -> None:
+async def test_webhooks_that_wait_for_this_host_become_due(driver: QueueDriver, partition: Partition) -> None:
     waiting = [await failed(driver, 60 * number) for number in (1, 2, 3)]
     assert await due(driver, partition) == []
     assert await forward(driver) == 3
@@ -62,13 +62,13 @@ async def test_what_waits_there_is_due_at_once(driver: QueueDriver, partition: P
     assert await forward(driver) == 0
 
 
-async def test_what_waits_elsewhere_is_not(driver: QueueDriver, partition: Partition) -> None:
+async def test_webhooks_that_wait_for_another_host_stay(driver: QueueDriver, partition: Partition) -> None:
     await failed(driver, host="other.example")
     assert await forward(driver) == 0
     assert await due(driver, partition) == []
 
 
-async def test_the_soonest_come_first_as_many_as_are_asked_for(driver: QueueDriver, partition: Partition) -> None:
+async def test_the_soonest_webhooks_come_first_up_to_the_limit(driver: QueueDriver, partition: Partition) -> None:
     late, soon, sooner = [await failed(driver, delay_s) for delay_s in (300, 60, 30)]
     assert await forward(driver, limit=2) == 2
     assert await due(driver, partition) == sorted([soon, sooner])
@@ -76,19 +76,19 @@ async def test_the_soonest_come_first_as_many_as_are_asked_for(driver: QueueDriv
     assert await due(driver, partition) == [late]
 
 
-async def test_one_that_arrives_tells_whether_others_wait_there(driver: QueueDriver) -> None:
+async def test_a_delivery_reports_whether_others_wait_for_its_host(driver: QueueDriver) -> None:
     first, second = [await failed(driver) for _ in range(2)]
     assert await note(driver, first, "delivered") == "others"
     assert await note(driver, second, "delivered") == "noted"
     assert await note(driver, second, "delivered") == ""
 
 
-async def test_one_that_did_not_arrive_tells_nothing_of_others(driver: QueueDriver) -> None:
+async def test_a_failed_delivery_does_not_report_other_webhooks(driver: QueueDriver) -> None:
     first, _ = [await failed(driver) for _ in range(2)]
     assert await note(driver, first, "gone") == "noted"
 
 
-async def test_an_attempt_that_is_under_way_is_left_alone(driver: QueueDriver, partition: Partition) -> None:
+async def test_an_attempt_under_way_is_left_alone(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await failed(driver, 5)
     driver.pass_time(5)
     assert await due(driver, partition) == [prediction_id]
@@ -98,13 +98,13 @@ async def test_an_attempt_that_is_under_way_is_left_alone(driver: QueueDriver, p
     assert await due(driver, partition) == []
 
 
-async def test_what_its_receiver_asked_to_come_later_is_left_alone(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_delay_that_the_receiver_asked_for_is_kept(driver: QueueDriver, partition: Partition) -> None:
     await failed(driver, 600, is_asked=True)
     assert await forward(driver) == 0
     assert await due(driver, partition) == []
 
 
-async def test_what_is_owed_no_more_does_not_come_back(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_webhook_that_is_no_longer_owed_does_not_return(driver: QueueDriver, partition: Partition) -> None:
     given_up, revived = await failed(driver), await driver.die(webhook=f"https://{HOST}", events="completed")
     await note(driver, revived, "failed", 60)
     await note(driver, given_up, "given_up")
@@ -113,7 +113,7 @@ async def test_what_is_owed_no_more_does_not_come_back(driver: QueueDriver, part
     assert await driver.members(keys.owed(partition)) == {}
 
 
-async def test_what_was_asked_for_again_is_due_once(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_webhook_requested_again_is_due_once(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await failed(driver)
     await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
     assert await due(driver, partition) == [prediction_id]
@@ -124,7 +124,7 @@ async def test_what_was_asked_for_again_is_due_once(driver: QueueDriver, partiti
 # ── put off ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_is_put_off_had_no_attempt_and_comes_when_it_was_said_to(
+async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(
     driver: QueueDriver, partition: Partition
 ) -> None:
     prediction_id = await failed(driver, 5)
@@ -140,7 +140,7 @@ async def test_what_is_put_off_had_no_attempt_and_comes_when_it_was_said_to(
     assert await due(driver, partition) == [prediction_id]
 
 
-async def test_what_is_put_off_comes_forward(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_postponed_webhook_can_be_brought_forward(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await failed(driver, 5)
     driver.pass_time(5)
     await due(driver, partition)
@@ -149,7 +149,7 @@ async def test_what_is_put_off_comes_forward(driver: QueueDriver, partition: Par
     assert await due(driver, partition) == [prediction_id]
 
 
-async def test_what_was_put_off_can_be_asked_for(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_postponed_webhook_can_be_requested_again(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await failed(driver, 5)
     driver.pass_time(5)
     await due(driver, partition)
@@ -161,7 +161,7 @@ async def test_what_was_put_off_can_be_asked_for(driver: QueueDriver, partition:
 # ── what the list costs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_list_of_a_host_ends_with_what_it_is_owed(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_hosts_list_ends_with_its_last_owed_webhook(driver: QueueDriver, partition: Partition) -> None:
     waiting = [await failed(driver) for _ in range(2)]
     assert await driver.lifetime_s(keys.owed_to(partition, HOST)) == 4 * 24 * 3600
     for prediction_id in waiting:
@@ -169,7 +169,7 @@ async def test_the_list_of_a_host_ends_with_what_it_is_owed(driver: QueueDriver,
     assert await driver.redis.exists(keys.owed_to(partition, HOST)) == 0
 
 
-async def test_the_list_of_a_host_has_an_end(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_hosts_list_is_bounded(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await failed(driver)
     index = keys.owed_to(partition, HOST)
     await driver.redis.zadd(index, {f"other{number}": number for number in range(9_999)})
@@ -178,7 +178,7 @@ async def test_the_list_of_a_host_has_an_end(driver: QueueDriver, partition: Par
     assert await driver.redis.zscore(index, prediction_id) is not None
 
 
-async def test_where_nobody_waits_a_delivery_leaves_no_list(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_delivery_without_waiting_webhooks_leaves_no_list(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await driver.submit(webhook=f"https://{HOST}", events="completed")
     await driver.finish(await driver.claim_one())
     assert await note(driver, prediction_id, "delivered") == "noted"

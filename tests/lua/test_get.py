@@ -9,7 +9,7 @@ from tests.support.queue_driver import QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_waits_has_input_and_no_output(driver: QueueDriver) -> None:
+async def test_a_waiting_prediction_has_input_and_no_output(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(data=b'{"n":1}')
     stored = await driver.scripts.get(prediction_id)
     assert stored is not None
@@ -17,7 +17,7 @@ async def test_what_waits_has_input_and_no_output(driver: QueueDriver) -> None:
     assert (bytes(stored.input or b""), stored.output, stored.logs) == (b'{"n":1}', None, "")
 
 
-async def test_why_it_waits_is_told_to_who_asks(driver: QueueDriver) -> None:
+async def test_get_returns_the_outlook_only_on_request(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     asked = await driver.scripts.get(prediction_id)
     assert asked is not None
@@ -31,7 +31,7 @@ async def test_why_it_waits_is_told_to_who_asks(driver: QueueDriver) -> None:
     assert held.outlook is None
 
 
-async def test_output_and_logs_of_what_runs_are_folded_from_its_events(driver: QueueDriver) -> None:
+async def test_get_builds_output_and_logs_of_a_run_from_its_events(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim, ("output", b'"a"'), ("logs", b'"one\\n"'), ("output", b"[]"), ("logs", b'"two\\n"'))
@@ -40,7 +40,7 @@ async def test_output_and_logs_of_what_runs_are_folded_from_its_events(driver: Q
     assert (bytes(stored.output or b""), stored.logs) == (b'["a",[]]', "one\ntwo\n")
 
 
-async def test_output_and_logs_of_what_has_ended_are_what_finish_wrote(driver: QueueDriver) -> None:
+async def test_get_returns_the_output_and_logs_that_finish_wrote(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim, output=b'{"big":12345678901234567890,"list":[]}', logs="done\n")
@@ -50,7 +50,7 @@ async def test_output_and_logs_of_what_has_ended_are_what_finish_wrote(driver: Q
     assert stored.logs == "done\n"
 
 
-async def test_once_its_data_is_gone_the_record_is_still_told(driver: QueueDriver) -> None:
+async def test_get_returns_the_record_after_its_data_is_gone(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.finish(await driver.claim_one(), output=b"1")
     await driver.redis.delete(keys.input_data(prediction_id), keys.output_data(prediction_id))
@@ -59,11 +59,11 @@ async def test_once_its_data_is_gone_the_record_is_still_told(driver: QueueDrive
     assert (stored.record.status, stored.input, stored.output) == ("succeeded", None, None)
 
 
-async def test_what_nobody_made_is_none(driver: QueueDriver) -> None:
+async def test_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
     assert await driver.scripts.get(driver.new_id()) is None
 
 
-async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+async def test_get_changes_nothing(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     before = await dump(driver.redis)
     await driver.scripts.get(prediction_id)

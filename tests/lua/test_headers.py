@@ -36,16 +36,16 @@ def code(name: str) -> str:
     return re.sub(r"--.*", "", text(name))
 
 
-def test_there_is_a_typed_call_for_each_script_and_a_script_for_each_call() -> None:
+def test_every_script_has_a_typed_call_and_every_call_a_script() -> None:
     assert [name for name in dir(Scripts) if not name.startswith("_")] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_it_compiles(name: str, redis: Redis) -> None:
+async def test_each_script_compiles(name: str, redis: Redis) -> None:
     assert await redis.script_load(source(name))
 
 
-def test_it_brings_along_the_functions_that_it_comes_to_and_no_others() -> None:
+def test_a_script_ships_exactly_the_functions_that_it_reaches() -> None:
     function = re.compile(r"^local function (\w+)", re.MULTILINE)
     known = {name for part in PARTS for name in function.findall(text(f"lib/{part}"))}
     for name in NAMES:
@@ -63,7 +63,7 @@ def test_it_brings_along_the_functions_that_it_comes_to_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_first_lines_are_what_a_full_server_does_with_it_and_its_own_name(name: str) -> None:
+def test_a_script_begins_with_its_memory_flags_and_its_name(name: str) -> None:
     shebang, title, *_ = text(name).splitlines()
     wanted = next((flag for flag, whose in FLAGS.items() if name in whose), "#!lua flags=allow-oom")
     assert shebang == wanted
@@ -72,7 +72,7 @@ def test_its_first_lines_are_what_a_full_server_does_with_it_and_its_own_name(na
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("what", ["KEYS", "ARGV"])
-def test_it_describes_each_argument_that_it_reads_and_no_other(name: str, what: str) -> None:
+def test_a_header_describes_exactly_the_arguments_that_the_script_reads(name: str, what: str) -> None:
     described = [int(n) for n in re.findall(rf"^--   {what}\[(\d+)(?:…)?\]", header(name), re.MULTILINE)]
     assert described == list(range(1, len(described) + 1))
     used = {int(n) for n in re.findall(rf"{what}\[(\d+)\]", code(name))}
@@ -88,13 +88,13 @@ def test_it_describes_each_argument_that_it_reads_and_no_other(name: str, what: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_what_it_returns(name: str) -> None:
+def test_a_header_says_what_the_script_returns(name: str) -> None:
     assert re.search(r"^--   Returns  \S", header(name), re.MULTILINE)
     assert re.search(r"\breturn\b", code(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_uses_parts_that_exist_with_what_they_need_in_front(name: str) -> None:
+def test_a_script_uses_existing_parts_after_the_parts_they_need(name: str) -> None:
     uses = re.findall(r"^-- Uses (.+)$", text(name), re.MULTILINE)
     assert len(uses) <= 1
     parts = [part.removeprefix("lib/") for part in " ".join(uses).split()]
@@ -111,26 +111,26 @@ def test_each_part_names_itself_and_is_used(part: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
-def test_it_walks_no_keyspace_and_decodes_no_payload(name: str) -> None:
+def test_no_script_walks_the_keyspace_or_decodes_a_payload(name: str) -> None:
     forbidden = r"'(?:KEYS|SCAN|[HSZ]SCAN|XTRIM|MAXLEN)'|cjson|cmsgpack|math\.random|BLOCK"
     found = re.findall(forbidden, code(name))
     assert found == (["'MAXLEN'"] if name in LOGS else []), "and nothing is cut but the logs"
 
 
 @pytest.mark.parametrize(("name", "key"), LOGS.items())
-def test_the_logs_alone_are_cut(name: str, key: str) -> None:
+def test_only_the_logs_are_trimmed(name: str, key: str) -> None:
     [cut] = re.findall(r"redis\.call\('XADD', ([^,]+), 'MAXLEN'", code(name))
     assert cut == key
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
-def test_it_asks_for_pending_entries_one_at_a_time(name: str) -> None:
+def test_scripts_ask_for_pending_entries_one_at_a_time(name: str) -> None:
     """XPENDING's summary takes longer with every consumer there is, and a range as long as it likes."""
     for asked in re.findall(r"'XPENDING',([^)]*)\)", code(name)):
         assert re.fullmatch(r" stream, GROUP, (?:r\.mid, r\.mid, 1|'-', '\+', 1, consumer)", asked)
 
 
-def test_consumers_are_removed_by_retire_alone_after_it_looked_for_what_is_pending() -> None:
+def test_only_retire_removes_consumers_after_a_check_for_pending_entries() -> None:
     """DELCONSUMER drops what is pending for it: such an entry would never be delivered again."""
     assert [name for name in NAMES if "DELCONSUMER" in code(name)] == ["retire"]
     assert not [part for part in PARTS if "DELCONSUMER" in code(f"lib/{part}")]
@@ -140,7 +140,7 @@ def test_consumers_are_removed_by_retire_alone_after_it_looked_for_what_is_pendi
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
-def test_it_gives_no_lifetime_to_a_work_stream(name: str) -> None:
+def test_no_script_gives_a_work_stream_a_lifetime(name: str) -> None:
     for call in re.findall(r"redis\.call\('(?:P?EXPIRE(?:AT)?|DEL|UNLINK)',([^\n]+)", code(name)):
         assert "stream" not in call
 

@@ -22,7 +22,7 @@ async def accounts(driver: QueueDriver, count: int = 9) -> list[str]:
 # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_of_what_stands_ready_no_more_is_handed_out_than_may_run(driver: QueueDriver) -> None:
+async def test_ready_predictions_above_the_limit_are_not_handed_out(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     ids = [await driver.submit(streams=[0], most_running=2) for _ in range(5)]
     assert [claim.id for claim in await driver.claim(9)] == ids[:2]
@@ -30,7 +30,7 @@ async def test_of_what_stands_ready_no_more_is_handed_out_than_may_run(driver: Q
     assert await driver.backlog() == ids[2:], "in their order, for when there is room"
 
 
-async def test_of_what_waits_for_a_turn_no_more_is_handed_out_than_may_run(driver: QueueDriver) -> None:
+async def test_backlogged_predictions_above_the_limit_are_not_handed_out(driver: QueueDriver) -> None:
     ids = [await driver.submit(most_running=2) for _ in range(5)]
     assert [claim.id for claim in await driver.claim(9)] == ids[:2]
     assert await driver.claim(9) == []
@@ -44,7 +44,7 @@ async def test_claims_of_all_lanes_count_together(driver: QueueDriver) -> None:
     assert await driver.claim(9) == []
 
 
-async def test_a_limit_that_is_reached_holds_up_nobody_in_the_same_stream(driver: QueueDriver) -> None:
+async def test_a_limited_account_blocks_no_other_in_the_same_stream(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     for _ in range(3):
         await driver.submit(account="limited", streams=[0], most_running=1)
@@ -53,14 +53,14 @@ async def test_a_limit_that_is_reached_holds_up_nobody_in_the_same_stream(driver
     assert await accounts(driver) == ["limited", "other", "other"]
 
 
-async def test_a_limit_that_is_reached_holds_up_nobody_who_waits_for_a_turn(driver: QueueDriver) -> None:
+async def test_a_limited_account_blocks_no_other_in_the_backlogs(driver: QueueDriver) -> None:
     for account, most in (("limited", 1), ("other", None)):
         for _ in range(5):
             await driver.submit(account=account, streams=[0], most_running=most)
     assert await accounts(driver) == ["limited", *["other"] * 5]
 
 
-async def test_what_is_put_back_costs_it_neither_an_attempt_nor_a_claim_nor_a_turn(driver: QueueDriver) -> None:
+async def test_a_prediction_put_back_loses_no_attempt_claim_or_turn(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     first, second = [await driver.submit(streams=[0], most_running=1) for _ in range(2)]
     claim = await driver.claim_one()
@@ -74,12 +74,12 @@ async def test_what_is_put_back_costs_it_neither_an_attempt_nor_a_claim_nor_a_tu
     assert (await driver.claim_one()).record.attempt == 1
 
 
-async def test_a_limit_of_none_at_all_lets_nothing_run(driver: QueueDriver) -> None:
+async def test_a_limit_of_zero_lets_nothing_run(driver: QueueDriver) -> None:
     await driver.submit(most_running=0)
     assert await driver.claim() == []
 
 
-async def test_an_account_is_limited_for_itself(driver: QueueDriver) -> None:
+async def test_each_account_has_its_own_limit(driver: QueueDriver) -> None:
     for account in ("a", "b"):
         for _ in range(2):
             await driver.submit(account=account, most_running=1)
@@ -142,7 +142,7 @@ ENDS: list[End] = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_when_one_is_over_the_next_may_run_and_the_bell_says_so(driver: QueueDriver, end: End) -> None:
+async def test_an_end_lets_the_next_prediction_run_and_sends_a_wakeup(driver: QueueDriver, end: End) -> None:
     await driver.submit(most_running=1, lifetime_ms=20_000)
     for _ in range(2):
         await driver.submit(most_running=1)
@@ -154,14 +154,14 @@ async def test_when_one_is_over_the_next_may_run_and_the_bell_says_so(driver: Qu
     assert len(await driver.claim(9)) == 1, "one, and no more"
 
 
-async def test_what_is_canceled_while_it_waits_makes_no_room(driver: QueueDriver) -> None:
+async def test_canceling_a_waiting_prediction_frees_no_permit(driver: QueueDriver) -> None:
     ids = [await driver.submit(most_running=1) for _ in range(3)]
     await driver.claim_one()
     await driver.cancel(ids[1])
     assert await driver.claim() == []
 
 
-async def test_a_claim_that_ends_twice_makes_room_once(driver: QueueDriver) -> None:
+async def test_a_claim_that_ends_twice_frees_one_permit(driver: QueueDriver) -> None:
     for _ in range(4):
         await driver.submit(most_running=1)
     claim = await driver.claim_one()
@@ -173,7 +173,7 @@ async def test_a_claim_that_ends_twice_makes_room_once(driver: QueueDriver) -> N
 # ── another limit ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_raised_limit_rings_and_lets_in(driver: QueueDriver) -> None:
+async def test_a_raised_limit_sends_a_wakeup_and_lets_more_run(driver: QueueDriver) -> None:
     ids = [await driver.submit(most_running=1) for _ in range(5)]
     await driver.claim_one()
     assert await driver.claim() == []
@@ -183,7 +183,7 @@ async def test_a_raised_limit_rings_and_lets_in(driver: QueueDriver) -> None:
     assert [claim.id for claim in await driver.claim(9)] == ids[1:3]
 
 
-async def test_a_limit_that_is_taken_away_rings_and_lets_all_in(driver: QueueDriver) -> None:
+async def test_a_removed_limit_sends_a_wakeup_and_lets_all_run(driver: QueueDriver) -> None:
     for _ in range(5):
         await driver.submit(most_running=1)
     await driver.claim_one()
@@ -195,7 +195,7 @@ async def test_a_limit_that_is_taken_away_rings_and_lets_all_in(driver: QueueDri
 
 
 @pytest.mark.parametrize("most_running", [3, None])
-async def test_a_raised_limit_that_came_with_a_submit_lets_in_what_waits_in_other_lanes_too(
+async def test_a_submit_that_raises_the_limit_frees_other_lanes_too(
     driver: QueueDriver, most_running: int | None
 ) -> None:
     ids = [await driver.submit(lane="low", most_running=1) for _ in range(3)]
@@ -206,7 +206,7 @@ async def test_a_raised_limit_that_came_with_a_submit_lets_in_what_waits_in_othe
     assert [claim.id for claim in await driver.claim(9)] == [high, *ids[1:]]
 
 
-async def test_a_lowered_limit_stops_nothing_that_runs_and_starts_nothing_before_there_is_room(
+async def test_a_lowered_limit_stops_no_run_and_delays_new_ones(
     driver: QueueDriver,
 ) -> None:
     for _ in range(6):
@@ -222,7 +222,7 @@ async def test_a_lowered_limit_stops_nothing_that_runs_and_starts_nothing_before
     assert len(await driver.claim(9)) == 1
 
 
-async def test_a_lowered_limit_counts_for_what_stands_ready(driver: QueueDriver) -> None:
+async def test_a_lowered_limit_applies_to_ready_predictions(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     for _ in range(3):
         await driver.submit()
@@ -230,7 +230,7 @@ async def test_a_lowered_limit_counts_for_what_stands_ready(driver: QueueDriver)
     assert len(await driver.claim(9)) == 1
 
 
-async def test_limits_follow_the_account_with_each_submit(driver: QueueDriver) -> None:
+async def test_each_submit_brings_its_accounts_limits(driver: QueueDriver) -> None:
     told = []
     for options in ({"weight": 2, "most_running": 3}, {"weight": 0.5}, {"most_running": 7}, {}):
         await driver.submit(**options)
@@ -238,7 +238,7 @@ async def test_limits_follow_the_account_with_each_submit(driver: QueueDriver) -
     assert told == [{"acme": "2 3 0"}, {"acme": "0.5  0"}, {"acme": "1 7 0"}, {}], "nothing is kept of an ordinary one"
 
 
-async def test_a_new_weight_counts_for_what_waits_already(driver: QueueDriver) -> None:
+async def test_a_new_weight_applies_to_waiting_predictions(driver: QueueDriver) -> None:
     for account in ("a", "b"):
         for _ in range(12):
             await driver.submit(account=account)
@@ -248,7 +248,7 @@ async def test_a_new_weight_counts_for_what_waits_already(driver: QueueDriver) -
     assert (served.count("a"), served.count("b")) == (3, 9)
 
 
-async def test_the_same_limit_twice_is_one(driver: QueueDriver) -> None:
+async def test_setting_the_same_limit_twice_has_one_effect(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     await driver.limit(most_running=2)
@@ -259,7 +259,7 @@ async def test_the_same_limit_twice_is_one(driver: QueueDriver) -> None:
     }
 
 
-async def test_who_has_nothing_here_is_not_noted_down(driver: QueueDriver) -> None:
+async def test_an_account_without_predictions_is_not_recorded(driver: QueueDriver) -> None:
     await driver.limit(most_running=1)
     assert await driver.counts(keys.limits(driver.queue)) == {}
     await driver.submit(most_running=2)
@@ -270,7 +270,7 @@ async def test_who_has_nothing_here_is_not_noted_down(driver: QueueDriver) -> No
 
 
 @pytest.mark.parametrize(("had", "has"), [(3, "2 3 1"), (None, "2  1")])
-async def test_a_number_that_is_kept_is_the_one_that_came_with_the_submit(
+async def test_a_kept_limit_is_the_one_that_the_submit_brought(
     driver: QueueDriver, had: int | None, has: str
 ) -> None:
     await driver.submit(most_running=had)
@@ -288,7 +288,7 @@ async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_is_too_much_to_wait_is_refused_and_nothing_written(driver: QueueDriver) -> None:
+async def test_a_submit_above_the_waiting_limit_is_refused_and_nothing_written(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit(most_queued=3)
     before = await dump(driver.redis)
@@ -299,7 +299,7 @@ async def test_what_is_too_much_to_wait_is_refused_and_nothing_written(driver: Q
     await driver.submit(account="other", most_queued=3)
 
 
-async def test_delayed_retries_wait_too_and_what_runs_does_not(driver: QueueDriver) -> None:
+async def test_delayed_retries_count_as_waiting_and_runs_do_not(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit(most_queued=3)
     first, second = await driver.claim(2)
@@ -313,14 +313,14 @@ async def test_delayed_retries_wait_too_and_what_runs_does_not(driver: QueueDriv
 
 
 @pytest.mark.parametrize("lane", LANES)
-async def test_what_waits_counts_over_all_lanes(driver: QueueDriver, lane: str) -> None:
+async def test_waiting_predictions_of_all_lanes_count_together(driver: QueueDriver, lane: str) -> None:
     for other in LANES:
         await driver.submit(lane=other, most_queued=3)
     with pytest.raises(QueueRefused):
         await driver.submit(lane=lane, most_queued=3)
 
 
-async def test_there_is_room_again_when_one_of_them_starts_ends_or_expires(driver: QueueDriver) -> None:
+async def test_a_start_an_end_or_an_expiry_makes_room(driver: QueueDriver) -> None:
     ids = [await driver.submit(most_queued=3, lifetime_ms=5_000) for _ in range(3)]
     await driver.claim_one()
     await driver.submit(most_queued=3)
@@ -333,7 +333,7 @@ async def test_there_is_room_again_when_one_of_them_starts_ends_or_expires(drive
         await driver.submit(most_queued=3)
 
 
-async def test_what_was_accepted_before_is_answered_and_not_refused(driver: QueueDriver) -> None:
+async def test_a_repeated_submit_gets_its_answer_and_no_refusal(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(most_queued=1, idempotency=("digest", "body"))
     before = await dump(driver.redis)
     assert await driver.submit(prediction_id, most_queued=1) == prediction_id
@@ -341,12 +341,12 @@ async def test_what_was_accepted_before_is_answered_and_not_refused(driver: Queu
     assert await dump(driver.redis) == before
 
 
-async def test_a_limit_of_nothing_waiting_refuses_all(driver: QueueDriver) -> None:
+async def test_a_waiting_limit_of_zero_refuses_everything(driver: QueueDriver) -> None:
     with pytest.raises(QueueRefused, match="too_many_queued"):
         await driver.submit(most_queued=0)
 
 
-async def test_who_knows_only_an_older_limit_does_not_bring_it_back(driver: QueueDriver) -> None:
+async def test_a_submit_with_an_older_limit_does_not_restore_it(driver: QueueDriver) -> None:
     """An API may know an account's limits for some seconds longer than they hold."""
     for _ in range(10):
         await driver.submit(most_running=5, limits_rev=1)
@@ -357,7 +357,7 @@ async def test_who_knows_only_an_older_limit_does_not_bring_it_back(driver: Queu
     assert len(await driver.claim_all()) == 2
 
 
-async def test_what_a_submit_is_told_counts_the_limits_that_it_brings(driver: QueueDriver) -> None:
+async def test_the_answer_to_a_submit_reflects_the_limits_it_brings(driver: QueueDriver) -> None:
     await driver.have_slots(8)
     await driver.submit(most_running=1)
     await driver.claim_one()

@@ -31,7 +31,7 @@ async def owe_nothing(driver: QueueDriver, prediction_id: PredictionId, **option
     await driver.scripts.deliver(prediction_id, **options)
 
 
-async def test_a_life_is_told_step_by_step(driver: QueueDriver) -> None:
+async def test_each_step_of_a_life_is_logged(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(lane="low", webhook="https://example.com/secret", events="completed")
     await driver.release(await driver.claim_one(), code="server_full")
     await driver.release(await driver.claim_one(consumer="d2"), spent=True, code="connection_lost")
@@ -57,7 +57,7 @@ async def test_a_life_is_told_step_by_step(driver: QueueDriver) -> None:
         assert "secret" not in str(entry)
 
 
-async def test_every_end_is_told_with_its_code(driver: QueueDriver) -> None:
+async def test_every_end_is_logged_with_its_code(driver: QueueDriver) -> None:
     canceled = await driver.submit()
     await driver.cancel(canceled)
     late = await driver.submit(lifetime_ms=1000)
@@ -76,7 +76,7 @@ async def test_every_end_is_told_with_its_code(driver: QueueDriver) -> None:
     assert [ends[number]["id"] for number in (0, 1, 3)] == [canceled, late, dead]
 
 
-async def test_what_a_keeper_takes_back_and_an_operator_revives_is_told(driver: QueueDriver) -> None:
+async def test_recoveries_and_revivals_are_logged(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.claim_one()
     driver.pass_time(15)
@@ -89,7 +89,7 @@ async def test_what_a_keeper_takes_back_and_an_operator_revives_is_told(driver: 
     assert (await steps(driver))[-2:] == [("ended", "failed broken"), ("revived", "")]
 
 
-async def test_what_an_operator_drops_and_a_caller_erases_is_told(driver: QueueDriver) -> None:
+async def test_drops_and_erasures_are_logged(driver: QueueDriver) -> None:
     dropped = await driver.die()
     await driver.drop(dropped)
     await driver.drop(dropped)
@@ -103,7 +103,7 @@ async def test_what_an_operator_drops_and_a_caller_erases_is_told(driver: QueueD
     assert {(entry["queue"], entry["at"]) for entry in told} == {(driver.queue, str(driver.now_ms))}
 
 
-async def test_a_letter_whose_record_is_gone_leaves_its_list_and_no_step(driver: QueueDriver) -> None:
+async def test_a_dead_letter_without_a_record_leaves_its_list_unlogged(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     await driver.redis.delete(keys.record(prediction_id))
     before = await logged(driver)
@@ -111,7 +111,7 @@ async def test_a_letter_whose_record_is_gone_leaves_its_list_and_no_step(driver:
     assert await logged(driver) == before
 
 
-async def test_a_run_that_is_asked_to_stop_is_told_of_once(driver: QueueDriver) -> None:
+async def test_a_request_to_stop_is_logged_once(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()
     for account in ("rival", ACCOUNT, ACCOUNT):
@@ -120,7 +120,7 @@ async def test_a_run_that_is_asked_to_stop_is_told_of_once(driver: QueueDriver) 
     assert (await steps(driver))[-3:] == [("claimed", "d1 1"), ("asked", "d1"), ("ended", "canceled")]
 
 
-async def test_what_changes_nothing_is_no_step(driver: QueueDriver) -> None:
+async def test_calls_that_change_nothing_log_nothing(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim)
@@ -134,7 +134,7 @@ async def test_what_changes_nothing_is_no_step(driver: QueueDriver) -> None:
     assert await logged(driver) == before
 
 
-async def test_what_is_put_off_was_no_attempt(driver: QueueDriver) -> None:
+async def test_a_postponed_webhook_logs_no_attempt(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(webhook="https://example.com", events="completed")
     await driver.finish(await driver.claim_one())
     before = await logged(driver)
@@ -143,7 +143,7 @@ async def test_what_is_put_off_was_no_attempt(driver: QueueDriver) -> None:
     await owe_nothing(driver, prediction_id)
 
 
-async def test_the_log_has_an_end(driver: QueueDriver) -> None:
+async def test_the_log_is_bounded(driver: QueueDriver) -> None:
     key = keys.log(partition_of(driver.new_id()))
     pipe = driver.redis.pipeline()
     for _ in range(10_500):
@@ -154,7 +154,7 @@ async def test_the_log_has_an_end(driver: QueueDriver) -> None:
     assert (await steps(driver))[-1][0] == "accepted"
 
 
-def test_whoever_asks_for_a_kind_may_ask_for_each_that_a_script_logs() -> None:
+def test_a_filter_accepts_each_kind_that_a_script_logs() -> None:
     named = {kind for file in SCRIPTS.rglob("*.lua") for kind in re.findall(r"\blog\('(\w+)'", file.read_text())}
     assert named
     assert named <= KINDS

@@ -22,7 +22,7 @@ async def full(driver: QueueDriver) -> AsyncIterator[QueueDriver]:
     await driver.redis.config_set("maxmemory", "0")
 
 
-async def test_it_refuses_new_work_and_writes_nothing(full: QueueDriver) -> None:
+async def test_a_full_server_refuses_new_work_and_writes_nothing(full: QueueDriver) -> None:
     before = await dump(full.redis)
     with pytest.raises(BackendUnavailable):
         await full.submit()
@@ -31,7 +31,7 @@ async def test_it_refuses_new_work_and_writes_nothing(full: QueueDriver) -> None
     assert await dump(full.redis) == before
 
 
-async def test_what_it_has_is_claimed_run_and_finished(full: QueueDriver) -> None:
+async def test_a_full_server_claims_runs_and_finishes_its_work(full: QueueDriver) -> None:
     claims = await full.claim(3)
     await full.begin(claims[0], ("output", b"1"))
     assert await full.extend(*claims) == ["held"] * 3
@@ -40,7 +40,7 @@ async def test_what_it_has_is_claimed_run_and_finished(full: QueueDriver) -> Non
     assert await full.entries() == {}
 
 
-async def test_what_it_has_is_given_back_taken_back_and_canceled(full: QueueDriver) -> None:
+async def test_a_full_server_releases_recovers_and_cancels_its_work(full: QueueDriver) -> None:
     released, reaped, canceled = await full.claim(3)
     assert await full.release(released, spent=True, delay_s=1) == "delayed"
     assert await full.cancel(released.id) == "canceled"
@@ -50,5 +50,5 @@ async def test_what_it_has_is_given_back_taken_back_and_canceled(full: QueueDriv
     assert (await full.claim_one()).id == reaped.id
 
 
-async def test_it_still_says_how_it_is(full: QueueDriver) -> None:
+async def test_a_full_server_still_reports_its_state(full: QueueDriver) -> None:
     assert (await full.scripts.stats(full.queue)).waiting == 3

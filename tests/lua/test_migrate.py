@@ -43,7 +43,7 @@ async def migrate(
     return moved
 
 
-async def test_what_waits_in_a_stream_or_a_backlog_or_is_delayed_is_had_from_the_other_queue(
+async def test_every_waiting_prediction_can_be_claimed_from_the_other_queue(
     driver: QueueDriver, newer: QueueDriver
 ) -> None:
     delayed = await driver.submit()
@@ -62,7 +62,7 @@ async def test_what_waits_in_a_stream_or_a_backlog_or_is_delayed_is_had_from_the
     assert set(await newer.members(keys.deadline(newer.queue))) == set(ids)
 
 
-async def test_what_is_claimed_stays_and_ends_where_it_is(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_claimed_predictions_stay_and_end_in_their_queue(driver: QueueDriver, newer: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     waiting = await driver.submit()
@@ -73,7 +73,7 @@ async def test_what_is_claimed_stays_and_ends_where_it_is(driver: QueueDriver, n
     assert await driver.members(keys.live(driver.queue)) == {}
 
 
-async def test_each_account_keeps_its_order_and_stands_before_what_it_has_there(
+async def test_each_account_keeps_its_order_and_goes_before_its_later_predictions(
     driver: QueueDriver, newer: QueueDriver
 ) -> None:
     there = [await newer.submit(account=account) for account in ("a", "b")]
@@ -89,7 +89,7 @@ async def test_each_account_keeps_its_order_and_stands_before_what_it_has_there(
     assert claims.index(there[1]) > max(claims.index(each) for each in here[1::2])
 
 
-async def test_one_that_came_over_twice_still_stands_in_its_order(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_a_prediction_that_moved_twice_keeps_its_order(driver: QueueDriver, newer: QueueDriver) -> None:
     first = [await driver.submit() for _ in range(3)]
     await migrate(driver, newer)
     between = [await newer.submit() for _ in range(2)]
@@ -98,7 +98,7 @@ async def test_one_that_came_over_twice_still_stands_in_its_order(driver: QueueD
     assert [claim.id for claim in await driver.claim_all()] == [*first, *between, *after]
 
 
-async def test_its_accounts_limits_go_with_it(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_limits_move_with_their_account(driver: QueueDriver, newer: QueueDriver) -> None:
     await driver.limit("a", weight=3, most_running=1)
     ids = [await driver.submit(account="a", weight=3, most_running=1, limits_rev=0) for _ in range(3)]
     await migrate(driver, newer)
@@ -109,7 +109,7 @@ async def test_its_accounts_limits_go_with_it(driver: QueueDriver, newer: QueueD
     assert (await newer.claim_one()).id == ids[1]
 
 
-async def test_what_an_operator_paused_stays(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_predictions_that_an_operator_paused_stay(driver: QueueDriver, newer: QueueDriver) -> None:
     await driver.submit(account="paused")
     other = await driver.submit(account="other")
     await driver.pause(tenant="paused")
@@ -117,7 +117,7 @@ async def test_what_an_operator_paused_stays(driver: QueueDriver, newer: QueueDr
     assert [claim.id for claim in await newer.claim_all()] == [other]
 
 
-async def test_asking_writes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_a_dry_run_writes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     before = await dump(driver.redis)
@@ -128,7 +128,7 @@ async def test_asking_writes_nothing(driver: QueueDriver, newer: QueueDriver) ->
     assert await dump(driver.redis) == before
 
 
-async def test_once_all_has_gone_over_another_call_changes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_another_call_after_a_full_migration_changes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
     await driver.submit()
     await migrate(driver, newer)
     before = await dump(driver.redis)
@@ -136,7 +136,7 @@ async def test_once_all_has_gone_over_another_call_changes_nothing(driver: Queue
     assert await dump(driver.redis) == before
 
 
-async def test_to_a_queue_that_is_none_nothing_goes(driver: QueueDriver) -> None:
+async def test_a_migration_to_an_unknown_queue_moves_nothing(driver: QueueDriver) -> None:
     await driver.submit()
     before = await dump(driver.redis)
     nowhere = QueueName(f"{MODEL}:000000000000")
@@ -146,7 +146,7 @@ async def test_to_a_queue_that_is_none_nothing_goes(driver: QueueDriver) -> None
     assert await dump(driver.redis) == before
 
 
-async def test_a_slice_that_went_over_whole_is_not_the_last(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_a_slice_that_moved_whole_is_not_the_last(driver: QueueDriver, newer: QueueDriver) -> None:
     claimed = [await driver.submit()]
     await driver.claim_one()
     for _ in range(5):
@@ -159,7 +159,7 @@ async def test_a_slice_that_went_over_whole_is_not_the_last(driver: QueueDriver,
     assert list(await driver.members(keys.live(driver.queue))) == claimed
 
 
-async def test_a_whole_queue_goes_over_in_slices_past_what_stays(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, newer: QueueDriver) -> None:
     for _ in range(60):
         await driver.submit(account="paused")
     await driver.pause(tenant="paused")
@@ -170,7 +170,7 @@ async def test_a_whole_queue_goes_over_in_slices_past_what_stays(driver: QueueDr
     assert {claim.id for claim in await newer.claim_all()} == set(ids)
 
 
-async def test_a_move_is_in_the_log_of_its_partition(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_a_migration_is_in_the_log_of_its_partition(driver: QueueDriver, newer: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await migrate(driver, newer)
     [(_, entry)] = await driver.redis.xrevrange(keys.log(keys.queue_partition(driver.queue)), count=1)
@@ -296,7 +296,7 @@ class Play:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_nothing_is_lost_or_had_twice_whatever_happens_between_two_slices(
+async def test_events_between_slices_neither_lose_nor_double_a_prediction(
     driver: QueueDriver, newer: QueueDriver, seed: int
 ) -> None:
     play = Play(driver, newer, seed)

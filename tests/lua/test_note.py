@@ -25,7 +25,7 @@ async def noted(redis: Redis) -> list[dict[str, str]]:
     return [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
 
 
-async def test_a_change_is_kept_as_it_was_told(scripts: Scripts, redis: Redis) -> None:
+async def test_a_change_is_kept_as_it_was_reported(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.note("n", **NOTED)
     assert await noted(redis) == [
         {
@@ -40,7 +40,7 @@ async def test_a_change_is_kept_as_it_was_told(scripts: Scripts, redis: Redis) -
     ]
 
 
-async def test_a_repeated_call_adds_nothing_and_what_follows_of_the_same_change_does(
+async def test_a_repeated_call_adds_nothing_and_later_steps_still_count(
     scripts: Scripts, redis: Redis
 ) -> None:
     assert await scripts.note("n", **NOTED)
@@ -54,7 +54,7 @@ async def test_a_repeated_call_adds_nothing_and_what_follows_of_the_same_change_
     ]
 
 
-async def test_the_log_has_an_end(scripts: Scripts, redis: Redis) -> None:
+async def test_the_log_is_bounded(scripts: Scripts, redis: Redis) -> None:
     pipe = redis.pipeline()
     for _ in range(10_500):
         pipe.xadd(keys.changes(), {"id": "x", "kind": "x"})

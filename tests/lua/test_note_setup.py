@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 MODEL, VERSION = "acme/painter", "a" * 64
 
 
-async def test_the_last_one_takes_the_place_of_the_one_before(scripts: Scripts, redis: Redis) -> None:
+async def test_the_last_setup_replaces_the_one_before(scripts: Scripts, redis: Redis) -> None:
     key = keys.version(MODEL, VERSION)
     await redis.hset(key, mapping={"created": "1", "schema": "{}"})
     for said in (b"one", b"two", b"two"):
@@ -20,7 +20,7 @@ async def test_the_last_one_takes_the_place_of_the_one_before(scripts: Scripts, 
     assert await redis.hgetall(key) == {b"created": b"1", b"schema": b"{}", b"setup_run": b"two"}
 
 
-async def test_a_version_that_is_not_there_is_not_made(scripts: Scripts, redis: Redis) -> None:
+async def test_a_missing_version_is_not_created(scripts: Scripts, redis: Redis) -> None:
     assert not await scripts.note_setup(MODEL, VERSION, b"one")
     await redis.hset(keys.version(MODEL, VERSION), "weights", "of one that is going")
     before = await dump(redis)

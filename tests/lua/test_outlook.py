@@ -42,17 +42,17 @@ async def accepted(driver: QueueDriver, account: str = ACCOUNT, **options: Any) 
 # ── why ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_waiting_its_turn(driver: QueueDriver) -> None:
+async def test_a_prediction_waits_its_turn(driver: QueueDriver) -> None:
     await served_by(driver)
     assert await reason(driver, await driver.submit()) == ("waiting_its_turn", None)
 
 
-async def test_no_director_has_ever_come(driver: QueueDriver) -> None:
+async def test_reason_is_that_no_director_has_come(driver: QueueDriver) -> None:
     outlook = await driver.outlook(await driver.submit())
     assert outlook == Outlook(1, 0, None, None, "no_director")
 
 
-async def test_no_director_is_left(driver: QueueDriver) -> None:
+async def test_reason_is_that_no_director_is_left(driver: QueueDriver) -> None:
     await served_by(driver)
     prediction_id = await driver.submit()
     driver.pass_time(20)
@@ -62,7 +62,7 @@ async def test_no_director_is_left(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("state", ["starting", "setup_failed", "server_auth"])
-async def test_no_director_that_starts_or_failed_hides_one_that_is_ready(driver: QueueDriver, state: Readiness) -> None:
+async def test_a_starting_or_failed_director_does_not_hide_a_ready_one(driver: QueueDriver, state: Readiness) -> None:
     await served_by(driver)
     await driver.scripts.extend(
         driver.queue, consumer="d2", lease_s=15, claims=[], slots=1, state=state, now_ms=driver.now_ms
@@ -80,7 +80,7 @@ async def test_no_director_that_starts_or_failed_hides_one_that_is_ready(driver:
         (["server_auth", "starting"], "servers_starting"),
     ],
 )
-async def test_servers_are_starting_or_their_setup_failed_or_they_let_nobody_in(
+async def test_reason_names_servers_that_start_or_fail_or_refuse_access(
     driver: QueueDriver, states: list[Readiness], why: str
 ) -> None:
     for number, state in enumerate(states):
@@ -91,7 +91,7 @@ async def test_servers_are_starting_or_their_setup_failed_or_they_let_nobody_in(
     assert (outlook.reason, outlook.p50_ms, outlook.p90_ms) == (why, None, None)
 
 
-async def test_the_queue_is_paused(driver: QueueDriver) -> None:
+async def test_reason_is_that_the_queue_is_paused(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     prediction_id = await driver.submit()
     await driver.pause()
@@ -101,7 +101,7 @@ async def test_the_queue_is_paused(driver: QueueDriver) -> None:
     assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
 
 
-async def test_its_account_is_paused(driver: QueueDriver) -> None:
+async def test_reason_is_that_the_account_is_paused(driver: QueueDriver) -> None:
     await served_by(driver)
     mine, other = await driver.submit(), await driver.submit(account="other")
     await driver.pause(tenant=ACCOUNT)
@@ -109,7 +109,7 @@ async def test_its_account_is_paused(driver: QueueDriver) -> None:
     assert await reason(driver, other) == ("waiting_its_turn", None)
 
 
-async def test_the_breaker_is_open_or_one_tries(driver: QueueDriver) -> None:
+async def test_reason_is_that_the_breaker_is_open_or_probing(driver: QueueDriver) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=2))
     await driver.have_slots(3)
     for _ in range(3):
@@ -124,7 +124,7 @@ async def test_the_breaker_is_open_or_one_tries(driver: QueueDriver) -> None:
     assert await reason(driver, prediction_id) == ("breaker_open", None)
 
 
-async def test_its_accounts_limit_is_reached(driver: QueueDriver) -> None:
+async def test_reason_is_that_the_account_is_at_its_limit(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     for _ in range(2):
         await driver.submit(most_running=2)
@@ -135,7 +135,7 @@ async def test_its_accounts_limit_is_reached(driver: QueueDriver) -> None:
     assert await reason(driver, await driver.submit(account="other")) == ("waiting_its_turn", None)
 
 
-async def test_it_backs_off_after_an_attempt(driver: QueueDriver) -> None:
+async def test_reason_is_that_the_prediction_backs_off(driver: QueueDriver) -> None:
     await served_by(driver, busy=False)
     await driver.submit()
     claim = await driver.claim_one()
@@ -148,14 +148,14 @@ async def test_it_backs_off_after_an_attempt(driver: QueueDriver) -> None:
     assert await reason(driver, claim.id) == ("waiting_its_turn", None)
 
 
-async def test_what_stops_all_is_told_before_what_stops_one(driver: QueueDriver) -> None:
+async def test_reasons_that_stop_all_come_before_reasons_that_stop_one(driver: QueueDriver) -> None:
     await driver.submit(most_running=1)
     await driver.claim_one()
     prediction_id = await driver.submit(most_running=1)
     assert await reason(driver, prediction_id) == ("no_director", None)
 
 
-async def test_what_does_not_wait_has_none(driver: QueueDriver) -> None:
+async def test_a_prediction_that_does_not_wait_has_no_outlook(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     for _ in range(2):
@@ -172,7 +172,7 @@ async def order(driver: QueueDriver) -> list[PredictionId]:
     return [claim.id for claim in await driver.claim_all()]
 
 
-async def test_in_the_streams_of_a_lane_it_is_exact(driver: QueueDriver) -> None:
+async def test_position_is_exact_in_the_streams_of_a_lane(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     ids = [await driver.submit(account=f"t{stream}", streams=[stream]) for stream in (2, 2, 7, 2, 5, 7)]
     told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
@@ -180,7 +180,7 @@ async def test_in_the_streams_of_a_lane_it_is_exact(driver: QueueDriver) -> None
     assert told == [served.index(prediction_id) for prediction_id in ids]
 
 
-async def test_it_is_exact_whichever_stream_is_read_next(driver: QueueDriver) -> None:
+async def test_position_is_exact_whichever_stream_is_read_next(driver: QueueDriver) -> None:
     await driver.have_slots(12)
     first = [await driver.submit(account="t", streams=[stream]) for stream in (2, 5)]
     assert [claim.id for claim in await driver.claim(2)] == first
@@ -190,7 +190,7 @@ async def test_it_is_exact_whichever_stream_is_read_next(driver: QueueDriver) ->
     assert told == [served.index(prediction_id) for prediction_id in ids]
 
 
-async def test_in_the_backlog_of_the_only_tenant_it_is_exact(driver: QueueDriver) -> None:
+async def test_position_is_exact_in_the_backlog_of_the_only_tenant(driver: QueueDriver) -> None:
     await served_by(driver)
     await driver.submit(account="nobody")
     ids = [await driver.submit() for _ in range(6)]
@@ -200,7 +200,7 @@ async def test_in_the_backlog_of_the_only_tenant_it_is_exact(driver: QueueDriver
 
 
 @pytest.mark.parametrize("weights", [{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 4}])
-async def test_among_tenants_it_is_off_by_as_many_as_are_level_with_it_at_most(
+async def test_position_errs_by_at_most_the_number_of_level_tenants(
     driver: QueueDriver, weights: dict[str, float]
 ) -> None:
     await served_by(driver)
@@ -213,7 +213,7 @@ async def test_among_tenants_it_is_off_by_as_many_as_are_level_with_it_at_most(
     assert max(off) <= 2
 
 
-async def test_a_light_tenant_sees_next_to_nothing_of_a_batch_before_it(driver: QueueDriver) -> None:
+async def test_a_light_tenant_sees_almost_none_of_an_earlier_batch(driver: QueueDriver) -> None:
     await served_by(driver)
     for _ in range(100):
         await driver.submit(account="whale")
@@ -222,14 +222,14 @@ async def test_a_light_tenant_sees_next_to_nothing_of_a_batch_before_it(driver: 
     assert light.ahead <= 2
 
 
-async def test_a_position_is_its_accounts_own(driver: QueueDriver) -> None:
+async def test_position_is_separate_for_each_account(driver: QueueDriver) -> None:
     await served_by(driver)
     await driver.submit(account="nobody")
     ids = [await driver.submit(account=account) for _ in range(3) for account in ("a", "b")]
     assert [(await driver.outlook(prediction_id)).position for prediction_id in ids] == [1, 1, 2, 2, 3, 3]
 
 
-async def test_of_another_lane_as_many_go_before_it_as_have_turns(driver: QueueDriver) -> None:
+async def test_position_counts_as_many_of_another_lane_as_have_turns(driver: QueueDriver) -> None:
     await served_by(driver, slots=3)
     for _ in range(20):
         await driver.submit(account="other", lane="high")
@@ -239,7 +239,7 @@ async def test_of_another_lane_as_many_go_before_it_as_have_turns(driver: QueueD
     assert (await driver.outlook(high)).ahead == 21, "20 of its own, and the one"
 
 
-async def test_of_another_lane_no_more_go_before_it_than_there_are(driver: QueueDriver) -> None:
+async def test_position_counts_no_more_of_another_lane_than_wait(driver: QueueDriver) -> None:
     await served_by(driver)
     await driver.submit(account="other", lane="high")
     for _ in range(8):
@@ -248,7 +248,7 @@ async def test_of_another_lane_no_more_go_before_it_than_there_are(driver: Queue
     assert (await driver.outlook(last)).ahead == 9
 
 
-async def test_of_one_that_goes_the_others_are_told(driver: QueueDriver) -> None:
+async def test_positions_advance_when_others_leave_the_queue(driver: QueueDriver) -> None:
     await served_by(driver)
     ids = [await driver.submit() for _ in range(5)]
     await driver.cancel(ids[2])
@@ -263,7 +263,7 @@ async def test_of_one_that_goes_the_others_are_told(driver: QueueDriver) -> None
 @pytest.mark.parametrize(
     "before", ["", "me", "me me", "me me me", "other", "other other me other", "nobody other me me"]
 )
-async def test_what_is_told_with_the_acceptance_is_what_is_told_right_after(
+async def test_acceptance_and_an_immediate_read_give_the_same_outlook(
     driver: QueueDriver, before: str, lane: str
 ) -> None:
     await served_by(driver, run_s=4)
@@ -275,7 +275,7 @@ async def test_what_is_told_with_the_acceptance_is_what_is_told_right_after(
 
 
 @pytest.mark.parametrize("streams", [[1], [4], [6], [4, 1]])
-async def test_with_slots_free_too_and_whichever_stream_it_goes_to(driver: QueueDriver, streams: list[int]) -> None:
+async def test_outlook_at_acceptance_is_exact_with_free_slots_in_any_stream(driver: QueueDriver, streams: list[int]) -> None:
     await driver.have_slots(9)
     await driver.submit(account="t", streams=[3])
     await driver.claim_one()
@@ -287,7 +287,7 @@ async def test_with_slots_free_too_and_whichever_stream_it_goes_to(driver: Queue
     assert told.outlook.ahead == (await order(driver)).index(told.id)
 
 
-async def test_it_knows_that_its_account_was_served_ahead_of_the_others(driver: QueueDriver) -> None:
+async def test_outlook_knows_that_an_account_was_served_ahead_of_others(driver: QueueDriver) -> None:
     await served_by(driver, run_s=1)
     for _ in range(12):
         await driver.submit(account="other")
@@ -302,19 +302,19 @@ async def test_it_knows_that_its_account_was_served_ahead_of_the_others(driver: 
 # ── for how long ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_with_a_slot_free_it_starts_at_once(driver: QueueDriver) -> None:
+async def test_a_free_slot_means_an_immediate_start(driver: QueueDriver) -> None:
     await served_by(driver, slots=2, busy=False)
     assert (await accepted(driver)).outlook == Outlook(1, 0, 0, 0, "waiting_its_turn")
 
 
-async def test_while_no_run_has_ended_nobody_can_tell(driver: QueueDriver) -> None:
+async def test_wait_is_unknown_until_a_run_has_ended(driver: QueueDriver) -> None:
     await served_by(driver)
     outlook = await driver.outlook(await driver.submit())
     assert (outlook.p50_ms, outlook.p90_ms) == (None, None)
 
 
 @pytest.mark.parametrize(("slots", "waits_s"), [(1, [10, 20, 30]), (4, [2.5, 5, 7.5])])
-async def test_it_waits_for_as_many_ends_as_have_to_come_before(
+async def test_wait_covers_every_run_that_must_end_first(
     driver: QueueDriver, slots: int, waits_s: list[float]
 ) -> None:
     await served_by(driver, slots, run_s=10)
@@ -324,7 +324,7 @@ async def test_it_waits_for_as_many_ends_as_have_to_come_before(
     assert all((outlook.p90_ms or 0) > (outlook.p50_ms or 0) for outlook in outlooks)
 
 
-async def test_the_newest_runs_count_most(driver: QueueDriver) -> None:
+async def test_the_newest_runs_weigh_most(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10, busy=False)
     for _ in range(200):
         await driver.submit(account="nobody")
@@ -335,7 +335,7 @@ async def test_the_newest_runs_count_most(driver: QueueDriver) -> None:
     assert 2_000 <= outlook.p50_ms < 2_300
 
 
-async def test_the_cost_of_a_run_is_in_its_time(driver: QueueDriver) -> None:
+async def test_run_time_includes_its_cost(driver: QueueDriver) -> None:
     await served_by(driver, busy=False)
     await driver.submit(account="nobody", cost=5)
     await driver.run(await driver.claim_one(), 10)
@@ -343,7 +343,7 @@ async def test_the_cost_of_a_run_is_in_its_time(driver: QueueDriver) -> None:
     assert (stats.service_ms, stats.service_cost) == (10_000, 5)
 
 
-async def test_at_its_limit_it_waits_for_its_own_to_end(driver: QueueDriver) -> None:
+async def test_an_account_at_its_limit_waits_for_its_own_runs(driver: QueueDriver) -> None:
     await served_by(driver, slots=8, run_s=10, busy=False)
     ids = [await driver.submit(most_running=2) for _ in range(6)]
     await driver.claim(8)
@@ -354,7 +354,7 @@ async def test_at_its_limit_it_waits_for_its_own_to_end(driver: QueueDriver) -> 
 # ── in time, or not at all ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_cannot_start_in_time_is_refused_with_the_time_and_nothing_written(driver: QueueDriver) -> None:
+async def test_a_start_that_would_be_late_is_refused_and_nothing_written(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     await driver.submit()
     before = await dump(driver.redis)
@@ -364,23 +364,23 @@ async def test_what_cannot_start_in_time_is_refused_with_the_time_and_nothing_wr
     assert await dump(driver.redis) == before
 
 
-async def test_what_can_start_in_time_is_accepted(driver: QueueDriver) -> None:
+async def test_a_start_that_is_in_time_is_accepted(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     await driver.submit()
     await driver.submit(start_by_ms=20_000)
 
 
-async def test_what_nobody_can_tell_is_accepted(driver: QueueDriver) -> None:
+async def test_an_unknown_wait_is_accepted(driver: QueueDriver) -> None:
     await served_by(driver)
     await driver.submit(start_by_ms=1)
 
 
-async def test_what_starts_at_once_starts_in_time(driver: QueueDriver) -> None:
+async def test_an_immediate_start_counts_as_in_time(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10, busy=False)
     await driver.submit(start_by_ms=1)
 
 
-async def test_what_was_accepted_before_is_answered_and_not_refused(driver: QueueDriver) -> None:
+async def test_a_repeated_submit_gets_its_answer_and_no_refusal(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     prediction_id = await driver.submit(start_by_ms=10_000, idempotency=("digest", "body"))
     for _ in range(5):

@@ -42,7 +42,7 @@ async def turns_of(driver: QueueDriver, lane: str = "normal") -> dict[str, float
 # ── where it stands ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_while_slots_are_free_it_goes_straight_into_a_stream_and_the_rest_into_its_tenants_backlog(
+async def test_submissions_fill_free_slots_first_and_then_the_tenants_backlog(
     driver: QueueDriver,
 ) -> None:
     await driver.have_slots(3)
@@ -51,7 +51,7 @@ async def test_while_slots_are_free_it_goes_straight_into_a_stream_and_the_rest_
     assert await driver.backlog("acme") == ids[3:]
 
 
-async def test_a_slot_that_is_taken_is_not_free(driver: QueueDriver) -> None:
+async def test_a_taken_slot_is_not_free(driver: QueueDriver) -> None:
     await driver.have_slots(3)
     await batch(driver, "acme", 2)
     await driver.claim(2)
@@ -59,31 +59,31 @@ async def test_a_slot_that_is_taken_is_not_free(driver: QueueDriver) -> None:
     assert await driver.backlog("acme") == ids[1:]
 
 
-async def test_while_nobody_tells_of_slots_one_stands_ready(driver: QueueDriver) -> None:
+async def test_one_entry_is_ready_while_no_director_reports_slots(driver: QueueDriver) -> None:
     ids = await batch(driver, "acme", 3, streams=[0])
     assert await driver.entries() == {0: ids[:1]}
     assert await driver.backlog("acme") == ids[1:]
 
 
-async def test_nobody_passes_by_what_waits_for_a_turn(driver: QueueDriver) -> None:
+async def test_a_new_tenant_queues_behind_those_who_wait_for_turns(driver: QueueDriver) -> None:
     await batch(driver, "acme", 2)
     await driver.have_slots(3)
     other = await driver.submit(account="other")
     assert await driver.backlog("other") == [other]
 
 
-async def test_what_waits_for_a_turn_in_one_lane_keeps_nobody_from_the_streams_of_another(driver: QueueDriver) -> None:
+async def test_a_backlog_in_one_lane_leaves_other_lanes_streams_open(driver: QueueDriver) -> None:
     await batch(driver, "acme", 5, lane="low")
     high = await driver.submit(account="acme", lane="high", streams=[4])
     assert await driver.entries("high") == {4: [high]}
 
 
-async def test_a_tenants_own_are_served_in_the_order_in_which_they_came(driver: QueueDriver) -> None:
+async def test_a_tenant_is_served_in_order_of_arrival(driver: QueueDriver) -> None:
     ids = await batch(driver, "acme", 20)
     assert [(await driver.claim_one()).id for _ in range(20)] == ids
 
 
-async def test_one_claim_of_many_serves_as_many_claims_of_one_would(driver: QueueDriver) -> None:
+async def test_a_claim_of_many_serves_in_the_same_order_as_single_claims(driver: QueueDriver) -> None:
     await busy(driver)
     for account in ("a", "b", "c"):
         await batch(driver, account, 4)
@@ -91,7 +91,7 @@ async def test_one_claim_of_many_serves_as_many_claims_of_one_would(driver: Queu
     assert [claim.record.account for claim in claims] == ["nobody", *"abc", *"abc", *"abc"]
 
 
-async def test_after_the_last_one_nothing_is_remembered_of_who_waited(driver: QueueDriver) -> None:
+async def test_no_share_keys_remain_after_the_last_run(driver: QueueDriver) -> None:
     for lane in LANES:
         for account in ("a", "b"):
             await batch(driver, account, 4, lane=lane, weight=2)
@@ -108,21 +108,21 @@ async def test_after_the_last_one_nothing_is_remembered_of_who_waited(driver: Qu
 # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_tenant_that_was_served_least_has_the_next_turn(driver: QueueDriver) -> None:
+async def test_the_least_served_tenant_gets_the_next_turn(driver: QueueDriver) -> None:
     await busy(driver)
     for account in ("a", "b", "c"):
         await batch(driver, account, 3)
     assert await served(driver, 10) == ["nobody", *"abc", *"abc", *"abc"]
 
 
-async def test_behind_a_thousand_of_a_neighbour_on_the_very_same_streams_one_waits_for_one(driver: QueueDriver) -> None:
+async def test_a_light_tenant_passes_a_thousand_predictions_of_its_neighbour(driver: QueueDriver) -> None:
     await asyncio.gather(*(driver.submit(account="whale", streams=[3, 9]) for _ in range(1000)))
     await driver.claim(10)
     light = await driver.submit(account="light", streams=[3, 9])
     assert light in [claim.id for claim in await driver.claim(2)]
 
 
-async def test_who_waits_for_each_answer_gets_every_other_turn_beside_a_batch(driver: QueueDriver) -> None:
+async def test_a_sequential_caller_gets_every_other_turn_beside_a_batch(driver: QueueDriver) -> None:
     await batch(driver, "whale", 50, streams=[3, 9])
     order = []
     await driver.submit(account="light", streams=[3, 9])
@@ -135,7 +135,7 @@ async def test_who_waits_for_each_answer_gets_every_other_turn_beside_a_batch(dr
     assert Counter(order) == {"whale": 10, "light": 10}
 
 
-async def test_weights_of_one_two_and_four_get_turns_as_one_two_and_four(driver: QueueDriver) -> None:
+async def test_turns_follow_weights_of_one_two_and_four(driver: QueueDriver) -> None:
     await busy(driver)
     for weight, account in ((1, "a"), (2, "b"), (4, "c")):
         await batch(driver, account, 45, weight=weight)
@@ -143,7 +143,7 @@ async def test_weights_of_one_two_and_four_get_turns_as_one_two_and_four(driver:
     assert Counter(await served(driver, 70)) == {"a": 10, "b": 20, "c": 40}
 
 
-async def test_what_costs_three_counts_three(driver: QueueDriver) -> None:
+async def test_a_cost_of_three_counts_as_three_turns(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "dear", 20, cost=3)
     await batch(driver, "cheap", 20)
@@ -151,7 +151,7 @@ async def test_what_costs_three_counts_three(driver: QueueDriver) -> None:
     assert Counter(await served(driver, 20)) == {"dear": 5, "cheap": 15}
 
 
-async def test_weights_may_be_fractions(driver: QueueDriver) -> None:
+async def test_weights_can_be_fractions(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "half", 20, weight=0.5)
     await batch(driver, "one", 20)
@@ -159,14 +159,14 @@ async def test_weights_may_be_fractions(driver: QueueDriver) -> None:
     assert Counter(await served(driver, 15)) == {"half": 5, "one": 10}
 
 
-async def test_who_comes_late_shares_from_then_on_and_is_not_owed_the_past(driver: QueueDriver) -> None:
+async def test_a_late_tenant_shares_from_its_arrival_and_not_before(driver: QueueDriver) -> None:
     await batch(driver, "early", 60)
     await driver.claim(30)
     await batch(driver, "late", 20)
     assert Counter(await served(driver, 20)) == {"early": 10, "late": 10}
 
 
-async def test_who_was_served_ahead_of_the_others_does_not_get_it_again_by_leaving(driver: QueueDriver) -> None:
+async def test_a_tenant_cannot_escape_its_debt_by_leaving(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "a", 20)
     await driver.submit(account="b", cost=10)
@@ -175,7 +175,7 @@ async def test_who_was_served_ahead_of_the_others_does_not_get_it_again_by_leavi
     assert await served(driver, 11) == ["a"] * 10 + ["b"]
 
 
-async def test_once_nobody_waits_for_a_turn_what_was_served_is_forgotten(driver: QueueDriver) -> None:
+async def test_virtual_time_is_forgotten_once_no_tenant_waits(driver: QueueDriver) -> None:
     await busy(driver)
     await driver.submit(account="a", cost=50)
     assert await served(driver, 2) == ["nobody", "a"]
@@ -188,7 +188,7 @@ async def test_once_nobody_waits_for_a_turn_what_was_served_is_forgotten(driver:
 # ── what it took ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_at_the_end_the_time_that_it_took_counts_and_not_what_was_expected(driver: QueueDriver) -> None:
+async def test_the_real_run_time_replaces_the_expected_time_at_the_end(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "a", 5)
     await batch(driver, "b", 5)
@@ -199,7 +199,7 @@ async def test_at_the_end_the_time_that_it_took_counts_and_not_what_was_expected
     assert await turns_of(driver) == {"a": 2.5, "b": 0}
 
 
-async def test_tenants_whose_runs_take_ten_times_as_long_get_as_many_seconds_and_not_as_many_runs(
+async def test_tenants_with_long_and_short_runs_get_equal_seconds(
     driver: QueueDriver,
 ) -> None:
     await busy(driver)
@@ -214,7 +214,7 @@ async def test_tenants_whose_runs_take_ten_times_as_long_get_as_many_seconds_and
     assert abs(seconds["long"] - seconds["short"]) <= 20
 
 
-async def test_the_next_ones_are_expected_to_take_what_the_last_ones_took(driver: QueueDriver) -> None:
+async def test_recent_runs_set_the_expected_time_of_the_next_ones(driver: QueueDriver) -> None:
     await driver.run(await busy(driver), 6)
     await batch(driver, "a", 2)
     await batch(driver, "b", 3, cost=0.5)
@@ -224,7 +224,7 @@ async def test_the_next_ones_are_expected_to_take_what_the_last_ones_took(driver
 
 
 @pytest.mark.parametrize("spent", [False, True])
-async def test_what_was_given_back_cost_its_tenant_nothing(driver: QueueDriver, spent: bool) -> None:
+async def test_a_released_claim_costs_its_tenant_nothing(driver: QueueDriver, spent: bool) -> None:
     await busy(driver)
     await batch(driver, "a", 3)
     await batch(driver, "b", 3)
@@ -235,7 +235,7 @@ async def test_what_was_given_back_cost_its_tenant_nothing(driver: QueueDriver, 
     assert await turns_of(driver) == {"a": 0, "b": 0}
 
 
-async def test_what_never_began_cost_its_tenant_nothing(driver: QueueDriver) -> None:
+async def test_a_run_that_never_began_costs_its_tenant_nothing(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "a", 3)
     await batch(driver, "b", 3)
@@ -246,7 +246,7 @@ async def test_what_never_began_cost_its_tenant_nothing(driver: QueueDriver) -> 
     assert await turns_of(driver) == {"a": 0, "b": 0}
 
 
-async def test_what_was_canceled_while_it_waited_had_no_turn(driver: QueueDriver) -> None:
+async def test_canceling_a_waiting_prediction_uses_no_turn(driver: QueueDriver) -> None:
     await busy(driver)
     ids = await batch(driver, "a", 3)
     await batch(driver, "b", 3)
@@ -259,7 +259,7 @@ async def test_what_was_canceled_while_it_waited_had_no_turn(driver: QueueDriver
 
 
 @pytest.mark.parametrize("delay_s", [0, 5])
-async def test_what_was_given_back_stands_at_the_head_of_its_tenants_line(driver: QueueDriver, delay_s: float) -> None:
+async def test_a_released_prediction_returns_to_the_head_of_its_backlog(driver: QueueDriver, delay_s: float) -> None:
     ids = await batch(driver, "a", 5)
     [first, _] = await driver.claim(2)
     await driver.release(first, delay_s=delay_s)
@@ -269,7 +269,7 @@ async def test_what_was_given_back_stands_at_the_head_of_its_tenants_line(driver
     assert (await driver.claim_one()).id == ids[0]
 
 
-async def test_what_was_given_back_waits_for_its_tenants_turn(driver: QueueDriver) -> None:
+async def test_a_released_prediction_waits_for_its_tenants_turn(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "a", 3)
     await batch(driver, "b", 3)
@@ -282,7 +282,7 @@ async def test_what_was_given_back_waits_for_its_tenants_turn(driver: QueueDrive
     assert await served(driver, 1) == ["b"]
 
 
-async def test_what_was_revived_stands_at_the_head_of_its_tenants_line(driver: QueueDriver) -> None:
+async def test_a_revived_prediction_goes_to_the_head_of_its_backlog(driver: QueueDriver) -> None:
     dead = await driver.die(account="a")
     ids = await batch(driver, "a", 3)
     assert await driver.revive(dead)
@@ -290,7 +290,7 @@ async def test_what_was_revived_stands_at_the_head_of_its_tenants_line(driver: Q
     assert [claim.id for claim in await driver.claim(4)] == [ids[0], dead, *ids[1:]]
 
 
-async def test_what_expires_in_a_backlog_is_out_of_it(driver: QueueDriver) -> None:
+async def test_an_expired_prediction_leaves_its_backlog(driver: QueueDriver) -> None:
     ids = await batch(driver, "a", 3, lifetime_ms=5_000)
     last = await driver.submit(account="a")
     driver.pass_time(5)
@@ -300,7 +300,7 @@ async def test_what_expires_in_a_backlog_is_out_of_it(driver: QueueDriver) -> No
     assert {(await driver.record(dead)).status for dead in ids} == {"failed"}
 
 
-async def test_what_is_dead_in_a_backlog_ends_on_the_way_and_takes_no_turn(driver: QueueDriver) -> None:
+async def test_a_claim_ends_late_predictions_without_using_a_turn(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "a", 3, lifetime_ms=5_000)
     last = await driver.submit(account="a")
@@ -314,14 +314,14 @@ async def test_what_is_dead_in_a_backlog_ends_on_the_way_and_takes_no_turn(drive
 
 
 @pytest.mark.parametrize("offset", range(12))
-async def test_high_is_picked_before_a_backlog_of_normal_at_the_next_turn(driver: QueueDriver, offset: int) -> None:
+async def test_a_high_prediction_is_claimed_next_despite_a_normal_backlog(driver: QueueDriver, offset: int) -> None:
     await batch(driver, "whale", 40)
     await driver.claim(offset)
     high = await driver.submit(account="light", lane="high")
     assert (await driver.claim_one()).id == high
 
 
-async def test_backlogs_of_three_lanes_are_served_eight_three_one(driver: QueueDriver) -> None:
+async def test_backlogs_of_three_lanes_are_served_eight_to_three_to_one(driver: QueueDriver) -> None:
     for lane in ("low", "normal", "high"):
         for account in ("a", "b"):
             await batch(driver, account, 12, lane=lane)
@@ -329,7 +329,7 @@ async def test_backlogs_of_three_lanes_are_served_eight_three_one(driver: QueueD
     assert lanes == {"high": 16, "normal": 6, "low": 2}
 
 
-async def test_what_a_tenant_had_in_one_lane_does_not_count_in_another(driver: QueueDriver) -> None:
+async def test_virtual_time_is_separate_in_each_lane(driver: QueueDriver) -> None:
     for lane in ("low", "normal"):
         for account in ("nobody", "a", "b"):
             await batch(driver, account, 6, lane=lane)
@@ -341,7 +341,7 @@ async def test_what_a_tenant_had_in_one_lane_does_not_count_in_another(driver: Q
 # ── nothing is stranded ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_directors_that_take_one_each_are_rung_for_until_every_backlog_is_empty(driver: QueueDriver) -> None:
+async def test_wakeups_continue_until_every_backlog_is_empty(driver: QueueDriver) -> None:
     for account, lane in zip("abcdefghijklmnopqrstuvwxyz", cycle(LANES), strict=False):
         await batch(driver, account, 4, lane=lane)
     count = 0
@@ -350,7 +350,7 @@ async def test_directors_that_take_one_each_are_rung_for_until_every_backlog_is_
     assert count == 4 * 26, "nothing waits while the bell is silent"
 
 
-async def test_backlogs_outlive_a_resize_both_ways(driver: QueueDriver) -> None:
+async def test_backlogs_survive_fewer_and_more_streams(driver: QueueDriver) -> None:
     ids = {prediction_id for account in "abcd" for prediction_id in await batch(driver, account, 5)}
     await driver.scripts.resize(driver.queue, streams=1)
     some = {claim.id for claim in await driver.claim(7)}
@@ -358,7 +358,7 @@ async def test_backlogs_outlive_a_resize_both_ways(driver: QueueDriver) -> None:
     assert some | {claim.id for claim in await driver.claim_all()} == ids
 
 
-async def test_a_backlog_that_claims_pass_by_is_offered_again(driver: QueueDriver) -> None:
+async def test_reconcile_offers_a_backlog_that_claims_would_miss(driver: QueueDriver) -> None:
     ids = await batch(driver, "a", 3)
     await driver.redis.delete(keys.vtime(driver.queue, "normal"))
     assert [claim.id for claim in await driver.claim(5)] == ids[:1]
@@ -369,14 +369,14 @@ async def test_a_backlog_that_claims_pass_by_is_offered_again(driver: QueueDrive
     assert [claim.id for claim in await driver.claim(5)] == ids[1:]
 
 
-async def test_what_was_lost_out_of_a_backlog_is_put_in_line_again(driver: QueueDriver) -> None:
+async def test_reconcile_restores_a_prediction_missing_from_its_backlog(driver: QueueDriver) -> None:
     ids = await batch(driver, "a", 4)
     await driver.redis.zrem(keys.backlog(driver.queue, "normal", "a"), ids[2])
     assert await driver.reconcile() == (0, {ids[2]: "placed"})
     assert [claim.id for claim in await driver.claim(5)] == ids
 
 
-async def test_what_stands_in_a_backlog_and_has_ended_is_passed_over(driver: QueueDriver) -> None:
+async def test_a_claim_skips_a_terminal_prediction_in_a_backlog(driver: QueueDriver) -> None:
     ids = await batch(driver, "a", 3)
     await driver.cancel(ids[1], account="a")
     await driver.redis.zadd(keys.backlog(driver.queue, "normal", "a"), {ids[1]: 1})
@@ -386,7 +386,7 @@ async def test_what_stands_in_a_backlog_and_has_ended_is_passed_over(driver: Que
 # ── what a lost key makes of the counts ──────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_list_of_what_lives_may_be_lost_and_nothing_is_stranded(driver: QueueDriver) -> None:
+async def test_losing_the_live_list_strands_nothing(driver: QueueDriver) -> None:
     for _ in range(5):
         await driver.submit()
     await driver.redis.delete(keys.live(driver.queue))
@@ -397,7 +397,7 @@ async def test_the_list_of_what_lives_may_be_lost_and_nothing_is_stranded(driver
         await driver.finish(claim)
 
 
-async def test_a_count_that_is_too_high_is_put_right_by_a_claim_that_finds_nobody(driver: QueueDriver) -> None:
+async def test_a_claim_that_finds_an_empty_backlog_corrects_its_count(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.redis.hset(keys.meta(driver.queue), mapping={"backlogged:normal": 5, "ready:normal": 5})
     [claim] = await driver.claim(2)
@@ -406,14 +406,14 @@ async def test_a_count_that_is_too_high_is_put_right_by_a_claim_that_finds_nobod
     await driver.finish(claim)
 
 
-async def test_a_count_below_nothing_promises_nobody_a_place_in_front(driver: QueueDriver) -> None:
+async def test_a_negative_count_never_gives_a_negative_position(driver: QueueDriver) -> None:
     await driver.redis.hset(keys.meta(driver.queue), mapping={"backlogged:normal": -3, "ready:normal": -3})
     first, second = await driver.submit(), await driver.submit(account="b")
     assert (await driver.outlook(second)).ahead >= 0
     assert {claim.id for claim in await driver.claim_all()} == {first, second}
 
 
-async def test_a_claim_that_meets_only_what_is_gone_says_that_there_may_be_more(driver: QueueDriver) -> None:
+async def test_a_claim_of_only_missing_records_sends_a_wakeup_for_more(driver: QueueDriver) -> None:
     ids = [await driver.submit() for _ in range(70)]
     for name in ids[:-1]:
         await driver.redis.delete(keys.record(name), keys.input_data(name), keys.events(name))
