@@ -17,22 +17,22 @@ def test_these_are_all_overlays() -> None:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_an_overlay_keeps_to_the_rules(name: str) -> None:
+def test_an_overlay_follows_the_rules(name: str) -> None:
     assert complaints(overlay(name)) == []
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_clusters_take_all_of_an_overlay(name: str) -> None:
+def test_supported_clusters_accept_every_object_of_an_overlay(name: str) -> None:
     assert {version: wrong for version in VERSIONS if (wrong := misfits(overlay(name), version))} == {}
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_what_no_cluster_changes_is_the_same_of_every_kubectl(name: str) -> None:
+def test_volume_claim_metadata_is_the_same_for_every_kubectl(name: str) -> None:
     claims = [claim for pod in pods(overlay(name)) for claim in pod.workload["spec"].get("volumeClaimTemplates", [])]
     assert [claim["metadata"] for claim in claims] == [{"name": "data"}]
 
 
-def test_the_pod_that_restores_a_backup_is_one_that_clusters_take() -> None:
+def test_supported_clusters_accept_the_restore_pod() -> None:
     pod = yaml.safe_load((K8S / "restore-pod.yaml").read_text())
     assert {version: wrong for version in VERSIONS if (wrong := misfits([pod], version))} == {}
     assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data-redis-0"
@@ -41,14 +41,14 @@ def test_the_pod_that_restores_a_backup_is_one_that_clusters_take() -> None:
     assert pod["spec"]["containers"][0]["securityContext"] == redis.container("redis")["securityContext"]
 
 
-def test_a_pool_is_what_the_readme_says_it_is() -> None:
+def test_the_readme_shows_the_pool_as_it_is() -> None:
     shown = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
     folder = K8S / "overlays/small/pool"
     for text, name in zip(shown, ("kustomization.yaml", "pool.yaml"), strict=True):
         assert yaml.safe_load(text) == yaml.safe_load((folder / name).read_text())
 
 
-def test_a_model_that_has_to_be_root_is_that_alone() -> None:
+def test_only_the_model_container_becomes_root_for_a_root_model() -> None:
     pool = rendered(K8S / "overlays/small/pool", also="root-model")
     said = [line for line in complaints(pool) if line.startswith("runs_without_rights")]
     assert {line.partition(": ")[2] for line in said} == {

@@ -163,7 +163,7 @@ def write(pods: list[Pod], number: int) -> bool:
         return False
 
 
-def test_what_was_written_outlives_a_node_and_a_start_of_all(tmp_path: Path) -> None:
+def test_written_data_survives_a_lost_node_and_a_full_restart(tmp_path: Path) -> None:
     with members(tmp_path) as pods:
         for pod in pods:
             pod.start()

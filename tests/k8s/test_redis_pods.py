@@ -99,7 +99,7 @@ def asked(socket: Path, user: str | None, password: str | None, *command: str | 
                 time.sleep(0.01)
 
 
-def test_the_words_in_the_list_of_users_become_passwords(tmp_path: Path, etc: Path, programs: Path) -> None:
+def test_passwords_replace_the_words_in_the_users_file(tmp_path: Path, etc: Path, programs: Path) -> None:
     socket = placed(etc, tmp_path)
     with started(etc / "start.sh", surroundings(tmp_path, programs)):
         assert asked(socket, "probe", "any", "PING") is True
@@ -127,7 +127,7 @@ def test_the_words_in_the_list_of_users_become_passwords(tmp_path: Path, etc: Pa
         ("echo ERR invalid password", "redis-1.redis-nodes", ""),  # no answer is no master; itself
     ],
 )
-def test_a_member_begins_as_the_replica_of_the_master_that_is_known(
+def test_a_member_starts_as_replica_of_the_known_master(
     tmp_path: Path, etc: Path, programs: Path, sentinels: str, disk: str, master: str
 ) -> None:
     program(programs, "valkey-cli", sentinels)
@@ -148,7 +148,7 @@ def test_a_member_begins_as_the_replica_of_the_master_that_is_known(
         (True, 99, ""),
     ],
 )
-def test_a_member_with_an_empty_disk_leaves_the_others_time_to_name_another_master(
+def test_a_member_with_an_empty_disk_waits_for_another_master(
     tmp_path: Path, etc: Path, programs: Path, has_data: bool, looks: int, master: str
 ) -> None:
     tally = tmp_path / "looks"
@@ -177,7 +177,7 @@ def test_a_member_with_an_empty_disk_leaves_the_others_time_to_name_another_mast
         (("NOAUTH", "Authentication", "required."), False),
     ],
 )
-def test_a_member_is_ready_once_it_has_what_its_master_has(
+def test_a_member_is_ready_once_it_has_its_masters_data(
     tmp_path: Path, programs: Path, role: tuple[str, ...], is_ready: bool
 ) -> None:
     program(programs, "valkey-cli", f"printf '%s\\n' {' '.join(role)}")
@@ -186,7 +186,7 @@ def test_a_member_is_ready_once_it_has_what_its_master_has(
     assert (done.returncode == 0) is is_ready
 
 
-def test_a_member_lets_replicas_and_sentinels_in(tmp_path: Path, etc: Path, programs: Path) -> None:
+def test_a_member_admits_replicas_and_sentinels(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "hostname", "echo redis-0")
     socket = placed(etc, tmp_path)
     with started(etc / "member.sh", surroundings(tmp_path, programs)):
@@ -198,7 +198,7 @@ def test_a_member_lets_replicas_and_sentinels_in(tmp_path: Path, etc: Path, prog
             asked(socket, "replica", "replica", "GET", "x")
 
 
-def test_a_sentinel_keeps_what_it_knows_and_takes_new_passwords(tmp_path: Path, etc: Path, programs: Path) -> None:
+def test_a_sentinel_keeps_its_state_and_accepts_new_passwords(tmp_path: Path, etc: Path, programs: Path) -> None:
     program(programs, "valkey-sentinel", "exit 0")
     env = surroundings(tmp_path, programs)
     conf = tmp_path / "sentinel.conf"
@@ -216,7 +216,7 @@ def test_a_sentinel_keeps_what_it_knows_and_takes_new_passwords(tmp_path: Path, 
     ]
 
 
-def test_a_real_sentinel_takes_what_is_written_for_it(tmp_path: Path, etc: Path, programs: Path) -> None:
+def test_a_real_sentinel_accepts_the_written_configuration(tmp_path: Path, etc: Path, programs: Path) -> None:
     (programs / "valkey-sentinel").symlink_to(binary("valkey"))
     socket = tmp_path / "s"
     subprocess.run(

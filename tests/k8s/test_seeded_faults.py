@@ -359,19 +359,19 @@ STRANGE: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_breaks_a_rule(name: str) -> None:
+def test_each_seeded_fault_breaks_a_rule(name: str) -> None:
     assert [line for line in found(name) if FAULTS[name].said in line], found(name)
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_a_cluster_would_not_take_is_found(name: str) -> None:
+def test_an_object_that_a_cluster_would_refuse_is_found(name: str) -> None:
     fault = STRANGE[name]
     objects = overlay(fault.overlay)
     fault.change(objects)
     assert [line for line in misfits(objects, "1.33") if fault.said in line], misfits(objects, "1.33")
 
 
-def test_a_cluster_too_old_for_sidecars_is_told_apart() -> None:
+def test_a_cluster_too_old_for_sidecars_is_reported() -> None:
     assert [line for line in misfits(overlay("small"), "1.27") if "restartPolicy" in line]
 
 

@@ -29,12 +29,12 @@ def made_rule() -> str:
     return HEAD + "".join(f"  {line}\n" if line else "\n" for line in lines if not line.startswith("#"))
 
 
-def test_the_operator_is_given_the_alert_rules_that_there_are() -> None:
+def test_the_operators_rules_equal_the_alert_rules() -> None:
     assert RULES.read_text() == made_rule(), "put what made_rule() makes into components/monitoring/rules.yaml"
     assert yaml.safe_load(made_rule())["spec"] == yaml.safe_load((K8S / "monitoring/alerts.yaml").read_text())
 
 
-def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     file = tmp_path / "secrets.env"
     file.write_text("REDIS_PASSWORD=mine")  # no end of the line: an editor's
     file.chmod(0o600)
@@ -49,11 +49,11 @@ def test_secrets_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_no_secret_is_kept_beside_the_code() -> None:
+def test_git_ignores_the_secrets_files() -> None:
     assert "/k8s/overlays/*/secrets.env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_a_command_that_the_operations_page_shows_is_one() -> None:
+def test_the_operations_page_shows_only_existing_commands() -> None:
     text = (K8S / "README.md").read_text()
     shown = {tuple(words.split()) for words in re.findall(r"(?:`|-- )director ((?:[a-z-]+ ?)+)", text)}
     assert ("token", "create", "--account", "me") in {words[:4] for words in shown}
@@ -72,13 +72,13 @@ def is_a_command(words: tuple[str, ...]) -> bool:
     return True
 
 
-def test_a_command_that_there_is_not_is_found() -> None:
+def test_an_unknown_command_is_found() -> None:
     assert is_a_command(("queues", "resize", "acme"))
     assert not is_a_command(("queues", "mend"))
     assert not is_a_command(("heal",))
 
 
-def test_every_path_that_the_operations_page_names_is_there() -> None:
+def test_every_path_on_the_operations_page_exists() -> None:
     for target in re.findall(r"\]\(([^)#:]+)[)#]", (K8S / "README.md").read_text()):
         assert (K8S / target).exists(), target
 
@@ -91,7 +91,7 @@ def steps(word: str) -> list[str]:
     return [line.removeprefix(f"{word} ") for line in text.splitlines() if line.startswith(f"{word} ")]
 
 
-def test_the_image_is_built_of_what_is_there_and_pinned() -> None:
+def test_the_image_is_built_from_existing_and_pinned_sources() -> None:
     assert re.fullmatch(
         r"PYTHON=docker\.io/library/python:\d+\.\d+\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?", steps("ARG")[0]
     )
@@ -103,7 +103,7 @@ def test_the_image_is_built_of_what_is_there_and_pinned() -> None:
     assert [step for step in installs if "--require-hashes" not in step and "--no-deps" not in step] == []
 
 
-def test_the_last_stage_is_nobody_in_particular_and_is_called_director() -> None:
+def test_the_last_stage_runs_director_as_an_unprivileged_user() -> None:
     last = (K8S / "Containerfile").read_text().rpartition("FROM ")[2]
     assert last.startswith("${PYTHON} AS director")
     assert "\nUSER 10001:10001\n" in last
@@ -111,7 +111,7 @@ def test_the_last_stage_is_nobody_in_particular_and_is_called_director() -> None
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_package_of_an_image_is_the_locked_one_and_known_by_its_hashes(name: str) -> None:
+def test_image_packages_match_the_lock_and_have_hashes(name: str) -> None:
     locked = packages((ROOT / "requirements.lock").read_text())
     text = (K8S / f"requirements/{name}.txt").read_text()
     pinned = packages(text)
@@ -119,7 +119,7 @@ def test_a_package_of_an_image_is_the_locked_one_and_known_by_its_hashes(name: s
     assert all("--hash=sha256:" in block for block in re.split(r"\n(?=\w)", text.strip()))
 
 
-def test_an_image_has_all_that_the_wheel_asks_for() -> None:
+def test_the_image_has_every_dependency_of_the_wheel() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     needed = re.search(r"^dependencies = \[\n(.*?)^\]", project, re.DOTALL | re.MULTILINE)
     assert needed
@@ -135,7 +135,7 @@ def normal(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def test_manifests_name_the_release_that_this_is() -> None:
+def test_manifests_name_this_release() -> None:
     found = re.search(r'^version = "([\d.]+?)(\.dev\d+)?"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
     named: dict[str, set[str]] = {}

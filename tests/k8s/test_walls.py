@@ -71,14 +71,14 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_is_needed_is_allowed_and_nothing_beside_it(name: str) -> None:
+def test_policies_allow_what_is_needed_and_nothing_else(name: str) -> None:
     objects = overlay(name)
     needed, refused = BESIDE[name]
     assert [way for way in (*NEEDED, *needed) if not is_open(way, objects)] == []
     assert [way for way in (*REFUSED, *refused) if is_open(way, objects)] == []
 
 
-def test_a_policy_that_is_missing_is_missed() -> None:
+def test_a_missing_policy_blocks_a_needed_connection() -> None:
     for policy in ("dns", "redis", "to-redis", "to-api", "to-the-world", "api", "keda-to-keeper"):
         objects = [
             each for each in overlay("small") if (each["kind"], each["metadata"]["name"]) != ("NetworkPolicy", policy)

@@ -109,7 +109,9 @@ def crowd(server: Started) -> Iterator[Crowd]:
 
 @bounded
 @several
-def test_an_account_never_runs_more_than_its_limit(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+def test_an_account_never_runs_more_than_its_limit(
+    crowd: Crowd, rounds: list[Round], most: int, connections: int
+) -> None:
     async def walk() -> None:
         driver = await crowd.empty()
         for asked, counts, ends in rounds:
@@ -133,7 +135,9 @@ def test_an_account_never_runs_more_than_its_limit(crowd: Crowd, rounds: list[Ro
 
 @bounded
 @several
-def test_an_account_never_queues_more_than_its_limit(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+def test_an_account_never_queues_more_than_its_limit(
+    crowd: Crowd, rounds: list[Round], most: int, connections: int
+) -> None:
     async def walk() -> None:
         driver = await crowd.empty()
         waiting: Counter[str] = Counter()

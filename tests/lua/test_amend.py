@@ -33,9 +33,7 @@ async def test_a_creator_whose_reply_was_lost_gets_the_same_answer(scripts: Scri
     assert await dump(redis) == before
 
 
-async def test_a_registered_model_cannot_be_created_again_without_a_nonce(
-    scripts: Scripts, redis: Redis
-) -> None:
+async def test_a_registered_model_cannot_be_created_again_without_a_nonce(scripts: Scripts, redis: Redis) -> None:
     await redis.hset(keys.model(MODEL), "created", "1")
     assert await scripts.amend(MODEL, "make", said=SAID) == "exists"
 

@@ -23,9 +23,7 @@ async def model(redis: Redis) -> None:
     await redis.hset(keys.model(MODEL), mapping={"created": "1", "description": "It paints."})
 
 
-async def test_every_change_has_the_next_number_even_a_full_reset(
-    scripts: Scripts, redis: Redis, model: None
-) -> None:
+async def test_every_change_has_the_next_number_even_a_full_reset(scripts: Scripts, redis: Redis, model: None) -> None:
     assert await configure(scripts, b"one", "a") == ("done", 1)
     assert await configure(scripts, b"", "b") == ("done", 2)
     assert await configure(scripts, b"two", "c", was=2) == ("done", 3)

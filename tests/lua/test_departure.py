@@ -133,9 +133,7 @@ async def replayed(of: QueueDriver, name: PredictionId) -> Any:
     return found
 
 
-async def test_only_a_tombstone_that_expires_is_left_behind(
-    driver: QueueDriver, there: QueueDriver
-) -> None:
+async def test_only_a_tombstone_that_expires_is_left_behind(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit()
     await move(driver, there)
     stored = await driver.scripts.get(name)
@@ -154,7 +152,9 @@ async def test_only_a_tombstone_that_expires_is_left_behind(
     assert await driver.scripts.erase(name, account=ACCOUNT) == "running"
 
 
-async def test_moved_predictions_keep_their_order_and_go_before_later_ones(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_moved_predictions_keep_their_order_and_go_before_later_ones(
+    driver: QueueDriver, there: QueueDriver
+) -> None:
     others = [await there.submit() for _ in range(2)]
     here = [await driver.submit() for _ in range(5)]
     await move(driver, there)
@@ -186,9 +186,7 @@ async def test_the_accounts_limits_at_the_other_server_apply(driver: QueueDriver
     assert len(await there.claim_all()) == 1
 
 
-async def test_a_move_to_another_versions_queue_changes_the_version(
-    driver: QueueDriver, there: QueueDriver
-) -> None:
+async def test_a_move_to_another_versions_queue_changes_the_version(driver: QueueDriver, there: QueueDriver) -> None:
     newer = queue_name(MODEL, "b2" * 32)
     await there.scripts.register(newer, version="b2" * 32, policy=Policy())
     there.queue = newer
@@ -241,7 +239,9 @@ async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDr
     assert await move(driver, there) == Left(held=60)
 
 
-async def test_a_move_to_the_same_server_or_an_unknown_queue_is_refused(driver: QueueDriver, there: QueueDriver) -> None:
+async def test_a_move_to_the_same_server_or_an_unknown_queue_is_refused(
+    driver: QueueDriver, there: QueueDriver
+) -> None:
     await driver.submit()
     with pytest.raises(SettingsError, match="same Redis server"):
         await move(driver, driver)
@@ -303,9 +303,7 @@ async def test_a_second_mover_to_another_server_changes_nothing(driver: QueueDri
     assert await driver.scripts.stay(name, site=FAR, now_ms=driver.now_ms) == "waiting"
 
 
-async def test_a_prediction_that_ended_there_does_not_run_again(
-    driver: QueueDriver, there: QueueDriver
-) -> None:
+async def test_a_prediction_that_ended_there_does_not_run_again(driver: QueueDriver, there: QueueDriver) -> None:
     name = await driver.submit()
     await depart(driver, name, to=await named_site(there.redis))
     await arrive(driver, there, name)

@@ -124,9 +124,7 @@ async def test_a_webhook_requested_again_is_due_once(driver: QueueDriver, partit
 # ── put off ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(
-    driver: QueueDriver, partition: Partition
-) -> None:
+async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await failed(driver, 5)
     driver.pass_time(5)
     assert await due(driver, partition) == [prediction_id]

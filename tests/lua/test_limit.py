@@ -270,9 +270,7 @@ async def test_an_account_without_predictions_is_not_recorded(driver: QueueDrive
 
 
 @pytest.mark.parametrize(("had", "has"), [(3, "2 3 1"), (None, "2  1")])
-async def test_a_kept_limit_is_the_one_that_the_submit_brought(
-    driver: QueueDriver, had: int | None, has: str
-) -> None:
+async def test_a_kept_limit_is_the_one_that_the_submit_brought(driver: QueueDriver, had: int | None, has: str) -> None:
     await driver.submit(most_running=had)
     await driver.scripts.limit(driver.queue, "acme", weight=2, most_running="kept", revision=1)
     assert await driver.counts(keys.limits(driver.queue)) == {"acme": has}

@@ -40,9 +40,7 @@ async def test_a_change_is_kept_as_it_was_reported(scripts: Scripts, redis: Redi
     ]
 
 
-async def test_a_repeated_call_adds_nothing_and_later_steps_still_count(
-    scripts: Scripts, redis: Redis
-) -> None:
+async def test_a_repeated_call_adds_nothing_and_later_steps_still_count(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.note("n", **NOTED)
     assert await scripts.note("other", **NOTED)
     assert not await scripts.note("n", **NOTED)

@@ -275,7 +275,9 @@ async def test_acceptance_and_an_immediate_read_give_the_same_outlook(
 
 
 @pytest.mark.parametrize("streams", [[1], [4], [6], [4, 1]])
-async def test_outlook_at_acceptance_is_exact_with_free_slots_in_any_stream(driver: QueueDriver, streams: list[int]) -> None:
+async def test_outlook_at_acceptance_is_exact_with_free_slots_in_any_stream(
+    driver: QueueDriver, streams: list[int]
+) -> None:
     await driver.have_slots(9)
     await driver.submit(account="t", streams=[3])
     await driver.claim_one()
@@ -314,9 +316,7 @@ async def test_wait_is_unknown_until_a_run_has_ended(driver: QueueDriver) -> Non
 
 
 @pytest.mark.parametrize(("slots", "waits_s"), [(1, [10, 20, 30]), (4, [2.5, 5, 7.5])])
-async def test_wait_covers_every_run_that_must_end_first(
-    driver: QueueDriver, slots: int, waits_s: list[float]
-) -> None:
+async def test_wait_covers_every_run_that_must_end_first(driver: QueueDriver, slots: int, waits_s: list[float]) -> None:
     await served_by(driver, slots, run_s=10)
     ids = [await driver.submit() for _ in range(3)]
     outlooks = [await driver.outlook(prediction_id) for prediction_id in ids]

@@ -10,7 +10,7 @@ from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_paused_queue_takes_work_in_and_hands_none_out(driver: QueueDriver) -> None:
+async def test_a_paused_queue_accepts_work_and_hands_none_out(driver: QueueDriver) -> None:
     await driver.pause()
     prediction_id = await driver.submit()
     assert await driver.claim() == []
@@ -18,7 +18,7 @@ async def test_a_paused_queue_takes_work_in_and_hands_none_out(driver: QueueDriv
     assert (await driver.claim_one()).id == prediction_id
 
 
-async def test_what_is_claimed_runs_on(driver: QueueDriver) -> None:
+async def test_claimed_predictions_continue_during_a_pause(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.pause()
@@ -27,7 +27,7 @@ async def test_what_is_claimed_runs_on(driver: QueueDriver) -> None:
     assert await driver.finish(claim, seq=2)
 
 
-async def test_resuming_rings(driver: QueueDriver) -> None:
+async def test_resuming_sends_a_wakeup(driver: QueueDriver) -> None:
     await driver.pause()
     await driver.submit()
     await driver.hear_bell()
@@ -35,7 +35,7 @@ async def test_resuming_rings(driver: QueueDriver) -> None:
     assert await driver.hear_bell()
 
 
-async def test_pausing_does_not_ring_nor_does_a_claim_that_gets_nothing(driver: QueueDriver) -> None:
+async def test_pausing_and_empty_claims_send_no_wakeup(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.hear_bell()
     await driver.pause()
@@ -43,7 +43,7 @@ async def test_pausing_does_not_ring_nor_does_a_claim_that_gets_nothing(driver: 
     assert not await driver.hear_bell()
 
 
-async def test_pausing_twice_is_pausing_once(driver: QueueDriver) -> None:
+async def test_pausing_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.pause()
     before = await dump(driver.redis)
     await driver.pause()
@@ -60,7 +60,7 @@ async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
 # ── one tenant ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_of_a_paused_tenant_nothing_that_stands_ready_is_handed_out_and_of_others_all(
+async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(
     driver: QueueDriver,
 ) -> None:
     await driver.have_slots(9)
@@ -71,7 +71,7 @@ async def test_of_a_paused_tenant_nothing_that_stands_ready_is_handed_out_and_of
     assert await driver.backlog() == mine, "in their order, for when it is resumed"
 
 
-async def test_of_a_paused_tenant_nothing_has_a_turn_and_of_others_all(driver: QueueDriver) -> None:
+async def test_backlogged_predictions_of_a_paused_tenant_get_no_turn(driver: QueueDriver) -> None:
     for account in (ACCOUNT, "other"):
         for _ in range(3):
             await driver.submit(account=account)
@@ -80,7 +80,7 @@ async def test_of_a_paused_tenant_nothing_has_a_turn_and_of_others_all(driver: Q
     assert await driver.claim(9) == []
 
 
-async def test_of_a_paused_tenant_work_is_taken_in(driver: QueueDriver) -> None:
+async def test_a_paused_tenant_can_still_submit(driver: QueueDriver) -> None:
     await driver.pause(tenant=ACCOUNT)
     ids = [await driver.submit(lane=lane) for lane in LANES]
     assert await driver.claim(9) == []
@@ -88,7 +88,7 @@ async def test_of_a_paused_tenant_work_is_taken_in(driver: QueueDriver) -> None:
     assert [claim.id for claim in await driver.claim(9)] == ids
 
 
-async def test_what_a_paused_tenant_has_running_runs_on_and_what_comes_back_waits(driver: QueueDriver) -> None:
+async def test_a_paused_tenants_runs_continue_and_its_released_claims_wait(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     kept, back, later = await driver.claim(3)
@@ -104,7 +104,7 @@ async def test_what_a_paused_tenant_has_running_runs_on_and_what_comes_back_wait
     assert [claim.id for claim in await driver.claim(9)] == [back.id, later.id]
 
 
-async def test_what_a_paused_tenant_has_waiting_can_be_canceled_and_expires(driver: QueueDriver) -> None:
+async def test_a_paused_tenants_waiting_predictions_can_be_canceled_and_expire(driver: QueueDriver) -> None:
     canceled, late = await driver.submit(), await driver.submit(lifetime_ms=5_000)
     await driver.pause(tenant=ACCOUNT)
     assert await driver.cancel(canceled) == "canceled"
@@ -113,7 +113,7 @@ async def test_what_a_paused_tenant_has_waiting_can_be_canceled_and_expires(driv
     assert (await driver.record(late)).status == "failed"
 
 
-async def test_resuming_a_tenant_rings(driver: QueueDriver) -> None:
+async def test_resuming_a_tenant_sends_a_wakeup(driver: QueueDriver) -> None:
     await driver.pause(tenant=ACCOUNT)
     await driver.submit()
     await driver.hear_bell()
@@ -123,7 +123,7 @@ async def test_resuming_a_tenant_rings(driver: QueueDriver) -> None:
     assert await driver.hear_bell()
 
 
-async def test_a_tenant_that_was_paused_is_not_owed_the_time(driver: QueueDriver) -> None:
+async def test_a_resumed_tenant_is_not_owed_the_paused_time(driver: QueueDriver) -> None:
     for account in (ACCOUNT, "other"):
         for _ in range(20):
             await driver.submit(account=account)
@@ -134,7 +134,7 @@ async def test_a_tenant_that_was_paused_is_not_owed_the_time(driver: QueueDriver
     assert served.count(ACCOUNT) in (5, 6), "half, and it is level with the other again"
 
 
-async def test_a_tenant_and_its_queue_are_paused_each_for_itself(driver: QueueDriver) -> None:
+async def test_a_tenant_and_its_queue_are_paused_independently(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.pause(tenant=ACCOUNT)
     await driver.pause()
@@ -147,7 +147,7 @@ async def test_a_tenant_and_its_queue_are_paused_each_for_itself(driver: QueueDr
     assert len(await driver.claim()) == 1
 
 
-async def test_a_tenant_that_is_resumed_keeps_its_limit(driver: QueueDriver) -> None:
+async def test_a_resumed_tenant_keeps_its_limit(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit(most_running=1)
     await driver.claim_one()
@@ -156,7 +156,7 @@ async def test_a_tenant_that_is_resumed_keeps_its_limit(driver: QueueDriver) -> 
     assert await driver.claim() == []
 
 
-async def test_pausing_a_tenant_twice_is_pausing_it_once_and_so_is_resuming(driver: QueueDriver) -> None:
+async def test_pausing_or_resuming_a_tenant_twice_has_one_effect(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     for paused in (True, False):
@@ -177,7 +177,7 @@ async def test_resuming_a_tenant_that_was_never_paused_changes_nothing(driver: Q
 # ── a tenant whose account is suspended ──────────────────────────────────────────────────────────────────────────────
 
 
-async def test_of_a_suspended_tenant_nothing_is_handed_out_wherever_it_waits(driver: QueueDriver) -> None:
+async def test_nothing_of_a_suspended_tenant_is_handed_out(driver: QueueDriver) -> None:
     await driver.have_slots(2)
     ready = [await driver.submit(streams=[0]) for _ in range(2)]
     waiting = await driver.submit()
@@ -188,7 +188,7 @@ async def test_of_a_suspended_tenant_nothing_is_handed_out_wherever_it_waits(dri
     assert {claim.id for claim in await driver.claim_all()} == {*ready, waiting, later}
 
 
-async def test_who_is_late_with_an_older_change_undoes_nothing(driver: QueueDriver) -> None:
+async def test_an_older_change_that_arrives_late_undoes_nothing(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.pause(tenant=ACCOUNT, revision=3)
     before = await dump(driver.redis)
@@ -198,7 +198,7 @@ async def test_who_is_late_with_an_older_change_undoes_nothing(driver: QueueDriv
     assert await driver.claim() == []
 
 
-async def test_a_suspension_and_an_operators_pause_are_each_for_itself(driver: QueueDriver) -> None:
+async def test_a_suspension_and_an_operators_pause_are_independent(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.pause(tenant=ACCOUNT)
     await driver.pause(tenant=ACCOUNT, revision=1)
@@ -211,14 +211,14 @@ async def test_a_suspension_and_an_operators_pause_are_each_for_itself(driver: Q
     assert len(await driver.claim()) == 1
 
 
-async def test_what_a_suspended_tenant_has_waiting_says_so(driver: QueueDriver) -> None:
+async def test_a_waiting_prediction_reports_that_its_tenant_is_suspended(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.pause(tenant=ACCOUNT, revision=1)
     outlook = await driver.outlook(prediction_id)
     assert (outlook.reason, outlook.detail, outlook.p50_ms) == ("paused", 2, None)
 
 
-async def test_resuming_one_that_was_suspended_rings_and_twice_is_once(driver: QueueDriver) -> None:
+async def test_resuming_a_suspended_tenant_sends_one_wakeup(driver: QueueDriver) -> None:
     await driver.pause(tenant=ACCOUNT, revision=1)
     await driver.submit()
     await driver.hear_bell()

@@ -34,20 +34,18 @@ async def waits(driver: QueueDriver, *, jitter: float, losses: int) -> list[floa
     return found
 
 
-async def test_the_first_retry_is_at_once_and_the_others_back_off_up_to_the_cap(
-    driver: QueueDriver, catalog: Catalog
-) -> None:
+async def test_retries_back_off_to_the_cap_after_an_immediate_first_one(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20, breaker_after=0)
     assert await waits(driver, jitter=1, losses=6) == [0, 4, 8, 16, 20, 20]
 
 
-async def test_full_jitter_may_draw_any_part_of_it(driver: QueueDriver, catalog: Catalog) -> None:
+async def test_full_jitter_can_draw_any_part_of_the_backoff(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, attempts=7, backoff_s=2, backoff_cap_s=20, breaker_after=0)
     assert await waits(driver, jitter=0.5, losses=4) == [0, 2, 4, 8]
     assert await waits(driver, jitter=0, losses=4) == [0, 0, 0, 0]
 
 
-async def test_as_many_attempts_as_the_policy_says_and_no_more(driver: QueueDriver, catalog: Catalog) -> None:
+async def test_the_policy_limits_the_number_of_attempts(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, attempts=1)
     await driver.submit()
     claim = await driver.claim_one()
@@ -55,7 +53,7 @@ async def test_as_many_attempts_as_the_policy_says_and_no_more(driver: QueueDriv
     assert await driver.reap() == {claim.id: "dead"}
 
 
-async def test_where_a_run_must_not_happen_twice_a_lost_claim_is_the_end(driver: QueueDriver, catalog: Catalog) -> None:
+async def test_a_lost_claim_is_final_where_a_run_must_not_repeat(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, on_lost="fail")
     await driver.submit()
     claim = await driver.claim_one()
@@ -72,7 +70,7 @@ GIVEN_BACK = pytest.mark.parametrize(
 
 
 @GIVEN_BACK
-async def test_run_that_began_ends_where_nothing_may_run_twice(
+async def test_a_started_run_ends_where_nothing_may_run_twice(
     driver: QueueDriver, catalog: Catalog, spent: bool, code: str
 ) -> None:
     await obey(catalog, on_lost="fail")
@@ -89,7 +87,7 @@ async def test_run_that_began_ends_where_nothing_may_run_twice(
 
 
 @GIVEN_BACK
-async def test_run_that_began_runs_again_by_default(driver: QueueDriver, spent: bool, code: str) -> None:
+async def test_a_started_run_runs_again_by_default(driver: QueueDriver, spent: bool, code: str) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -97,7 +95,7 @@ async def test_run_that_began_runs_again_by_default(driver: QueueDriver, spent: 
 
 
 @GIVEN_BACK
-async def test_run_that_did_not_begin_is_put_back_even_there(
+async def test_a_run_that_did_not_begin_is_put_back_even_there(
     driver: QueueDriver, catalog: Catalog, spent: bool, code: str
 ) -> None:
     await obey(catalog, on_lost="fail")
@@ -105,9 +103,7 @@ async def test_run_that_did_not_begin_is_put_back_even_there(
     assert await driver.release(await driver.claim_one(), spent=spent, code=code) == "waiting"
 
 
-async def test_holder_says_whether_a_run_began_that_the_record_does_not_know(
-    driver: QueueDriver, catalog: Catalog
-) -> None:
+async def test_the_holder_reports_whether_an_unrecorded_run_began(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, on_lost="fail")
     await driver.submit()
     claim = await driver.claim_one()
@@ -116,7 +112,7 @@ async def test_holder_says_whether_a_run_began_that_the_record_does_not_know(
     assert await driver.release(await driver.claim_one(), spent=True, code="server_lost", began=True) == "dead"
 
 
-async def test_run_that_began_before_and_not_now_is_put_back(driver: QueueDriver, catalog: Catalog) -> None:
+async def test_a_run_that_began_only_before_is_put_back(driver: QueueDriver, catalog: Catalog) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim)
@@ -125,7 +121,7 @@ async def test_run_that_began_before_and_not_now_is_put_back(driver: QueueDriver
     assert await driver.release(await driver.claim_one()) == "waiting"
 
 
-async def test_probe_that_began_and_is_drained_lets_another_try(driver: QueueDriver, catalog: Catalog) -> None:
+async def test_a_drained_probe_that_began_lets_another_probe_start(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, on_lost="fail")
     await driver.submit()
     await driver.submit()
@@ -137,7 +133,7 @@ async def test_probe_that_began_and_is_drained_lets_another_try(driver: QueueDri
     assert len(await driver.claim(2)) == 1
 
 
-async def test_a_policy_counts_for_what_waits_already(driver: QueueDriver, catalog: Catalog) -> None:
+async def test_a_new_policy_applies_to_waiting_predictions(driver: QueueDriver, catalog: Catalog) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await obey(catalog, attempts=1)

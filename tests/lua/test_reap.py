@@ -16,7 +16,7 @@ async def lose(driver: QueueDriver) -> None:
     driver.pass_time(15)
 
 
-async def test_a_lease_that_holds_is_left_alone(driver: QueueDriver) -> None:
+async def test_a_valid_lease_is_left_alone(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.claim_one()
     driver.pass_time(14.999)
@@ -34,7 +34,7 @@ async def test_a_heartbeat_in_time_keeps_the_claim(driver: QueueDriver) -> None:
     assert await driver.reap() == {}
 
 
-async def test_the_first_retry_goes_straight_to_its_stream_and_rings(driver: QueueDriver) -> None:
+async def test_the_first_retry_goes_straight_to_its_stream_and_sends_a_wakeup(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await lose(driver)
     await driver.hear_bell()
@@ -43,7 +43,7 @@ async def test_the_first_retry_goes_straight_to_its_stream_and_rings(driver: Que
     assert (await driver.claim_one(consumer="d2")).record.attempt == 2
 
 
-async def test_the_second_retry_waits_up_to_its_backoff(driver: QueueDriver) -> None:
+async def test_the_second_retry_waits_at_most_its_backoff(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await lose(driver)
     await driver.reap()
@@ -54,7 +54,7 @@ async def test_the_second_retry_waits_up_to_its_backoff(driver: QueueDriver) -> 
     assert driver.now_ms <= due <= driver.now_ms + 2_000
 
 
-async def test_the_last_attempt_lost_is_a_failure_and_a_dead_letter(driver: QueueDriver) -> None:
+async def test_losing_the_last_attempt_makes_a_dead_letter(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     for _ in range(3):
         await lose(driver)
@@ -68,7 +68,7 @@ async def test_the_last_attempt_lost_is_a_failure_and_a_dead_letter(driver: Queu
     assert await driver.entries() == {}
 
 
-async def test_reaping_twice_takes_back_once(driver: QueueDriver) -> None:
+async def test_reaping_twice_recovers_once(driver: QueueDriver) -> None:
     await driver.submit()
     await lose(driver)
     await driver.reap()
@@ -77,7 +77,7 @@ async def test_reaping_twice_takes_back_once(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_it_takes_no_more_than_its_limit_the_oldest_first(driver: QueueDriver) -> None:
+async def test_reap_recovers_the_oldest_leases_up_to_its_limit(driver: QueueDriver) -> None:
     ids = []
     for _ in range(3):
         ids.append(await driver.submit(streams=[0]))
@@ -88,7 +88,7 @@ async def test_it_takes_no_more_than_its_limit_the_oldest_first(driver: QueueDri
     assert set(await driver.reap(limit=2)) == set(ids[2:])
 
 
-async def test_a_lease_without_a_claim_is_swept_up(driver: QueueDriver) -> None:
+async def test_a_lease_without_a_claim_is_removed(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.redis.zadd(keys.lease(driver.queue), {prediction_id: driver.now_ms, driver.new_id(): driver.now_ms})
     assert set((await driver.reap()).values()) == {"gone"}
@@ -96,7 +96,7 @@ async def test_a_lease_without_a_claim_is_swept_up(driver: QueueDriver) -> None:
     assert (await driver.claim_one()).id == prediction_id
 
 
-async def test_past_its_deadline_it_ends_instead_of_running_again(driver: QueueDriver) -> None:
+async def test_a_prediction_past_its_deadline_ends_and_does_not_run_again(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(lifetime_ms=10_000, late="aborted")
     await lose(driver)
     assert await driver.reap() == {prediction_id: "late"}
@@ -120,7 +120,7 @@ async def held(driver: QueueDriver, *holders: str) -> list[PredictionId]:
     return ids
 
 
-async def test_after_a_step_back_a_silent_holder_loses_its_claim(driver: QueueDriver) -> None:
+async def test_a_silent_holder_loses_its_claim_after_a_clock_step_back(driver: QueueDriver) -> None:
     driver.now_ms += LATER_MS
     [dead, _] = await held(driver, "dead", "alive")
     driver.pass_time(-BACK_S)
@@ -129,7 +129,7 @@ async def test_after_a_step_back_a_silent_holder_loses_its_claim(driver: QueueDr
     assert await driver.reap() == {}
 
 
-async def test_after_a_step_back_of_less_than_a_lease_every_lease_is_waited_for(driver: QueueDriver) -> None:
+async def test_every_lease_survives_a_short_clock_step_back(driver: QueueDriver) -> None:
     driver.now_ms += LATER_MS
     await held(driver, "dead")
     driver.pass_time(-15)
@@ -144,7 +144,7 @@ async def test_a_lease_longer_than_the_keepers_is_left_alone(driver: QueueDriver
     assert await driver.reap() == {}
 
 
-async def test_a_keeper_behind_this_servers_clock_takes_no_long_lease(driver: QueueDriver) -> None:
+async def test_a_keeper_behind_this_servers_clock_recovers_no_long_lease(driver: QueueDriver) -> None:
     """In a Cluster the caller's time is that of the slowest clock: what is late by that one may not be by this one."""
     seconds, _ = await driver.redis.time()
     driver.now_ms = seconds * 1000
@@ -153,7 +153,7 @@ async def test_a_keeper_behind_this_servers_clock_takes_no_long_lease(driver: Qu
     assert await driver.reap() == {}
 
 
-async def test_after_a_step_back_it_takes_no_more_than_its_limit(driver: QueueDriver) -> None:
+async def test_reap_respects_its_limit_after_a_clock_step_back(driver: QueueDriver) -> None:
     driver.now_ms += LATER_MS
     dead = set(await held(driver, "dead", "dead", "dead"))
     driver.pass_time(-BACK_S)

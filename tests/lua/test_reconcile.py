@@ -64,7 +64,7 @@ HARMS: list[Harm] = [
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-async def test_what_no_claim_would_find_stands_in_a_stream_again(driver: QueueDriver, harm: Harm) -> None:
+async def test_a_prediction_that_no_claim_would_find_returns_to_a_stream(driver: QueueDriver, harm: Harm) -> None:
     await driver.have_slots(32)
     prediction_id = await driver.submit(streams=[3])
     well = await driver.submit(streams=[5])
@@ -86,7 +86,7 @@ async def test_repairing_twice_repairs_once(driver: QueueDriver, harm: Harm) -> 
     assert await dump(driver.redis) == before
 
 
-async def test_a_group_that_is_gone_is_no_harm_the_next_claim_makes_it_and_runs_nothing_twice(
+async def test_the_next_claim_recreates_a_lost_group_without_double_runs(
     driver: QueueDriver,
 ) -> None:
     await driver.have_slots(32)
@@ -99,7 +99,7 @@ async def test_a_group_that_is_gone_is_no_harm_the_next_claim_makes_it_and_runs_
     assert await driver.finish(claim)
 
 
-async def test_a_retry_that_no_list_has_any_more_waits_again(driver: QueueDriver) -> None:
+async def test_a_retry_missing_from_the_delayed_list_waits_again(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.release(claim, spent=True, delay_s=5)
@@ -108,7 +108,7 @@ async def test_a_retry_that_no_list_has_any_more_waits_again(driver: QueueDriver
     assert (await driver.claim_one()).record.attempt == 2
 
 
-async def test_a_claim_that_lost_its_lease_is_given_one_and_reaped_when_nobody_extends_it(driver: QueueDriver) -> None:
+async def test_a_claim_without_a_lease_gets_one_and_is_recovered_later(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.redis.delete(keys.lease(driver.queue))
@@ -118,7 +118,7 @@ async def test_a_claim_that_lost_its_lease_is_given_one_and_reaped_when_nobody_e
     assert await driver.reap() == {claim.id: "waiting"}
 
 
-async def test_a_claim_that_lost_its_entry_is_its_holders_business(driver: QueueDriver) -> None:
+async def test_a_claim_without_an_entry_is_left_to_its_holder(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await delete_stream(driver, claim.id)
@@ -126,7 +126,7 @@ async def test_a_claim_that_lost_its_entry_is_its_holders_business(driver: Queue
     assert await driver.finish(claim)
 
 
-async def test_a_stream_that_claims_pass_by_is_offered_again(driver: QueueDriver) -> None:
+async def test_a_stream_that_claims_would_miss_is_offered_again(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(streams=[3])
     await driver.redis.hset(keys.meta(driver.queue), "mask:normal", 0)
     await driver.hear_bell()
@@ -136,7 +136,7 @@ async def test_a_stream_that_claims_pass_by_is_offered_again(driver: QueueDriver
     assert (await driver.claim_one()).id == prediction_id
 
 
-async def test_what_has_no_record_is_forgotten(driver: QueueDriver) -> None:
+async def test_a_prediction_without_a_record_is_forgotten(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.redis.delete(keys.record(prediction_id), keys.input_data(prediction_id), keys.events(prediction_id))
     assert await driver.reconcile() == (0, {prediction_id: "forgotten"})
@@ -144,7 +144,7 @@ async def test_what_has_no_record_is_forgotten(driver: QueueDriver) -> None:
     assert await driver.claim() == []
 
 
-async def test_what_has_ended_is_forgotten_and_stays_as_it_ended(driver: QueueDriver) -> None:
+async def test_a_terminal_prediction_is_forgotten_and_keeps_its_end(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.cancel(prediction_id)
     before = await dump(driver.redis) | {keys.meta(driver.queue): ANY}
@@ -153,7 +153,7 @@ async def test_what_has_ended_is_forgotten_and_stays_as_it_ended(driver: QueueDr
     assert await dump(driver.redis) == before
 
 
-async def test_nothing_that_is_well_is_touched(driver: QueueDriver) -> None:
+async def test_a_healthy_queue_is_not_changed(driver: QueueDriver) -> None:
     for number in range(4):
         await driver.submit(streams=[number], lane=LANES[number % 3])
     held, delayed, ended = await driver.claim(3)
@@ -166,7 +166,7 @@ async def test_nothing_that_is_well_is_touched(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_slices_with_a_carried_rank_cover_all_though_some_are_forgotten(driver: QueueDriver) -> None:
+async def test_slices_with_a_carried_rank_cover_all_despite_removals(driver: QueueDriver) -> None:
     await driver.have_slots(32)
     expected: dict[PredictionId, Repair] = {}
     for number in range(25):

@@ -34,13 +34,13 @@ async def test_a_claim_without_a_lease_runs_again_as_another_attempt(driver: Que
     assert (await driver.claim_one(consumer="d2")).record.attempt == 2
 
 
-async def test_a_claim_whose_lease_ran_out_is_taken_back_too(driver: QueueDriver) -> None:
+async def test_a_claim_with_an_expired_lease_is_recovered(driver: QueueDriver) -> None:
     [claim] = await held(driver)
     driver.pass_time(15)
     assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
 
 
-async def test_a_long_run_whose_lease_lives_is_never_taken(driver: QueueDriver) -> None:
+async def test_a_long_run_with_a_valid_lease_is_never_recovered(driver: QueueDriver) -> None:
     [claim] = await held(driver)
     await driver.begin(claim)
     driver.pass_time(14)
@@ -51,7 +51,7 @@ async def test_a_long_run_whose_lease_lives_is_never_taken(driver: QueueDriver) 
     assert await driver.finish(claim, seq=2)
 
 
-async def test_what_was_extended_of_late_is_not_even_looked_at(driver: QueueDriver) -> None:
+async def test_a_recently_extended_claim_is_not_examined(driver: QueueDriver) -> None:
     await held(driver)
     await driver.redis.delete(keys.lease(driver.queue))
     before = await all_but_streams(driver)
@@ -71,7 +71,7 @@ async def test_the_last_attempt_ends_as_a_dead_letter(driver: QueueDriver) -> No
     assert (await driver.record(prediction_id)).code == "director_lost"
 
 
-async def test_with_a_carried_cursor_an_orphan_behind_many_is_found_and_from_the_start_it_never_is(
+async def test_only_a_carried_cursor_finds_an_orphan_behind_many_claims(
     driver: QueueDriver,
 ) -> None:
     """The server scans ten entries for each that it may hand out, and hands out only idle ones: all of them here."""
@@ -90,7 +90,7 @@ async def test_with_a_carried_cursor_an_orphan_behind_many_is_found_and_from_the
     assert (found, calls) == ({orphan.id: "waiting"}, 8)
 
 
-async def test_entries_of_what_has_ended_or_is_unknown_are_dropped(driver: QueueDriver) -> None:
+async def test_entries_of_terminal_or_unknown_predictions_are_dropped(driver: QueueDriver) -> None:
     stream = keys.stream(driver.queue, "normal", 3)
     prediction_id = await driver.submit(streams=[3])
     await driver.finish(await driver.claim_one())
@@ -103,7 +103,7 @@ async def test_entries_of_what_has_ended_or_is_unknown_are_dropped(driver: Queue
     assert await driver.pending() == {}
 
 
-async def test_the_pending_id_of_a_deleted_entry_goes_too(driver: QueueDriver) -> None:
+async def test_the_pending_id_of_a_deleted_entry_is_removed(driver: QueueDriver) -> None:
     [claim] = await held(driver)
     stream = keys.stream(driver.queue, "normal", 3)
     await driver.redis.xdel(stream, await driver.field(claim.id, "mid"))
@@ -113,7 +113,7 @@ async def test_the_pending_id_of_a_deleted_entry_goes_too(driver: QueueDriver) -
     assert await driver.reap() == {claim.id: "waiting"}, "its lease was all that was left of it"
 
 
-async def test_what_waits_though_somebody_read_it_is_placed_again(driver: QueueDriver) -> None:
+async def test_a_waiting_prediction_that_a_stranger_read_is_placed_again(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(streams=[3])
     stream = keys.stream(driver.queue, "normal", 3)
     await driver.redis.xgroup_create(stream, keys.GROUP, "0")
@@ -124,7 +124,7 @@ async def test_what_waits_though_somebody_read_it_is_placed_again(driver: QueueD
     assert (claim.id, claim.record.attempt) == (prediction_id, 1)
 
 
-async def test_a_stream_or_a_group_that_is_not_there_holds_nothing(driver: QueueDriver) -> None:
+async def test_a_missing_stream_or_group_holds_nothing(driver: QueueDriver) -> None:
     await driver.submit(streams=[3])
     before = await dump(driver.redis)
     assert await driver.recover(3) == ("0-0", {})
@@ -132,7 +132,7 @@ async def test_a_stream_or_a_group_that_is_not_there_holds_nothing(driver: Queue
     assert await dump(driver.redis) == before
 
 
-async def test_recovering_twice_takes_back_once(driver: QueueDriver) -> None:
+async def test_recovering_twice_recovers_once(driver: QueueDriver) -> None:
     await held(driver)
     await driver.redis.delete(keys.lease(driver.queue))
     await driver.recover(3)

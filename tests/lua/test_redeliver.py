@@ -49,14 +49,14 @@ async def nothing_stays_owed(driver: QueueDriver) -> Any:
 
 
 @pytest.mark.parametrize("outcome", ["delivered", "gone", "refused", "given_up"])
-async def test_what_is_owed_no_more_is_due_at_once(driver: QueueDriver, outcome: str) -> None:
+async def test_a_webhook_that_is_no_longer_owed_becomes_due_at_once(driver: QueueDriver, outcome: str) -> None:
     prediction_id = await told(driver, outcome)
     driver.pass_time(60)
     assert await redeliver(driver, prediction_id) == "owed"
     assert await due(driver, prediction_id) == [prediction_id]
 
 
-async def test_its_schedule_begins_anew_and_its_attempts_are_counted_on(driver: QueueDriver) -> None:
+async def test_a_redelivery_restarts_the_schedule_and_continues_the_attempt_count(driver: QueueDriver) -> None:
     prediction_id = await told(driver)
     driver.pass_time(60)
     await redeliver(driver, prediction_id)
@@ -66,7 +66,7 @@ async def test_its_schedule_begins_anew_and_its_attempts_are_counted_on(driver: 
     assert (await driver.record(prediction_id)).tellings == 2
 
 
-async def test_its_data_lives_while_it_is_owed_and_an_hour_from_then(driver: QueueDriver) -> None:
+async def test_data_lives_while_the_webhook_is_owed_and_an_hour_longer(driver: QueueDriver) -> None:
     prediction_id = await told(driver)
     data = [make(prediction_id) for make in (keys.input_data, keys.output_data, keys.events)]
     assert {await driver.lifetime_s(key) for key in data} == {HOUR_S}
@@ -77,7 +77,7 @@ async def test_its_data_lives_while_it_is_owed_and_an_hour_from_then(driver: Que
     assert {await driver.lifetime_s(key) for key in data} == {HOUR_S}
 
 
-async def test_one_that_waits_for_its_next_attempt_is_due_now_and_its_schedule_goes_on(driver: QueueDriver) -> None:
+async def test_a_waiting_webhook_becomes_due_and_keeps_its_schedule(driver: QueueDriver) -> None:
     prediction_id = await ended(driver)
     await note(driver, prediction_id, "failed", 7200)
     assert await redeliver(driver, prediction_id) == "owed"
@@ -103,7 +103,7 @@ async def test_no_attempt_begins_beside_that_of_its_director(driver: QueueDriver
     assert await due(driver, prediction_id) == [prediction_id]
 
 
-async def test_asked_twice_it_is_owed_once(driver: QueueDriver) -> None:
+async def test_two_requests_owe_the_webhook_once(driver: QueueDriver) -> None:
     prediction_id = await told(driver)
     await redeliver(driver, prediction_id)
     await redeliver(driver, prediction_id)
@@ -112,7 +112,7 @@ async def test_asked_twice_it_is_owed_once(driver: QueueDriver) -> None:
     assert await due(driver, prediction_id) == []
 
 
-async def test_of_whose_it_is_only_that_account_may_ask_or_who_may_ask_for_all(driver: QueueDriver) -> None:
+async def test_only_the_owner_or_an_operator_can_request_a_redelivery(driver: QueueDriver) -> None:
     prediction_id = await told(driver)
     before = await dump(driver.redis)
     assert await redeliver(driver, prediction_id, "stranger") == "unknown"
@@ -121,7 +121,7 @@ async def test_of_whose_it_is_only_that_account_may_ask_or_who_may_ask_for_all(d
     assert await redeliver(driver, prediction_id, None) == "owed"
 
 
-async def test_what_cannot_be_told_is_refused_and_nothing_changes(driver: QueueDriver) -> None:
+async def test_an_impossible_redelivery_is_refused_and_changes_nothing(driver: QueueDriver) -> None:
     no_hook = await ended(driver, webhook="", events="")
     no_end = await ended(driver, events="start,output")
     removed = await told(driver)

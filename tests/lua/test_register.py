@@ -43,7 +43,7 @@ async def test_a_new_queue_has_its_size_and_policy(redis: Redis, scripts: Script
     }
 
 
-async def test_again_it_refreshes_the_policy_and_leaves_the_streams(redis: Redis, scripts: Scripts) -> None:
+async def test_registering_again_refreshes_the_policy_and_keeps_the_streams(redis: Redis, scripts: Scripts) -> None:
     await scripts.register(QUEUE, version="v1", policy=POLICY)
     assert await scripts.register(QUEUE, version="v1", policy=replace(POLICY, streams=2, size=1, attempts=1))
     meta = await redis.hgetall(keys.meta(QUEUE))
@@ -80,9 +80,7 @@ async def test_another_version_under_the_same_name_is_refused(redis: Redis, scri
 
 
 @pytest.mark.parametrize("streams", [0, 33])
-async def test_a_number_of_streams_that_no_mask_can_hold_is_refused(
-    redis: Redis, scripts: Scripts, streams: int
-) -> None:
+async def test_a_number_of_streams_above_the_mask_is_refused(redis: Redis, scripts: Scripts, streams: int) -> None:
     with pytest.raises(ValueError, match="1 to 32"):
         await scripts.register(QUEUE, version="v1", policy=replace(POLICY, streams=streams))
     assert await dump(redis) == {}

@@ -9,7 +9,7 @@ from tests.support.queue_driver import QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_unspent_it_waits_again_and_counts_no_attempt(driver: QueueDriver) -> None:
+async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     assert await driver.release(claim) == "waiting"
@@ -21,7 +21,7 @@ async def test_unspent_it_waits_again_and_counts_no_attempt(driver: QueueDriver)
     assert (await driver.claim_one()).record.attempt == 1
 
 
-async def test_spent_it_waits_again_as_another_attempt_without_a_trace_of_the_first(driver: QueueDriver) -> None:
+async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim, ("output", b"1"))
@@ -36,7 +36,7 @@ async def test_spent_it_waits_again_as_another_attempt_without_a_trace_of_the_fi
     assert bytes(stored.output or b"") == b"[2]", "the caller never sees two attempts at once"
 
 
-async def test_it_rings(driver: QueueDriver) -> None:
+async def test_a_release_sends_a_wakeup(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.hear_bell()
@@ -44,7 +44,7 @@ async def test_it_rings(driver: QueueDriver) -> None:
     assert await driver.hear_bell()
 
 
-async def test_the_same_release_twice_is_one(driver: QueueDriver) -> None:
+async def test_the_same_release_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.release(claim, spent=True)
@@ -53,7 +53,7 @@ async def test_the_same_release_twice_is_one(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_delayed_it_stands_in_no_stream_until_it_is_due(driver: QueueDriver) -> None:
+async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.hear_bell()
@@ -103,14 +103,14 @@ async def test_the_last_attempt_ends_as_a_failure_and_a_dead_letter(driver: Queu
     assert await driver.entries() == {}
 
 
-async def test_on_the_last_attempt_an_unspent_release_is_no_death(driver: QueueDriver) -> None:
+async def test_an_unspent_release_of_the_last_attempt_makes_no_dead_letter(driver: QueueDriver) -> None:
     await driver.submit()
     for _ in range(2):
         await driver.release(await driver.claim_one(), spent=True)
     assert await driver.release(await driver.claim_one()) == "waiting"
 
 
-async def test_what_its_caller_canceled_ends_instead_of_waiting_again(driver: QueueDriver) -> None:
+async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.cancel(claim.id)
@@ -119,9 +119,7 @@ async def test_what_its_caller_canceled_ends_instead_of_waiting_again(driver: Qu
 
 
 @pytest.mark.parametrize(("begun", "status"), [(False, "aborted"), (True, "canceled")])
-async def test_past_its_deadline_it_ends_instead_of_waiting_again(
-    driver: QueueDriver, begun: bool, status: str
-) -> None:
+async def test_a_late_prediction_ends_at_its_release(driver: QueueDriver, begun: bool, status: str) -> None:
     await driver.submit(lifetime_ms=10_000, late="aborted")
     claim = await driver.claim_one()
     if begun:

@@ -32,7 +32,7 @@ async def long_run(driver: QueueDriver, outputs: int, *, size: int = 1) -> Predi
     return claim.id
 
 
-async def test_all_is_told_in_order_with_its_number_and_its_moment(driver: QueueDriver) -> None:
+async def test_replay_returns_all_events_in_order_with_number_and_time(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 2)
     found = await page(driver, prediction_id)
     assert (found.account, found.last) == (ACCOUNT, 5)
@@ -57,13 +57,13 @@ async def test_pages_follow_each_other_without_a_gap(driver: QueueDriver, count:
     assert seqs == list(range(1, 64))
 
 
-async def test_a_page_ends_when_it_is_large_and_has_one_event_at_least(driver: QueueDriver) -> None:
+async def test_a_large_page_ends_early_but_has_one_event_at_least(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 20, size=1000)
     assert len((await page(driver, prediction_id, after=2, most_bytes=3000)).events) == 3
     assert len((await page(driver, prediction_id, after=2, most_bytes=1)).events) == 1
 
 
-async def test_a_page_ends_before_what_is_larger_than_it_unless_that_is_asked_for(driver: QueueDriver) -> None:
+async def test_a_page_ends_before_an_oversized_event_unless_it_is_requested(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 3, size=1000)
     replay = partial(driver.scripts.replay, prediction_id, count=9, most_bytes=900)
     before, cut, whole = await replay(after=1, whole=False), await replay(after=2, whole=False), await replay(after=2)
@@ -74,18 +74,18 @@ async def test_a_page_ends_before_what_is_larger_than_it_unless_that_is_asked_fo
     assert [(found.next, found.has_more) for found in (before, cut, whole)] == [(3, True), (3, True), (4, True)]
 
 
-async def test_how_it_stands_can_be_asked_without_an_event(driver: QueueDriver) -> None:
+async def test_the_state_can_be_read_without_an_event(driver: QueueDriver) -> None:
     found = await page(driver, await long_run(driver, 1), count=0)
     assert (found.is_terminal, found.last, found.events) == (True, 4, ())
 
 
-async def test_after_the_newest_there_is_nothing_yet(driver: QueueDriver) -> None:
+async def test_nothing_follows_the_newest_event(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 1)
     found = await page(driver, prediction_id, after=4)
     assert (found.last, found.events, found.has_more) == (4, (), False)
 
 
-async def test_a_list_that_began_anew_is_told_from_its_start(driver: QueueDriver) -> None:
+async def test_a_restarted_list_is_replayed_from_its_start(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     before = await page(driver, prediction_id)
     assert before.last > 1
@@ -94,7 +94,7 @@ async def test_a_list_that_began_anew_is_told_from_its_start(driver: QueueDriver
     assert [(event.seq, event.kind) for event in again.events] == [(LIFE + 1, "revived")]
 
 
-async def test_number_of_a_former_life_is_told_all_of_the_new_one(driver: QueueDriver) -> None:
+async def test_a_number_from_before_a_revival_replays_the_whole_new_life(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     before = await page(driver, prediction_id)
     await driver.revive(prediction_id)
@@ -112,7 +112,7 @@ async def test_number_of_a_former_life_is_told_all_of_the_new_one(driver: QueueD
     assert (await page(driver, prediction_id)).is_removed
 
 
-async def test_what_was_removed_says_so_and_what_never_was_is_none(driver: QueueDriver) -> None:
+async def test_removed_events_are_reported_and_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 1)
     await driver.redis.delete(keys.events(prediction_id))
     found = await page(driver, prediction_id)
@@ -120,7 +120,7 @@ async def test_what_was_removed_says_so_and_what_never_was_is_none(driver: Queue
     assert await driver.scripts.replay(driver.new_id(), after=0, count=9, most_bytes=9) is None
 
 
-async def test_it_says_how_the_prediction_stands(driver: QueueDriver) -> None:
+async def test_replay_reports_the_state_of_the_prediction(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(ticket="t")
     found = await page(driver, prediction_id)
     assert (found.status, found.is_terminal, found.ticket) == ("starting", False, "t")
@@ -134,7 +134,7 @@ async def test_it_says_how_the_prediction_stands(driver: QueueDriver) -> None:
     assert (await page(driver, await driver.submit())).ticket == ""
 
 
-async def test_it_changes_nothing(driver: QueueDriver) -> None:
+async def test_replay_changes_nothing(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 3)
     before = await dump(driver.redis)
     await page(driver, prediction_id)

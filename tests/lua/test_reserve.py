@@ -51,7 +51,7 @@ def account(scripts: Scripts) -> Account:
     return Account(scripts)
 
 
-async def test_a_burst_is_let_through_and_then_the_rate(account: Account) -> None:
+async def test_a_bucket_allows_its_burst_and_then_its_rate(account: Account) -> None:
     assert [(await account.take()).remaining for _ in range(3)] == [2, 1, 0]
     assert not (await account.take()).allowed
     assert not (await account.take(at_ms=499)).allowed
@@ -59,7 +59,7 @@ async def test_a_burst_is_let_through_and_then_the_rate(account: Account) -> Non
     assert not (await account.take(at_ms=501)).allowed
 
 
-async def test_a_denial_says_when_to_ask_again_and_when_all_is_there_again(account: Account) -> None:
+async def test_a_denial_states_the_retry_time_and_the_reset_time(account: Account) -> None:
     for _ in range(3):
         await account.take()
     assert await account.take(at_ms=100) == Allowance(
@@ -67,30 +67,30 @@ async def test_a_denial_says_when_to_ask_again_and_when_all_is_there_again(accou
     )
 
 
-async def test_who_asks_again_when_told_to_is_let_through(account: Account) -> None:
+async def test_a_caller_who_waits_as_asked_is_allowed(account: Account) -> None:
     slow = Bucket("create", rate=0.3, burst=1)
     await account.take(slow)
     denied = await account.take(slow, at_ms=7)
     assert (await account.take(slow, at_ms=7 + denied.retry_after_ms)).allowed
 
 
-async def test_a_bucket_holds_no_more_than_its_burst_however_long_it_rests(account: Account) -> None:
+async def test_a_bucket_never_holds_more_than_its_burst(account: Account) -> None:
     assert [(await account.take(at_ms=10**9)).allowed for _ in range(4)] == [True, True, True, False]
 
 
-async def test_creates_and_reads_have_a_bucket_each(account: Account) -> None:
+async def test_creates_and_reads_have_separate_buckets(account: Account) -> None:
     for _ in range(4):
         await account.take()
     assert (await account.take(READ)).remaining == 99
 
 
-async def test_accounts_share_nothing(account: Account, scripts: Scripts) -> None:
+async def test_accounts_have_separate_buckets(account: Account, scripts: Scripts) -> None:
     for _ in range(4):
         await account.take()
     assert (await scripts.reserve("umbrella", CREATE, id="n1", now_ms=NOW_MS)).remaining == 2
 
 
-async def test_a_call_that_is_repeated_takes_once(account: Account) -> None:
+async def test_a_repeated_call_takes_one_token(account: Account) -> None:
     first = await account.take(id="one")
     assert await account.take(id="one") == first
     assert await account.take(id="one", at_ms=20_000) == Allowance(
@@ -98,7 +98,7 @@ async def test_a_call_that_is_repeated_takes_once(account: Account) -> None:
     )
 
 
-async def test_what_is_denied_takes_nothing(account: Account, redis: Any) -> None:
+async def test_a_denied_request_takes_nothing(account: Account, redis: Any) -> None:
     for _ in range(3):
         await account.take()
     tokens = await redis.hget(keys.usage("acme"), "create:tokens")
@@ -108,7 +108,7 @@ async def test_what_is_denied_takes_nothing(account: Account, redis: Any) -> Non
     assert await redis.zrange(keys.taken("acme"), 0, -1) == taken
 
 
-async def test_six_at_once_are_one_denied_burst(account: Account, redis: Any) -> None:
+async def test_six_concurrent_denials_count_as_one_burst(account: Account, redis: Any) -> None:
     for _ in range(3):
         await account.take()
 
@@ -125,7 +125,7 @@ async def test_six_at_once_are_one_denied_burst(account: Account, redis: Any) ->
     assert await bursts() == 2
 
 
-async def test_who_takes_is_remembered_in_a_bounded_way(account: Account, redis: Any) -> None:
+async def test_the_record_of_taken_tokens_is_bounded(account: Account, redis: Any) -> None:
     fast = Bucket("read", rate=100_000.0, burst=1000)
     for _ in range(600):
         await account.take(fast)
@@ -134,7 +134,7 @@ async def test_who_takes_is_remembered_in_a_bounded_way(account: Account, redis:
     assert await redis.zcard(keys.taken("acme")) == 1
 
 
-async def test_a_clock_that_goes_back_neither_fills_nor_empties_a_bucket(account: Account) -> None:
+async def test_a_clock_that_steps_back_neither_fills_nor_empties_a_bucket(account: Account) -> None:
     for _ in range(2):
         await account.take(at_ms=10_000)
     assert (await account.take()).remaining == 0
@@ -142,7 +142,7 @@ async def test_a_clock_that_goes_back_neither_fills_nor_empties_a_bucket(account
     assert (await account.take(at_ms=10_500)).allowed
 
 
-async def test_a_limit_that_changes_holds_at_once(account: Account) -> None:
+async def test_a_changed_limit_applies_at_once(account: Account) -> None:
     await account.take(Bucket("create", rate=0.001, burst=1))
     assert not (await account.take(Bucket("create", rate=0.001, burst=1))).allowed
     assert (await account.take(Bucket("create", rate=10.0, burst=5), at_ms=100)).allowed
@@ -150,9 +150,7 @@ async def test_a_limit_that_changes_holds_at_once(account: Account) -> None:
     assert (await account.take(Bucket("read", rate=1.0, burst=2))).remaining == 1
 
 
-async def test_every_key_has_a_lifetime_and_no_bucket_is_forgotten_before_it_is_full(
-    account: Account, redis: Any
-) -> None:
+async def test_every_key_expires_but_no_bucket_before_it_is_full(account: Account, redis: Any) -> None:
     day_s = 86_400
     await account.take()
     assert day_s - 5 < await redis.ttl(keys.usage("acme")) <= day_s
@@ -163,7 +161,7 @@ async def test_every_key_has_a_lifetime_and_no_bucket_is_forgotten_before_it_is_
     assert 2 * day_s - 5 < await redis.ttl(keys.compute("acme")) <= 2 * day_s
 
 
-async def test_without_a_time_it_asks_the_servers_clock(scripts: Scripts) -> None:
+async def test_reserve_uses_the_servers_clock_by_default(scripts: Scripts) -> None:
     slow = Bucket("create", rate=0.001, burst=1)
     assert (await scripts.reserve("acme", slow, id="n1")).allowed
     denied = await scripts.reserve("acme", slow, id="n2")
@@ -171,34 +169,34 @@ async def test_without_a_time_it_asks_the_servers_clock(scripts: Scripts) -> Non
 
 
 class TestCompute:
-    async def test_is_reserved_up_to_the_limit_and_no_further(self, account: Account) -> None:
+    async def test_is_reserved_up_to_the_limit_only(self, account: Account) -> None:
         assert (await account.compute(60)).remaining == 40
         denied = await account.compute(41)
         assert (denied.allowed, denied.limit, denied.most, denied.remaining) == (False, "compute", 100, 40)
         assert denied.retry_after_ms == denied.reset_ms == 23 * 3_600_000
         assert (await account.compute(40)).remaining == 0
 
-    async def test_begins_anew_at_midnight_utc(self, account: Account) -> None:
+    async def test_starts_again_at_midnight_utc(self, account: Account) -> None:
         await account.compute(100)
         assert not (await account.compute(1, at_ms=23 * 3_600_000 - 1)).allowed
         assert (await account.compute(1, at_ms=23 * 3_600_000)).remaining == 99
 
-    async def test_does_not_bring_yesterday_back_when_the_clock_goes_back(self, account: Account) -> None:
+    async def test_does_not_return_to_yesterday_when_the_clock_steps_back(self, account: Account) -> None:
         await account.compute(100, at_ms=24 * 3_600_000)
         assert not (await account.compute(1)).allowed
 
-    async def test_of_a_call_that_is_repeated_is_reserved_once(self, account: Account) -> None:
+    async def test_is_reserved_once_by_a_repeated_call(self, account: Account) -> None:
         first = await account.compute(60, id="p")
         assert await account.compute(60, id="p") == first
         assert (await account.compute(40)).allowed
 
-    async def test_that_is_denied_changes_nothing_of_it(self, account: Account, redis: Any) -> None:
+    async def test_does_not_change_on_a_denial(self, account: Account, redis: Any) -> None:
         await account.compute(60)
         before = await redis.hgetall(keys.compute("acme"))
         assert not (await account.compute(41)).allowed
         assert await redis.hgetall(keys.compute("acme")) == before
 
-    async def test_that_is_denied_counts_bursts_of_its_own(self, account: Account, redis: Any) -> None:
+    async def test_denials_count_their_own_bursts(self, account: Account, redis: Any) -> None:
         for at_ms in (0, 20, 40):
             assert not (await account.compute(101, at_ms=at_ms)).allowed
         usage = await redis.hgetall(keys.usage("acme"))
@@ -206,38 +204,36 @@ class TestCompute:
 
 
 class TestCredit:
-    async def test_is_reserved_up_to_the_limit_and_no_further(self, account: Account) -> None:
+    async def test_is_reserved_up_to_the_limit_only(self, account: Account) -> None:
         assert (await account.credit(60)).remaining == 40
         assert await account.credit(41) == Allowance(
             limit="credit", allowed=False, most=100, remaining=40, reset_ms=0, retry_after_ms=0
         )
         assert (await account.credit(40)).remaining == 0
 
-    async def test_does_not_come_back_the_next_day_nor_after_a_year(self, account: Account, redis: Any) -> None:
+    async def test_does_not_return_the_next_day_or_after_a_year(self, account: Account, redis: Any) -> None:
         await account.credit(100)
         assert not (await account.credit(1, at_ms=366 * 86_400_000)).allowed
         assert await redis.ttl(keys.credit("acme")) == -1
 
-    async def test_that_is_raised_lets_more_in_at_once(self, account: Account) -> None:
+    async def test_allows_more_at_once_when_it_is_raised(self, account: Account) -> None:
         await account.credit(100)
         assert not (await account.credit(1)).allowed
         assert (await account.credit(1, in_all=101)).allowed
 
-    async def test_of_a_call_that_is_repeated_is_reserved_once_on_whatever_day(
-        self, account: Account, redis: Any
-    ) -> None:
+    async def test_is_reserved_once_by_a_call_repeated_on_another_day(self, account: Account, redis: Any) -> None:
         await account.credit(60, of_day=100, id="p")
         await account.credit(60, of_day=100, id="p", at_ms=86_400_000)
         assert await redis.hget(keys.credit("acme"), "reserved") == b"60000"
         assert await redis.hget(keys.compute("acme"), "reserved") == b"60000"
 
-    async def test_of_two_limits_the_one_that_no_waiting_helps_against_is_told(self, account: Account) -> None:
+    async def test_is_the_reported_limit_when_waiting_cannot_help(self, account: Account) -> None:
         assert (await account.credit(1, of_day=50)).limit == "compute", "there is less left of it"
         assert (await account.credit(60, of_day=50)).limit == "compute"
         assert (await account.credit(200, of_day=50)).limit == "credit"
 
     @pytest.mark.parametrize(("of_day", "in_all"), [(50, 100), (100, 50)])
-    async def test_what_one_limit_denies_takes_nothing_of_the_other(
+    async def test_denial_by_one_limit_takes_nothing_of_the_other(
         self, account: Account, redis: Any, of_day: int, in_all: int
     ) -> None:
         await account.credit(1, of_day=of_day, in_all=in_all)
@@ -246,7 +242,7 @@ class TestCredit:
         assert not (await account.credit(60, of_day=of_day, in_all=in_all)).allowed
         assert [await redis.hgetall(name) for name in names] == before
 
-    async def test_is_counted_apart_from_the_day_when_it_is_denied(self, account: Account, redis: Any) -> None:
+    async def test_denials_are_counted_apart_from_those_of_the_day(self, account: Account, redis: Any) -> None:
         await account.credit(101, of_day=1000)
         usage = await redis.hgetall(keys.usage("acme"))
         assert (usage[b"credit:bursts"], b"compute:bursts" in usage) == (b"1", False)

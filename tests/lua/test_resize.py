@@ -19,14 +19,14 @@ async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(drive
 
 
 @pytest.mark.parametrize("lane", ["high", "normal", "low"])
-async def test_entries_of_any_lane_in_any_upper_stream_are_still_served(driver: QueueDriver, lane: str) -> None:
+async def test_entries_of_any_lane_in_upper_streams_are_still_served(driver: QueueDriver, lane: str) -> None:
     await driver.have_slots(32)
     ids = {await driver.submit(account=f"t{number}", streams=[number], lane=lane) for number in range(16)}
     assert await driver.scripts.resize(driver.queue, streams=1) == (1, 16)
     assert {claim.id for claim in await driver.claim_all()} == ids
 
 
-async def test_a_claimed_entry_keeps_its_stream_read_until_it_has_ended(driver: QueueDriver) -> None:
+async def test_a_claimed_entry_keeps_its_stream_readable_until_it_ends(driver: QueueDriver) -> None:
     await driver.submit(streams=[9])
     claim = await driver.claim_one()
     assert await driver.scripts.resize(driver.queue, streams=4) == (4, 10)
@@ -35,7 +35,7 @@ async def test_a_claimed_entry_keeps_its_stream_read_until_it_has_ended(driver: 
     assert await driver.scripts.resize(driver.queue, streams=4) == (4, 4)
 
 
-async def test_what_comes_back_after_a_shrink_goes_to_a_stream_that_is_left(driver: QueueDriver) -> None:
+async def test_a_release_after_a_shrink_goes_to_a_remaining_stream(driver: QueueDriver) -> None:
     await driver.submit(streams=[9])
     claim = await driver.claim_one()
     await driver.scripts.resize(driver.queue, streams=4)
@@ -54,7 +54,7 @@ async def test_growing_serves_the_new_streams(driver: QueueDriver) -> None:
     assert {claim.id for claim in await driver.claim_all()} == {low, high}
 
 
-async def test_resizing_twice_is_resizing_once(driver: QueueDriver) -> None:
+async def test_resizing_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.submit(streams=[9])
     await driver.scripts.resize(driver.queue, streams=4)
     before = await dump(driver.redis)
@@ -63,7 +63,7 @@ async def test_resizing_twice_is_resizing_once(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("streams", [0, 33, -1])
-async def test_a_number_that_no_mask_can_hold_is_refused(driver: QueueDriver, streams: int) -> None:
+async def test_a_number_of_streams_above_the_mask_is_refused(driver: QueueDriver, streams: int) -> None:
     before = await dump(driver.redis)
     with pytest.raises(ValueError, match="1 to 32"):
         await driver.scripts.resize(driver.queue, streams=streams)

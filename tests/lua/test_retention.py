@@ -21,7 +21,7 @@ async def lives_s(driver: QueueDriver, prediction_id: PredictionId) -> dict[str,
     ("asked_s", "data_s", "record_s"),
     [(None, HOUR_S, 7 * DAY_S), (60, 60, 7 * DAY_S), (30 * DAY_S, 30 * DAY_S, 30 * DAY_S)],
 )
-async def test_an_account_keeps_its_data_as_long_as_it_wants(
+async def test_an_account_sets_how_long_its_data_is_kept(
     driver: QueueDriver, asked_s: float | None, data_s: int, record_s: int
 ) -> None:
     prediction_id = await driver.submit(data_ttl_s=asked_s)
@@ -34,7 +34,7 @@ async def test_an_account_keeps_its_data_as_long_as_it_wants(
     }
 
 
-async def test_what_was_kept_for_its_webhook_goes_back_to_that(driver: QueueDriver) -> None:
+async def test_data_kept_for_a_webhook_returns_to_the_accounts_lifetime(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(data_ttl_s=60, webhook="https://example.com", events="completed")
     await driver.finish(await driver.claim_one(), output=b"1")
     assert (await lives_s(driver, prediction_id))["output_data"] > DAY_S

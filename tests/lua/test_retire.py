@@ -24,7 +24,7 @@ async def consumers(driver: QueueDriver) -> set[str]:
     return found
 
 
-async def test_one_that_is_long_silent_is_forgotten_everywhere(driver: QueueDriver) -> None:
+async def test_a_long_silent_director_is_forgotten_everywhere(driver: QueueDriver) -> None:
     for lane in LANES:
         await driver.submit(streams=[5], lane=lane)
     for claim in await driver.claim(3, consumer="gone"):
@@ -38,7 +38,7 @@ async def test_one_that_is_long_silent_is_forgotten_everywhere(driver: QueueDriv
     assert await driver.redis.hkeys(keys.last(driver.queue)) == []
 
 
-async def test_one_that_gave_a_sign_of_life_stays(driver: QueueDriver) -> None:
+async def test_a_director_with_a_recent_heartbeat_stays(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.finish(await driver.claim_one())
     await driver.extend()
@@ -49,7 +49,7 @@ async def test_one_that_gave_a_sign_of_life_stays(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-async def test_one_that_still_has_something_pending_stays_with_it(driver: QueueDriver, lane: str) -> None:
+async def test_a_director_with_pending_entries_stays(driver: QueueDriver, lane: str) -> None:
     await driver.submit(lane=lane, streams=[15])
     claim = await driver.claim_one(consumer="gone")
     await driver.extend(consumer="gone")
@@ -62,7 +62,7 @@ async def test_one_that_still_has_something_pending_stays_with_it(driver: QueueD
     assert (await driver.claim_one()).id == claim.id
 
 
-async def test_in_a_stream_above_a_shrink_it_is_looked_for_too(driver: QueueDriver) -> None:
+async def test_pending_entries_above_a_shrink_keep_a_director_too(driver: QueueDriver) -> None:
     await driver.submit(streams=[15])
     await driver.claim_one(consumer="gone")
     await driver.extend(consumer="gone")
@@ -71,7 +71,7 @@ async def test_in_a_stream_above_a_shrink_it_is_looked_for_too(driver: QueueDriv
     assert await driver.retire() == ""
 
 
-async def test_one_that_holds_something_does_not_keep_another_from_being_forgotten(driver: QueueDriver) -> None:
+async def test_a_director_that_must_stay_does_not_protect_another(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.claim_one(consumer="a")
     await driver.extend(consumer="a")
@@ -81,7 +81,7 @@ async def test_one_that_holds_something_does_not_keep_another_from_being_forgott
     assert await driver.retire() == "b"
 
 
-async def test_it_forgets_one_a_call_and_then_none(driver: QueueDriver) -> None:
+async def test_retire_forgets_one_director_a_call(driver: QueueDriver) -> None:
     for name in ("a", "b"):
         await driver.extend(consumer=name)
         driver.pass_time(1)
@@ -89,7 +89,7 @@ async def test_it_forgets_one_a_call_and_then_none(driver: QueueDriver) -> None:
     assert [await driver.retire() for _ in range(3)] == ["a", "b", ""]
 
 
-async def test_one_that_comes_back_is_known_again(driver: QueueDriver) -> None:
+async def test_a_director_that_returns_is_known_again(driver: QueueDriver) -> None:
     await driver.extend()
     driver.pass_time(HOUR_S)
     assert await driver.retire() == "d1"

@@ -38,7 +38,7 @@ async def rotation(redis: Redis, scripts: Scripts) -> Rotation:
     return Rotation(redis, scripts)
 
 
-async def test_the_new_one_is_the_current_one_and_the_former_one_signs_too_until_its_time_is_over(
+async def test_old_and_new_secrets_both_sign_until_the_old_one_expires(
     rotation: Rotation,
 ) -> None:
     [old] = await rotation.secrets()
@@ -51,7 +51,7 @@ async def test_the_new_one_is_the_current_one_and_the_former_one_signs_too_until
     assert await rotation.secrets() == [new]
 
 
-async def test_one_that_is_over_is_dropped_by_whoever_looks_next(rotation: Rotation, redis: Redis) -> None:
+async def test_the_next_reader_drops_an_expired_secret(rotation: Rotation, redis: Redis) -> None:
     [old] = await rotation.secrets()
     await rotation.rotate()
     rotation.clock.pass_time(DAY_S)
@@ -60,7 +60,7 @@ async def test_one_that_is_over_is_dropped_by_whoever_looks_next(rotation: Rotat
     assert old.encode() not in await redis.hvals(keys.account(ACCOUNT))
 
 
-async def test_several_in_one_day_all_live_their_day(rotation: Rotation) -> None:
+async def test_each_secret_of_one_day_lives_its_full_day(rotation: Rotation) -> None:
     first, *_ = await rotation.secrets()
     second, third = new_secret(), new_secret()
     await rotation.rotate(second)
@@ -71,7 +71,7 @@ async def test_several_in_one_day_all_live_their_day(rotation: Rotation) -> None
     assert await rotation.secrets() == [third, second]
 
 
-async def test_two_at_one_moment_lose_none(rotation: Rotation) -> None:
+async def test_two_rotations_at_one_moment_lose_no_secret(rotation: Rotation) -> None:
     [first] = await rotation.secrets()
     second, third = new_secret(), new_secret()
     await rotation.rotate(second)
@@ -79,7 +79,7 @@ async def test_two_at_one_moment_lose_none(rotation: Rotation) -> None:
     assert set(await rotation.secrets()) == {first, second, third}
 
 
-async def test_there_is_an_end_to_how_many_sign(rotation: Rotation, redis: Redis) -> None:
+async def test_the_number_of_signing_secrets_is_bounded(rotation: Rotation, redis: Redis) -> None:
     for _ in range(MOST_FORMER):
         assert await rotation.rotate() == "rotated"
     before = await dump(redis)
@@ -90,7 +90,7 @@ async def test_there_is_an_end_to_how_many_sign(rotation: Rotation, redis: Redis
     assert len(await rotation.secrets()) == 2
 
 
-async def test_where_none_is_kept_all_former_ones_end_at_once(rotation: Rotation) -> None:
+async def test_a_rotation_that_keeps_none_ends_all_former_secrets(rotation: Rotation) -> None:
     for _ in range(MOST_FORMER):
         await rotation.rotate()
     new = new_secret()
@@ -98,7 +98,7 @@ async def test_where_none_is_kept_all_former_ones_end_at_once(rotation: Rotation
     assert await rotation.secrets() == [new]
 
 
-async def test_a_call_that_is_repeated_rotates_once(rotation: Rotation, redis: Redis) -> None:
+async def test_a_repeated_call_rotates_once(rotation: Rotation, redis: Redis) -> None:
     new = new_secret()
     await rotation.rotate(new)
     before = await dump(redis)
@@ -106,12 +106,12 @@ async def test_a_call_that_is_repeated_rotates_once(rotation: Rotation, redis: R
     assert await dump(redis) == before
 
 
-async def test_an_account_that_is_not_there_is_not_made(rotation: Rotation, redis: Redis) -> None:
+async def test_a_missing_account_is_not_created(rotation: Rotation, redis: Redis) -> None:
     assert await rotation.rotate(account="nobody") == "unknown"
     assert await redis.exists(keys.account("nobody")) == 0
 
 
-async def test_limits_and_secrets_do_not_meet(rotation: Rotation) -> None:
+async def test_limits_and_secrets_do_not_affect_each_other(rotation: Rotation) -> None:
     await rotation.accounts.set_limits(ACCOUNT, {"rate": "2"})
     await rotation.rotate()
     assert (await rotation.accounts.written(ACCOUNT)).limits == {"rate": "2"}

@@ -22,7 +22,7 @@ async def history(driver: QueueDriver) -> list[Sample]:
     return await QueueHistory(driver.redis).of(driver.queue)
 
 
-async def test_it_notes_what_stands_there_and_what_happened(driver: QueueDriver) -> None:
+async def test_a_sample_records_the_state_and_what_happened(driver: QueueDriver) -> None:
     for lane in ("high", "normal", "normal", "low"):
         await driver.submit(lane=lane)
     driver.pass_time(3)
@@ -50,7 +50,7 @@ async def test_it_notes_what_stands_there_and_what_happened(driver: QueueDriver)
     ]
 
 
-async def test_a_sample_tells_what_happened_since_the_one_before(driver: QueueDriver) -> None:
+async def test_a_sample_counts_what_happened_since_the_last_one(driver: QueueDriver) -> None:
     await driver.submit()
     assert await sample(driver)
     for _ in range(3):
@@ -63,7 +63,7 @@ async def test_a_sample_tells_what_happened_since_the_one_before(driver: QueueDr
     assert [each.waiting["normal"] for each in samples] == [1, 3, 5, 7]
 
 
-async def test_two_keepers_note_a_period_once(driver: QueueDriver) -> None:
+async def test_two_keepers_record_a_period_once(driver: QueueDriver) -> None:
     await driver.submit()
     assert await sample(driver)
     before = await dump(driver.redis)
@@ -72,7 +72,7 @@ async def test_two_keepers_note_a_period_once(driver: QueueDriver) -> None:
     assert await dump(driver.redis) == before
 
 
-async def test_a_queue_is_noted_idle_once_and_then_left_alone(driver: QueueDriver) -> None:
+async def test_an_idle_queue_is_sampled_once_and_then_left_alone(driver: QueueDriver) -> None:
     assert not await sample(driver)
     assert await history(driver) == []
     await driver.submit()
@@ -89,7 +89,7 @@ async def test_a_queue_is_noted_idle_once_and_then_left_alone(driver: QueueDrive
     assert await dump(driver.redis) == before
 
 
-async def test_what_came_and_went_between_two_looks_is_told(driver: QueueDriver) -> None:
+async def test_work_that_came_and_went_between_samples_is_counted(driver: QueueDriver) -> None:
     await driver.submit()
     assert await driver.finish(await driver.claim_one())
     assert await sample(driver)
@@ -97,7 +97,7 @@ async def test_what_came_and_went_between_two_looks_is_told(driver: QueueDriver)
     assert (told.accepted["normal"], told.started, told.ended, told.claimed) == (1, 1, 1, 0)
 
 
-async def test_no_more_than_an_hour_is_kept_and_none_for_longer(driver: QueueDriver) -> None:
+async def test_samples_are_bounded_in_number_and_expire(driver: QueueDriver) -> None:
     await driver.submit()
     for _ in range(5):
         assert await sample(driver, most=3)
@@ -106,7 +106,7 @@ async def test_no_more_than_an_hour_is_kept_and_none_for_longer(driver: QueueDri
     assert await driver.lifetime_s(keys.samples(driver.queue)) == 3 * PERIOD_S
 
 
-async def test_counters_that_were_lost_begin_anew(driver: QueueDriver) -> None:
+async def test_lost_counters_start_again(driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
     assert await sample(driver)
@@ -117,7 +117,7 @@ async def test_counters_that_were_lost_begin_anew(driver: QueueDriver) -> None:
     assert [each.accepted["normal"] for each in await history(driver)] == [3, 1]
 
 
-async def test_a_clock_that_went_back_for_long_stops_nothing(driver: QueueDriver) -> None:
+async def test_a_long_clock_step_back_stops_no_sample(driver: QueueDriver) -> None:
     await driver.submit()
     assert await sample(driver)
     driver.pass_time(-3600)
@@ -125,7 +125,7 @@ async def test_a_clock_that_went_back_for_long_stops_nothing(driver: QueueDriver
     assert len(await history(driver)) == 2
 
 
-async def test_it_tells_how_much_waits_past_its_objective(driver: QueueDriver) -> None:
+async def test_a_sample_counts_what_waits_past_its_objective(driver: QueueDriver) -> None:
     await driver.redis.hset(keys.meta(driver.queue), "within:normal", 10_000)
     for _ in range(3):
         await driver.submit()
@@ -139,7 +139,7 @@ async def test_it_tells_how_much_waits_past_its_objective(driver: QueueDriver) -
     assert told.late == {"high": 0, "normal": 2, "low": 0}
 
 
-async def test_late_ones_of_a_lane_without_an_objective_are_nobody_elses(driver: QueueDriver) -> None:
+async def test_late_predictions_of_a_lane_without_objective_count_nowhere_else(driver: QueueDriver) -> None:
     await driver.redis.hset(keys.meta(driver.queue), "within:high", 10_000)
     for _ in range(4):
         await driver.submit(lane="low")
@@ -149,7 +149,7 @@ async def test_late_ones_of_a_lane_without_an_objective_are_nobody_elses(driver:
     assert (await history(driver))[0].late == NONE
 
 
-async def test_it_keeps_how_many_slots_a_director_has_beyond_the_last_one(driver: QueueDriver) -> None:
+async def test_a_sample_keeps_the_slots_a_director_has_beyond_the_last(driver: QueueDriver) -> None:
     for consumer, slots in (("d1", 4), ("d2", 1)):
         await driver.have_slots(slots, consumer=consumer)
     await driver.submit()
@@ -160,7 +160,7 @@ async def test_it_keeps_how_many_slots_a_director_has_beyond_the_last_one(driver
     assert await driver.meta("slots_each") == "2.50"
 
 
-async def test_nobodys_queue_has_no_history(driver: QueueDriver) -> None:
+async def test_an_unknown_queue_has_no_history(driver: QueueDriver) -> None:
     unknown = QueueName(f"{MODEL}:000000000000")
     before = await dump(driver.redis)
     assert not await driver.scripts.sample(unknown, period_s=PERIOD_S, most=MOST)

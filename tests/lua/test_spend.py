@@ -25,13 +25,13 @@ async def reserve(scripts: Scripts, name: PredictionId, asked_s: float) -> bool:
     return (await scripts.reserve("acme", 100, id=name, asked_s=asked_s, now_ms=NOW_MS)).allowed
 
 
-async def test_a_token_that_is_given_back_can_be_taken_again(scripts: Scripts) -> None:
+async def test_a_returned_token_can_be_taken_again(scripts: Scripts) -> None:
     assert [await take(scripts, name) for name in "abc"] == [True, True, False]
     assert await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS) == (True, False)
     assert [await take(scripts, name) for name in "cd"] == [True, False]
 
 
-async def test_a_token_is_given_back_once(scripts: Scripts, redis: Any) -> None:
+async def test_a_token_is_returned_once(scripts: Scripts, redis: Any) -> None:
     for name in "ab":
         await take(scripts, name)
     await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS)
@@ -40,7 +40,7 @@ async def test_a_token_is_given_back_once(scripts: Scripts, redis: Any) -> None:
     assert await dump(redis) == before
 
 
-async def test_what_was_never_taken_is_not_given_back(scripts: Scripts, redis: Any) -> None:
+async def test_a_token_that_was_never_taken_cannot_be_returned(scripts: Scripts, redis: Any) -> None:
     for name in "ab":
         await take(scripts, name)
     assert not await take(scripts, "denied")
@@ -50,13 +50,13 @@ async def test_what_was_never_taken_is_not_given_back(scripts: Scripts, redis: A
     assert await dump(redis) == before
 
 
-async def test_reads_are_not_given_back(scripts: Scripts) -> None:
+async def test_read_tokens_are_not_returned(scripts: Scripts) -> None:
     read = Bucket("read", rate=0.001, burst=1)
     await take(scripts, "a", of=read)
     assert await scripts.spend("acme", token=(read, "a"), now_ms=NOW_MS) == (False, False)
 
 
-async def test_late_a_token_comes_back_without_what_came_meanwhile(scripts: Scripts) -> None:
+async def test_a_late_return_does_not_exceed_the_full_bucket(scripts: Scripts) -> None:
     """Had it never been taken, the bucket would have been full, and what came then would have been lost."""
     one = Bucket("create", rate=1.0, burst=1)
     assert await take(scripts, "a", of=one)
@@ -65,7 +65,7 @@ async def test_late_a_token_comes_back_without_what_came_meanwhile(scripts: Scri
     assert not await take(scripts, "c", of=one, at_ms=1000)
 
 
-async def test_compute_is_put_right_by_what_was_spent(scripts: Scripts, redis: Any) -> None:
+async def test_spent_compute_replaces_the_reservation(scripts: Scripts, redis: Any) -> None:
     await reserve(scripts, P1, 60)
     await reserve(scripts, P2, 40)
     assert await scripts.spend("acme", prediction_id=P1, spent_s=12.5) == (False, True)
@@ -79,14 +79,14 @@ async def test_compute_is_put_right_by_what_was_spent(scripts: Scripts, redis: A
     assert not await reserve(scripts, PredictionId("p4"), 0.001)
 
 
-async def test_compute_may_be_overspent_and_is_then_refused(scripts: Scripts) -> None:
+async def test_compute_can_be_overspent_and_is_then_refused(scripts: Scripts) -> None:
     await reserve(scripts, P1, 60)
     await scripts.spend("acme", prediction_id=P1, spent_s=500)
     denied = await scripts.reserve("acme", 100, id=P2, asked_s=1, now_ms=NOW_MS)
     assert (denied.allowed, denied.remaining) == (False, 0)
 
 
-async def test_compute_is_put_right_once(scripts: Scripts, redis: Any) -> None:
+async def test_a_reservation_is_replaced_once(scripts: Scripts, redis: Any) -> None:
     await reserve(scripts, P1, 60)
     await scripts.spend("acme", prediction_id=P1, spent_s=5)
     before = await dump(redis)
@@ -94,7 +94,7 @@ async def test_compute_is_put_right_once(scripts: Scripts, redis: Any) -> None:
     assert await dump(redis) == before
 
 
-async def test_what_was_spent_counts_for_the_day_and_for_all_days(scripts: Scripts, redis: Any) -> None:
+async def test_spent_compute_counts_for_the_day_and_for_all_days(scripts: Scripts, redis: Any) -> None:
     for name in (P1, P2):
         await scripts.reserve("acme", 100, in_all=200, id=name, asked_s=30, now_ms=NOW_MS)
     for _ in range(2):
@@ -104,7 +104,7 @@ async def test_what_was_spent_counts_for_the_day_and_for_all_days(scripts: Scrip
     assert await redis.hgetall(keys.compute("acme")) == {**totals, b"day": b"20000"}
 
 
-async def test_what_ended_on_another_day_is_put_right_in_all(scripts: Scripts, redis: Any) -> None:
+async def test_compute_of_another_day_is_corrected_in_the_total_only(scripts: Scripts, redis: Any) -> None:
     await scripts.reserve("acme", 100, in_all=200, id=P1, asked_s=30, now_ms=NOW_MS)
     await scripts.reserve("acme", 100, in_all=200, id=P2, asked_s=30, now_ms=NOW_MS + 86_400_000)
     assert await scripts.spend("acme", prediction_id=P1, spent_s=5) == (False, True)
@@ -116,7 +116,7 @@ async def test_what_ended_on_another_day_is_put_right_in_all(scripts: Scripts, r
     assert await redis.hget(keys.compute("acme"), "spent") == b"0"
 
 
-async def test_of_a_create_that_the_queue_refused_both_come_back_in_one_call(scripts: Scripts) -> None:
+async def test_one_call_returns_both_reservations_of_a_refused_create(scripts: Scripts) -> None:
     await take(scripts, "a")
     await reserve(scripts, P1, 100)
     assert await scripts.spend("acme", prediction_id=P1, token=(SLOW, "a"), now_ms=NOW_MS) == (True, True)
@@ -124,7 +124,7 @@ async def test_of_a_create_that_the_queue_refused_both_come_back_in_one_call(scr
     assert [await take(scripts, name) for name in "bcd"] == [True, True, False]
 
 
-async def test_without_a_time_it_asks_the_servers_clock(scripts: Scripts) -> None:
+async def test_spend_uses_the_servers_clock_by_default(scripts: Scripts) -> None:
     one = Bucket("create", rate=0.001, burst=1)
     assert (await scripts.reserve("acme", one, id="a")).allowed
     assert await scripts.spend("acme", token=(one, "a")) == (True, False)

@@ -26,7 +26,7 @@ async def test_each_prediction_is_counted_where_it_is(driver: QueueDriver) -> No
     assert (stats.oldest_ms, stats.directors, stats.streams, stats.read, stats.paused) == (2_000, 1, 16, 16, False)
 
 
-async def test_an_idle_queue_is_all_noughts(driver: QueueDriver) -> None:
+async def test_an_idle_queue_is_all_zeros(driver: QueueDriver) -> None:
     stats = await driver.scripts.stats(driver.queue)
     assert (stats.waiting, stats.claimed, stats.live, stats.oldest_ms, stats.directors) == (0, 0, 0, 0, 0)
 
@@ -46,7 +46,7 @@ async def test_counters_are_numbers(driver: QueueDriver) -> None:
     assert tally == {"accepted:normal": 1, "started": 1, "waited_ms": 0, "cold": 1}
 
 
-async def test_a_silent_director_is_counted_as_long_as_whoever_waits_is_told_to_count_on_it(
+async def test_a_silent_director_counts_while_outlooks_still_rely_on_it(
     driver: QueueDriver,
 ) -> None:
     await driver.have_slots(1)
@@ -57,7 +57,7 @@ async def test_a_silent_director_is_counted_as_long_as_whoever_waits_is_told_to_
     assert ((await driver.stats()).directors, (await driver.outlook(waiting)).reason) == (0, "no_director")
 
 
-async def test_a_paused_queue_says_so(driver: QueueDriver) -> None:
+async def test_stats_report_a_paused_queue(driver: QueueDriver) -> None:
     await driver.pause()
     assert (await driver.scripts.stats(driver.queue)).paused
 
@@ -69,7 +69,7 @@ async def test_upper_streams_are_counted_after_a_shrink(driver: QueueDriver) -> 
     assert (stats.waiting, stats.streams, stats.read) == (1, 2, 10)
 
 
-async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+async def test_stats_change_nothing(driver: QueueDriver) -> None:
     await driver.submit()
     before = await dump(driver.redis)
     await driver.scripts.stats(driver.queue)

@@ -22,7 +22,7 @@ def kinds(found: Known) -> list[str]:
     return [event.kind for event in found.events]
 
 
-async def test_what_waits_has_its_outlook_and_the_attempts_that_it_may_have(driver: QueueDriver) -> None:
+async def test_a_waiting_prediction_has_its_outlook_and_its_allowed_attempts(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     found = await known(driver, prediction_id)
     assert (found.now, found.record, kinds(found)) == (driver.now_ms, await driver.record(prediction_id), ["created"])
@@ -31,20 +31,20 @@ async def test_what_waits_has_its_outlook_and_the_attempts_that_it_may_have(driv
     assert (found.due, found.lease, found.owed, found.is_dead) == (None, None, None, False)
 
 
-async def test_what_it_was_told_is_kept(driver: QueueDriver) -> None:
+async def test_the_story_keeps_the_position_given_at_acceptance(driver: QueueDriver) -> None:
     await driver.submit()
     found = await known(driver, await driver.submit(account="other"))
     assert found.record.place == "1 1"
 
 
-async def test_what_is_held_has_a_lease_and_no_outlook(driver: QueueDriver) -> None:
+async def test_a_claimed_prediction_has_a_lease_and_no_outlook(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one(lease_s=15)
     found = await known(driver, claim.id)
     assert (found.lease, found.outlook) == (driver.now_ms + 15_000, None)
 
 
-async def test_what_backs_off_has_the_moment_of_its_next_attempt(driver: QueueDriver) -> None:
+async def test_a_backoff_shows_the_time_of_the_next_attempt(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     driver.pass_time(2)
@@ -55,7 +55,7 @@ async def test_what_backs_off_has_the_moment_of_its_next_attempt(driver: QueueDr
     assert found.events[-1].data.decode().split() == ["broken", "d1", str(driver.now_ms - 2_000)]
 
 
-async def test_what_its_caller_is_owed_has_the_moment_of_the_next_attempt(driver: QueueDriver) -> None:
+async def test_an_owed_webhook_shows_the_time_of_its_next_attempt(driver: QueueDriver) -> None:
     await driver.submit(webhook="https://receiver.example", events="completed")
     await driver.finish(claim := await driver.claim_one(), grace_s=45)
     assert (await known(driver, claim.id)).owed == driver.now_ms + 45_000
@@ -63,11 +63,11 @@ async def test_what_its_caller_is_owed_has_the_moment_of_the_next_attempt(driver
     assert (await known(driver, claim.id)).owed is None
 
 
-async def test_a_dead_letter_says_so(driver: QueueDriver) -> None:
+async def test_a_dead_letter_is_shown_as_one(driver: QueueDriver) -> None:
     assert (await known(driver, await driver.die())).is_dead
 
 
-async def test_of_a_long_run_all_is_told_but_its_bulk(driver: QueueDriver) -> None:
+async def test_the_story_of_a_long_run_omits_only_its_bulk(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     bulk = [("output", b'"piece"'), ("logs", b'"line"')] * 600
@@ -80,9 +80,7 @@ async def test_of_a_long_run_all_is_told_but_its_bulk(driver: QueueDriver) -> No
 
 
 @pytest.mark.parametrize("events", [497, 498, 499, 996, 997, 998])
-async def test_of_as_many_events_as_are_looked_at_none_is_missed_or_told_twice(
-    driver: QueueDriver, events: int
-) -> None:
+async def test_events_within_the_limit_are_neither_missed_nor_repeated(driver: QueueDriver, events: int) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     seq = await driver.begin(claim, *[("note", b"")] * events)
@@ -90,14 +88,14 @@ async def test_of_as_many_events_as_are_looked_at_none_is_missed_or_told_twice(
     assert places == list(range(1, seq + 1))
 
 
-async def test_of_more_events_the_first_and_the_last_are_told(driver: QueueDriver) -> None:
+async def test_the_first_and_the_last_of_too_many_events_are_shown(driver: QueueDriver) -> None:
     await driver.submit()
     seq = await driver.begin(claim := await driver.claim_one(), *[("note", b"")] * 1_500)
     places = [event.seq for event in (await known(driver, claim.id)).events]
     assert places == [*range(1, 501), *range(seq - 499, seq + 1)]
 
 
-async def test_once_its_events_are_gone_the_record_is_still_told(driver: QueueDriver) -> None:
+async def test_the_record_is_shown_after_its_events_are_gone(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.finish(claim := await driver.claim_one())
     await driver.redis.delete(keys.events(claim.id))
@@ -105,18 +103,18 @@ async def test_once_its_events_are_gone_the_record_is_still_told(driver: QueueDr
     assert (found.record.status, found.events) == ("succeeded", ())
 
 
-async def test_what_nobody_made_is_none(driver: QueueDriver) -> None:
+async def test_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
     assert await driver.scripts.story(driver.new_id()) is None
 
 
-async def test_looking_changes_nothing(driver: QueueDriver) -> None:
+async def test_the_story_changes_nothing(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     before = await dump(driver.redis)
     await driver.scripts.story(prediction_id)
     assert await dump(driver.redis) == before
 
 
-async def test_a_life_with_many_directors_is_told_as_it_was(driver: QueueDriver) -> None:
+async def test_a_life_with_many_directors_is_shown_as_it_was(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     driver.pass_time(3)
     await driver.release(await driver.claim_one(consumer="full"), code="server_full")
@@ -143,7 +141,7 @@ async def test_a_life_with_many_directors_is_told_as_it_was(driver: QueueDriver)
     assert (story.ended.total_s, story.ended.ran_s) == (24.0, 4.0)
 
 
-async def test_a_cancel_that_the_lost_directors_lease_ends_is_told_as_its_end(driver: QueueDriver) -> None:
+async def test_a_cancel_completed_by_an_expired_lease_is_shown_as_the_end(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.claim_one(lease_s=15)
     await driver.cancel(prediction_id)
@@ -154,7 +152,7 @@ async def test_a_cancel_that_the_lost_directors_lease_ends_is_told_as_its_end(dr
     assert (held.director, held.held_s, held.how) == ("d1", 15.0, "canceled")
 
 
-async def test_what_is_revived_is_told_from_there(driver: QueueDriver) -> None:
+async def test_a_revived_prediction_is_shown_from_its_revival(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     assert tell(await known(driver, prediction_id)).next[-1].what == "dead_letter"
     driver.pass_time(60)

@@ -16,7 +16,7 @@ NOW = 1_800_000_000_000
 LATER = NOW + 1000
 
 
-async def test_what_comes_is_counted_what_grows_anew_and_what_goes_no_more(scripts: Scripts, redis: Redis) -> None:
+async def test_new_bytes_count_and_changes_replace_and_removals_subtract(scripts: Scripts, redis: Redis) -> None:
     async def stow(name: str, size: int) -> int:
         return (await scripts.stow(ACCOUNT, name, size, until_ms=LATER, now_ms=NOW)).total
 
@@ -25,7 +25,7 @@ async def test_what_comes_is_counted_what_grows_anew_and_what_goes_no_more(scrip
     assert await redis.exists(keys.stored(ACCOUNT), keys.stored_until(ACCOUNT)) == 0
 
 
-async def test_what_has_no_room_changes_nothing_and_less_is_always_taken(scripts: Scripts, redis: Redis) -> None:
+async def test_a_refused_size_changes_nothing_and_a_smaller_one_always_fits(scripts: Scripts, redis: Redis) -> None:
     await scripts.stow(ACCOUNT, "a", 6, most=10, until_ms=LATER, now_ms=NOW)
     before = await dump(redis)
     assert await scripts.stow(ACCOUNT, "b", 5, most=10, until_ms=LATER, now_ms=NOW) == Stowed(fits=False, total=6)
@@ -36,7 +36,7 @@ async def test_what_has_no_room_changes_nothing_and_less_is_always_taken(scripts
     assert lowered == Stowed(fits=True, total=9)
 
 
-async def test_what_is_over_makes_room_however_much_that_is(scripts: Scripts) -> None:
+async def test_expired_files_make_room_whatever_their_number(scripts: Scripts) -> None:
     for number in range(250):
         await scripts.stow(ACCOUNT, f"f{number}", 1, most=250, until_ms=LATER, now_ms=NOW)
     assert not (await scripts.stow(ACCOUNT, "big", 250, most=250, until_ms=LATER, now_ms=NOW)).fits
@@ -44,12 +44,12 @@ async def test_what_is_over_makes_room_however_much_that_is(scripts: Scripts) ->
     assert await scripts.stow(ACCOUNT, "big", 250, most=250, until_ms=after + 9, now_ms=after) == Stowed(True, 250)
 
 
-async def test_one_that_was_over_and_comes_again_counts_once(scripts: Scripts) -> None:
+async def test_an_expired_file_that_returns_counts_once(scripts: Scripts) -> None:
     await scripts.stow(ACCOUNT, "a", 5, until_ms=LATER, now_ms=NOW)
     assert (await scripts.stow(ACCOUNT, "a", 5, until_ms=LATER + 9, now_ms=LATER + 1)).total == 5
 
 
-async def test_all_of_it_is_forgotten_when_the_last_is_over(scripts: Scripts, redis: Redis) -> None:
+async def test_all_counts_expire_with_the_last_file(scripts: Scripts, redis: Redis) -> None:
     await scripts.stow(ACCOUNT, "a", 5, until_ms=LATER + 7, now_ms=NOW)
     await scripts.stow(ACCOUNT, "b", 5, until_ms=LATER, now_ms=NOW)
     for key in (keys.stored(ACCOUNT), keys.stored_until(ACCOUNT)):
@@ -71,7 +71,7 @@ STEPS = st.lists(
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-async def test_the_total_is_the_sum_of_what_there_is(
+async def test_the_total_is_the_sum_of_the_live_files(
     scripts: Scripts, redis: Redis, steps: list[tuple[str, int, int, int]]
 ) -> None:
     await redis.flushall()

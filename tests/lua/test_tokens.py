@@ -40,7 +40,7 @@ async def snapshot(driver: QueueDriver) -> dict[str, object]:
     return rest | {name.decode(): value for name, value in meta.items() if name not in RECOUNTED}
 
 
-async def test_a_lost_claim_writes_nothing_while_another_director_holds_it(driver: QueueDriver) -> None:
+async def test_a_stale_token_writes_nothing_while_another_director_holds_the_claim(driver: QueueDriver) -> None:
     await driver.submit()
     lost = await driver.claim_one(consumer="d1")
     driver.pass_time(15)
@@ -51,7 +51,7 @@ async def test_a_lost_claim_writes_nothing_while_another_director_holds_it(drive
     assert await snapshot(driver) == before
 
 
-async def test_a_lost_claim_writes_nothing_while_the_prediction_waits(driver: QueueDriver) -> None:
+async def test_a_stale_token_writes_nothing_while_the_prediction_waits(driver: QueueDriver) -> None:
     await driver.submit()
     lost = await driver.claim_one()
     driver.pass_time(15)
@@ -61,7 +61,7 @@ async def test_a_lost_claim_writes_nothing_while_the_prediction_waits(driver: Qu
     assert await snapshot(driver) == before
 
 
-async def test_a_lost_claim_writes_nothing_once_another_director_finished(driver: QueueDriver) -> None:
+async def test_a_stale_token_writes_nothing_after_another_director_finished(driver: QueueDriver) -> None:
     await driver.submit()
     lost = await driver.claim_one(consumer="d1")
     driver.pass_time(15)
@@ -73,7 +73,7 @@ async def test_a_lost_claim_writes_nothing_once_another_director_finished(driver
 
 
 @pytest.mark.parametrize("stage", ["waiting", "claimed", "canceled"])
-async def test_no_token_is_no_claim(driver: QueueDriver, stage: str) -> None:
+async def test_an_empty_token_is_no_claim(driver: QueueDriver, stage: str) -> None:
     prediction_id = await driver.submit()
     if stage == "claimed":
         await driver.claim_one()
@@ -84,7 +84,7 @@ async def test_no_token_is_no_claim(driver: QueueDriver, stage: str) -> None:
     assert await snapshot(driver) == before
 
 
-async def test_a_prediction_nobody_made_has_no_holder(driver: QueueDriver) -> None:
+async def test_an_unknown_prediction_has_no_holder(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim)

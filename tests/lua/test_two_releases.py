@@ -89,7 +89,7 @@ STORIES = (runs_and_succeeds, loses_its_director, dies_and_is_revived, waits_unt
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-async def test_each_step_may_be_the_other_release_s(drivers: Drivers, story: Any) -> None:
+async def test_either_release_can_carry_out_each_step(drivers: Drivers, story: Any) -> None:
     for mixture in product(WHO, repeat=3):
         named = [drivers[who] for who in mixture]
         latest = max(driver.now_ms for driver in drivers.values())

@@ -24,13 +24,13 @@ async def refused(driver: QueueDriver) -> str:
     return answer
 
 
-async def test_what_was_never_used_leaves_nothing(driver: QueueDriver) -> None:
+async def test_an_unused_queue_leaves_nothing(driver: QueueDriver) -> None:
     assert await unregister(driver) == "done"
     assert [name for name in await dump(driver.redis) if ":q:" in name] == []
     assert await unregister(driver) == "done"
 
 
-async def test_streams_that_a_resize_left_behind_go_with_the_queue(driver: QueueDriver) -> None:
+async def test_upper_streams_left_by_a_resize_are_removed_with_the_queue(driver: QueueDriver) -> None:
     for number in range(16):
         await driver.submit(streams=[number])
     for claim in await driver.claim_all():
@@ -40,19 +40,19 @@ async def test_streams_that_a_resize_left_behind_go_with_the_queue(driver: Queue
     assert [name for name in await dump(driver.redis) if ":q:" in name] == []
 
 
-async def test_entry_above_the_streams_that_are_read_keeps_the_queue(driver: QueueDriver) -> None:
+async def test_an_entry_above_the_read_streams_keeps_the_queue(driver: QueueDriver) -> None:
     await driver.redis.xadd(keys.stream(driver.queue, "low", 31), {"id": "lost"})
     assert await refused(driver) == "live"
     await driver.redis.delete(keys.stream(driver.queue, "low", 31))
 
 
-async def test_who_only_asks_changes_nothing(driver: QueueDriver) -> None:
+async def test_a_dry_run_changes_nothing(driver: QueueDriver) -> None:
     before = await dump(driver.redis)
     assert await driver.scripts.unregister(driver.queue, only_asks=True, now_ms=driver.now_ms) == "done"
     assert await dump(driver.redis) == before
 
 
-async def test_what_has_ended_keeps_its_record_and_leaves_nothing_of_the_queue(driver: QueueDriver) -> None:
+async def test_terminal_predictions_keep_their_records_and_leave_no_queue_keys(driver: QueueDriver) -> None:
     first, second = await driver.submit(), await driver.submit(lane="low")
     for claim in await driver.claim(2):
         await driver.begin(claim)
@@ -67,12 +67,12 @@ async def test_what_has_ended_keeps_its_record_and_leaves_nothing_of_the_queue(d
         assert stored.record.status == "succeeded"
 
 
-async def test_what_waits_keeps_the_queue(driver: QueueDriver) -> None:
+async def test_a_waiting_prediction_keeps_the_queue(driver: QueueDriver) -> None:
     await driver.submit()
     assert await refused(driver) == "live"
 
 
-async def test_what_runs_keeps_the_queue(driver: QueueDriver) -> None:
+async def test_a_running_prediction_keeps_the_queue(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.begin(await driver.claim_one())
     assert await refused(driver) == "live"
@@ -84,7 +84,7 @@ async def test_a_retry_that_is_not_due_keeps_the_queue(driver: QueueDriver) -> N
     assert await refused(driver) == "live"
 
 
-async def test_an_entry_that_no_index_knows_keeps_the_queue(driver: QueueDriver) -> None:
+async def test_an_entry_missing_from_every_index_keeps_the_queue(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.redis.delete(keys.live(driver.queue))
     assert await refused(driver) == "live"
@@ -99,7 +99,7 @@ async def test_a_dead_letter_keeps_the_queue(driver: QueueDriver) -> None:
     assert await refused(driver) == "dead"
 
 
-async def test_a_director_that_is_alive_keeps_the_queue(driver: QueueDriver) -> None:
+async def test_a_live_director_keeps_the_queue(driver: QueueDriver) -> None:
     await driver.extend(consumer="d1")
     driver.pass_time(LONG_S - 2)
     assert await refused(driver) == "served"
@@ -107,7 +107,7 @@ async def test_a_director_that_is_alive_keeps_the_queue(driver: QueueDriver) -> 
     assert await unregister(driver) == "done"
 
 
-async def test_nothing_is_accepted_in_a_queue_that_is_forgotten(driver: QueueDriver) -> None:
+async def test_a_forgotten_queue_accepts_nothing(driver: QueueDriver) -> None:
     await unregister(driver)
     with pytest.raises(UnknownQueue):
         await driver.submit()

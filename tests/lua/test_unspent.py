@@ -53,13 +53,13 @@ async def stopped_before_it_began(driver: QueueDriver) -> PredictionId:
 
 
 @pytest.mark.parametrize("end", [canceled, too_late, past_its_deadline, without_its_input, stopped_before_it_began])
-async def test_what_ended_without_a_run_is_noted_with_nothing(
+async def test_an_end_without_a_run_is_noted_as_zero(
     driver: QueueDriver, end: Callable[[QueueDriver], Awaitable[PredictionId]]
 ) -> None:
     assert await noted(driver, await end(driver)) == 0
 
 
-async def test_a_run_is_noted_with_what_it_took(driver: QueueDriver) -> None:
+async def test_a_run_is_noted_with_its_duration(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(metered=True)
     claim = await driver.claim_one()
     driver.pass_time(2)
@@ -70,13 +70,13 @@ async def test_a_run_is_noted_with_what_it_took(driver: QueueDriver) -> None:
     assert await noted(driver, prediction_id) == 4000
 
 
-async def test_a_run_that_ended_before_its_start_was_written_is_noted_too(driver: QueueDriver) -> None:
+async def test_a_run_that_ended_before_its_recorded_start_is_noted(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(metered=True)
     assert await driver.finish(await driver.claim_one(), ran_ms=7)
     assert await noted(driver, prediction_id) == 7
 
 
-async def test_runs_that_were_given_back_and_lost_count_the_lost_one_to_the_end_of_its_lease(
+async def test_a_lost_run_counts_until_its_lease_ends(
     driver: QueueDriver,
 ) -> None:
     prediction_id = await driver.submit(metered=True)
@@ -98,7 +98,7 @@ async def test_runs_that_were_given_back_and_lost_count_the_lost_one_to_the_end_
     assert await noted(driver, prediction_id) == 5000 + 14_000 + 2000
 
 
-async def test_a_dead_letter_is_noted_with_all_its_runs_and_what_a_revived_one_takes_is_not(
+async def test_a_dead_letter_counts_all_its_runs_and_none_after_revival(
     driver: QueueDriver,
 ) -> None:
     prediction_id = await driver.submit(metered=True)
@@ -116,7 +116,7 @@ async def test_a_dead_letter_is_noted_with_all_its_runs_and_what_a_revived_one_t
     assert await noted(driver, prediction_id) == 6000
 
 
-async def test_what_had_nothing_reserved_is_not_noted(driver: QueueDriver) -> None:
+async def test_a_prediction_without_a_reservation_is_not_noted(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     claim = await driver.claim_one()
     await driver.begin(claim)

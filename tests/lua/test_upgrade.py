@@ -81,7 +81,7 @@ async def all_is_even(driver: QueueDriver) -> None:
     assert [claim.id for claim in await driver.claim(5)] == ids
 
 
-async def test_it_is_claimed_and_finished(driver: QueueDriver) -> None:
+async def test_a_former_record_is_claimed_and_finished(driver: QueueDriver) -> None:
     ids = [await former(driver) for _ in range(3)]
     claims = await driver.claim(5)
     assert [claim.id for claim in claims] == ids
@@ -92,7 +92,7 @@ async def test_it_is_claimed_and_finished(driver: QueueDriver) -> None:
     await all_is_even(driver)
 
 
-async def test_it_is_served_beside_what_comes_now(driver: QueueDriver) -> None:
+async def test_a_former_record_is_served_beside_new_ones(driver: QueueDriver) -> None:
     before = [await former(driver) for _ in range(3)]
     after = [await driver.submit(streams=[3]) for _ in range(3)]
     claims = await driver.claim_all()
@@ -129,9 +129,7 @@ async def its_lease_is_lost(driver: QueueDriver, claim: Claim) -> None:
 @pytest.mark.parametrize(
     "come_back", [it_is_given_back, it_is_retried, its_director_is_lost, its_lease_is_lost], ids=lambda f: f.__name__
 )
-async def test_a_claim_of_the_former_release_comes_back_and_is_run(
-    driver: QueueDriver, come_back: Return, crowded: bool
-) -> None:
+async def test_a_former_claim_comes_back_and_runs(driver: QueueDriver, come_back: Return, crowded: bool) -> None:
     claim = await former_claim(driver)
     others = [await driver.submit() for _ in range(4 * crowded)]
     await come_back(driver, claim)
@@ -142,19 +140,19 @@ async def test_a_claim_of_the_former_release_comes_back_and_is_run(
     await all_is_even(driver)
 
 
-async def test_a_claim_of_the_former_release_is_extended_and_finished(driver: QueueDriver) -> None:
+async def test_a_former_claim_is_extended_and_finished(driver: QueueDriver) -> None:
     claim = await former_claim(driver)
     assert await driver.extend(claim, consumer="former") == ["held"]
     await driver.run(claim, 1)
     await all_is_even(driver)
 
 
-async def test_it_is_canceled(driver: QueueDriver) -> None:
+async def test_a_former_record_can_be_canceled(driver: QueueDriver) -> None:
     assert await driver.cancel(await former(driver)) == "canceled"
     await all_is_even(driver)
 
 
-async def test_it_expires(driver: QueueDriver) -> None:
+async def test_a_former_record_expires(driver: QueueDriver) -> None:
     prediction_id = await former(driver, deadline=driver.now_ms + 1000, late="aborted")
     driver.pass_time(1)
     assert await driver.expire() == (1, 0)
@@ -162,7 +160,7 @@ async def test_it_expires(driver: QueueDriver) -> None:
     await all_is_even(driver)
 
 
-async def test_it_is_told_how_it_stands_and_what_is_known_of_it(driver: QueueDriver) -> None:
+async def test_a_former_record_has_an_outlook_and_is_counted(driver: QueueDriver) -> None:
     ids = [await former(driver) for _ in range(2)]
     outlook = await driver.outlook(ids[1])
     assert (outlook.ahead, outlook.reason) == (1, "no_director")
@@ -171,7 +169,7 @@ async def test_it_is_told_how_it_stands_and_what_is_known_of_it(driver: QueueDri
     assert (stats.mode, stats.breaker, stats.slots, stats.tally) == ("absorb", "", 0, {})
 
 
-async def test_it_dies_and_is_revived(driver: QueueDriver) -> None:
+async def test_a_former_record_dies_and_is_revived(driver: QueueDriver) -> None:
     prediction_id = await former(driver)
     for _ in range(3):
         became = await driver.release(await driver.claim_one(), spent=True, error="It broke.", code="broken")
@@ -190,7 +188,7 @@ async def lose_the_mask(driver: QueueDriver, _: PredictionId) -> None:
 
 
 @pytest.mark.parametrize(("harm", "repair"), [(lose_its_entry, "placed"), (lose_the_mask, "offered")])
-async def test_it_is_reconciled(
+async def test_a_former_record_is_reconciled(
     driver: QueueDriver, harm: Callable[[QueueDriver, PredictionId], Awaitable[None]], repair: Repair
 ) -> None:
     prediction_id = await former(driver)
@@ -201,7 +199,7 @@ async def test_it_is_reconciled(
     await all_is_even(driver)
 
 
-async def test_limits_hold_for_what_is_counted_from_now_on(driver: QueueDriver) -> None:
+async def test_limits_apply_to_what_is_counted_from_now_on(driver: QueueDriver) -> None:
     ids = []
     for _ in range(3):
         ids.append(await former(driver))
@@ -215,7 +213,7 @@ async def test_limits_hold_for_what_is_counted_from_now_on(driver: QueueDriver) 
     assert served == ids
 
 
-async def test_once_a_director_of_this_release_has_come_its_policy_counts(driver: QueueDriver) -> None:
+async def test_the_policy_of_the_first_new_director_applies(driver: QueueDriver) -> None:
     claim = await former_claim(driver)
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=2, lifetime_s=60))
     late = await driver.submit()
@@ -223,7 +221,7 @@ async def test_once_a_director_of_this_release_has_come_its_policy_counts(driver
     assert (await driver.record(claim.id)).deadline is None
 
 
-async def test_what_a_later_release_adds_is_left_alone(driver: QueueDriver) -> None:
+async def test_fields_of_a_later_release_are_left_alone(driver: QueueDriver) -> None:
     """Fields of the record, an entry and the queue that nobody here knows."""
     prediction_id = driver.new_id()
     mid = await driver.redis.xadd(

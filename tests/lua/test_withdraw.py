@@ -22,22 +22,20 @@ async def said(redis: Redis, *fields: str) -> list[str | None]:
     return [None if value is None else value.decode() for value in await redis.hmget(keys.model(MODEL), list(fields))]
 
 
-async def test_it_is_taken_away_and_a_second_time_is_as_good(scripts: Scripts, redis: Redis) -> None:
+async def test_a_model_without_a_version_is_removed_once(scripts: Scripts, redis: Redis) -> None:
     await scripts.amend(MODEL, "make", said={"created": "1"}, nonce="n")
     for _ in range(2):
         assert await scripts.withdraw(MODEL, "model") == "done"
         assert await dump(redis) == {}
 
 
-async def test_one_that_has_a_version_is_not_taken_away(scripts: Scripts, redis: Redis, model: None) -> None:
+async def test_a_model_with_a_version_is_not_removed(scripts: Scripts, redis: Redis, model: None) -> None:
     before = await dump(redis)
     assert await scripts.withdraw(MODEL, "model") == "versions"
     assert await dump(redis) == before
 
 
-async def test_runs_of_a_version_are_added_once_however_often_it_is_told(
-    scripts: Scripts, redis: Redis, model: None
-) -> None:
+async def test_runs_of_a_removed_version_are_added_once(scripts: Scripts, redis: Redis, model: None) -> None:
     for runs in (7, 7, 0):  # the last one is of a deletion that is done again: its queue is gone by then
         await scripts.withdraw(MODEL, "going", version=OLD, runs=runs)
     for _ in range(2):
@@ -45,7 +43,7 @@ async def test_runs_of_a_version_are_added_once_however_often_it_is_told(
     assert await said(redis, "former_runs", "latest", f"going:{OLD}") == ["10", NEW, None]
 
 
-async def test_two_that_go_at_once_are_both_counted(scripts: Scripts, redis: Redis, model: None) -> None:
+async def test_two_versions_removed_together_are_both_counted(scripts: Scripts, redis: Redis, model: None) -> None:
     await scripts.withdraw(MODEL, "going", version=OLD, runs=7)
     await scripts.withdraw(MODEL, "going", version=NEW, runs=20)
     await scripts.withdraw(MODEL, "gone", version=OLD)
@@ -53,9 +51,7 @@ async def test_two_that_go_at_once_are_both_counted(scripts: Scripts, redis: Red
     assert await said(redis, "former_runs", "latest") == ["30", ""]
 
 
-async def test_another_one_is_the_latest_only_where_the_one_that_went_was(
-    scripts: Scripts, redis: Redis, model: None
-) -> None:
+async def test_the_latest_version_changes_only_when_it_is_removed(scripts: Scripts, redis: Redis, model: None) -> None:
     await scripts.withdraw(MODEL, "gone", version="c" * 64, latest=OLD)
     assert await said(redis, "latest") == [NEW]
     for _ in range(2):
@@ -63,7 +59,7 @@ async def test_another_one_is_the_latest_only_where_the_one_that_went_was(
         assert await said(redis, "latest") == [OLD]
 
 
-async def test_a_model_that_is_gone_stays_gone(scripts: Scripts, redis: Redis) -> None:
+async def test_a_removed_model_stays_removed(scripts: Scripts, redis: Redis) -> None:
     await scripts.withdraw(MODEL, "going", version=OLD, runs=1)
     await scripts.withdraw(MODEL, "gone", version=OLD, latest=NEW)
     assert await dump(redis) == {}

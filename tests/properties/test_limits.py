@@ -69,7 +69,7 @@ async def emptied(server: Started) -> AsyncIterator[tuple[Scripts, Accounts]]:
     steps=[("ask", "a", 0), ("ask", "b", 1000), ("give back", "a", 0), ("ask", "c", 0)],
 )
 @given(bucket=BUCKETS, steps=STEPS)
-def test_a_bucket_answers_as_the_model_and_lets_no_more_through_than_it_says(
+def test_a_bucket_answers_as_its_model_and_never_exceeds_its_limit(
     server: Started, runner: asyncio.Runner, bucket: Bucket, steps: list[Step]
 ) -> None:
     async def walk() -> None:
@@ -130,7 +130,7 @@ def test_compute_of_a_day_is_never_reserved_beyond_its_limit(
     limits=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     steps=COMPUTE_STEPS,
 )
-def test_credit_is_never_reserved_beyond_its_limit_whatever_the_day_and_however_often_it_is_raised(
+def test_credit_is_never_reserved_beyond_its_limit_on_any_day(
     server: Started, runner: asyncio.Runner, of_day: int | None, limits: list[int], steps: list[ComputeStep]
 ) -> None:
     async def walk() -> None:
@@ -192,7 +192,7 @@ async def at_once(server: Started, ask: Callable[[Scripts, str], Awaitable[bool]
     return told
 
 
-def test_of_32_callers_at_once_a_bucket_lets_exactly_its_burst_through(server: Started, runner: asyncio.Runner) -> None:
+def test_a_bucket_allows_exactly_its_burst_to_32_concurrent_callers(server: Started, runner: asyncio.Runner) -> None:
     bucket = Bucket("create", rate=10.0, burst=100)
 
     async def ask(scripts: Scripts, name: str) -> bool:
@@ -205,7 +205,7 @@ def test_of_32_callers_at_once_a_bucket_lets_exactly_its_burst_through(server: S
     assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
 
 
-def test_of_32_callers_at_once_compute_is_reserved_to_the_last_second_and_no_further(
+def test_compute_is_reserved_to_the_last_second_by_32_concurrent_callers(
     server: Started, runner: asyncio.Runner
 ) -> None:
     async def ask(scripts: Scripts, name: str) -> bool:
@@ -215,7 +215,7 @@ def test_of_32_callers_at_once_compute_is_reserved_to_the_last_second_and_no_fur
     assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
 
 
-def test_of_32_callers_at_once_credit_is_reserved_to_the_last_second_and_no_further(
+def test_credit_is_reserved_to_the_last_second_by_32_concurrent_callers(
     server: Started, runner: asyncio.Runner
 ) -> None:
     async def ask(scripts: Scripts, name: str) -> bool:
@@ -225,9 +225,7 @@ def test_of_32_callers_at_once_credit_is_reserved_to_the_last_second_and_no_furt
     assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
 
 
-def test_what_was_given_back_under_way_can_be_had_again_and_nothing_more(
-    server: Started, runner: asyncio.Runner
-) -> None:
+def test_concurrently_returned_tokens_can_be_taken_again_and_no_more(server: Started, runner: asyncio.Runner) -> None:
     bucket = Bucket("create", rate=10.0, burst=100)
 
     async def ask(scripts: Scripts, name: str) -> bool:

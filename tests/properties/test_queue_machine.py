@@ -69,12 +69,12 @@ def scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return bound
 
 
-def test_any_order_of_anything_loses_doubles_and_strands_nothing(own_server: Mortal, scan: int) -> None:
+def test_no_order_of_steps_loses_doubles_or_strands_a_prediction(own_server: Mortal, scan: int) -> None:
     run_state_machine_as_test(lambda: QueueMachine(own_server, scan=scan), settings=BOUNDED)
 
 
 @pytest.mark.heavy
-def test_any_order_of_anything_at_length(own_server: Mortal, scan: int) -> None:
+def test_no_long_order_of_steps_loses_doubles_or_strands_a_prediction(own_server: Mortal, scan: int) -> None:
     """Another walk each time."""
     longer = settings(BOUNDED, max_examples=200, stateful_step_count=80, derandomize=False, print_blob=True)
     run_state_machine_as_test(lambda: QueueMachine(own_server, scan=scan), settings=longer)
@@ -181,7 +181,7 @@ QUICK = (
 @pytest.mark.parametrize(
     "fault", [*QUICK, *(pytest.param(name, marks=pytest.mark.heavy) for name in FAULTS if name not in QUICK)]
 )
-def test_it_bites(own_server: Mortal, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_the_model_finds_each_seeded_fault(own_server: Mortal, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     wanted, instead, script, scan = FAULTS[fault]
     edit(monkeypatch, wanted, instead, script=script)
     if scan == FEW:

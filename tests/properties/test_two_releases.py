@@ -77,9 +77,7 @@ class MixedMachine(QueueMachine):
         await super()._close()
 
 
-def test_any_order_of_anything_by_either_release_loses_doubles_and_strands_nothing(
-    own_server: RedisServer, former: Release
-) -> None:
+def test_no_mixture_of_releases_loses_doubles_or_strands_a_prediction(own_server: RedisServer, former: Release) -> None:
     ours, theirs = Counter[str](), Counter[str]()
 
     class Counted(MixedMachine):
@@ -95,7 +93,7 @@ def test_any_order_of_anything_by_either_release_loses_doubles_and_strands_nothi
 
 
 @pytest.mark.anyio
-async def test_former_release_has_the_calls_that_are_pinned(former: Release, server: RedisServer) -> None:
+async def test_the_former_release_has_the_pinned_calls(former: Release, server: RedisServer) -> None:
     theirs = FormerScripts(former, server.url)
     found = {name: tuple(signature(getattr(theirs.scripts, name)).parameters) for name in CALLS}
     await theirs.aclose()
