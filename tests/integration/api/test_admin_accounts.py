@@ -45,7 +45,7 @@ async def made(admin: httpx.AsyncClient, name: str = "umbrella", **token: Any) -
     return str(answer.json()["token"])
 
 
-async def test_an_account_is_made_once_and_shown_with_its_limits(admin: httpx.AsyncClient) -> None:
+async def test_account_is_created_once_and_shown_with_its_limits(admin: httpx.AsyncClient) -> None:
     answer = await admin.post("/v1/admin/accounts", json={"name": "umbrella", "type": "user"})
     assert answer.status_code == 201
     shown = (await admin.get("/v1/admin/accounts/umbrella")).json()
@@ -58,14 +58,14 @@ async def test_an_account_is_made_once_and_shown_with_its_limits(admin: httpx.As
     assert (await admin.get("/v1/admin/accounts/umbrella")).json()["type"] == "user"
 
 
-async def test_an_account_says_what_it_is_to_whoever_has_its_token(admin: httpx.AsyncClient) -> None:
+async def test_account_describes_itself_to_the_holder_of_its_token(admin: httpx.AsyncClient) -> None:
     token = await made(admin)
     await admin.patch("/v1/admin/accounts/umbrella", json={"type": "user"})
     answer = (await admin.get("/v1/account", headers=bearer(token))).json()
     assert (answer["type"], answer["username"], answer["name"]) == ("user", "umbrella", "umbrella")
 
 
-async def test_a_tokens_secret_is_shown_once_and_never_again(admin: httpx.AsyncClient, redis: Any) -> None:
+async def test_secret_of_a_token_is_shown_only_once(admin: httpx.AsyncClient, redis: Any) -> None:
     ends = datetime.now(UTC) + timedelta(days=1)
     await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
     asked = {"label": "build server", "scopes": ["read"], "lanes": ["low"], "expires_at": ends.isoformat()}
@@ -82,14 +82,14 @@ async def test_a_tokens_secret_is_shown_once_and_never_again(admin: httpx.AsyncC
         assert secret.encode() not in name + content
 
 
-async def test_a_token_may_do_what_its_scopes_say_and_no_more(admin: httpx.AsyncClient) -> None:
+async def test_token_may_do_only_what_its_scopes_allow(admin: httpx.AsyncClient) -> None:
     looks = bearer(await made(admin, scopes=["read"]))
     assert (await admin.get("/v1/predictions", headers=looks)).status_code == 200
     assert (await admin.post("/v1/predictions", headers=looks, json={})).status_code == 403
     assert (await admin.get("/v1/admin/accounts", headers=looks)).status_code == 403
 
 
-async def test_a_revoked_token_is_nobodys(admin: httpx.AsyncClient) -> None:
+async def test_revoked_token_is_refused(admin: httpx.AsyncClient) -> None:
     token, other = await made(admin, label="one"), await made(admin, label="two")
     listed = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
     [name] = [one["id"] for one in listed if one["label"] == "one"]
@@ -101,7 +101,7 @@ async def test_a_revoked_token_is_nobodys(admin: httpx.AsyncClient) -> None:
     assert [one["label"] for one in left] == ["two"]
 
 
-async def test_a_token_is_revoked_by_its_own_account_alone(admin: httpx.AsyncClient) -> None:
+async def test_only_the_own_account_revokes_a_token(admin: httpx.AsyncClient) -> None:
     token = await made(admin)
     await admin.post("/v1/admin/accounts", json={"name": "another"})
     [listed] = (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"]
@@ -109,7 +109,7 @@ async def test_a_token_is_revoked_by_its_own_account_alone(admin: httpx.AsyncCli
     assert (await admin.get("/v1/account", headers=bearer(token))).status_code == 200
 
 
-async def test_an_expired_token_is_nobodys_and_is_gone(admin: httpx.AsyncClient, redis: Any) -> None:
+async def test_expired_token_is_refused_and_removed(admin: httpx.AsyncClient, redis: Any) -> None:
     ends = datetime.now(UTC) + timedelta(seconds=1)
     token = await made(admin, expires_at=ends.isoformat())
 
@@ -125,7 +125,7 @@ async def test_an_expired_token_is_nobodys_and_is_gone(admin: httpx.AsyncClient,
     assert len(await redis.keys("token:*")) == 1, "the operator's"
 
 
-async def test_what_a_token_cannot_have_is_refused(admin: httpx.AsyncClient, redis: Redis) -> None:
+async def test_invalid_token_properties_are_refused(admin: httpx.AsyncClient, redis: Redis) -> None:
     await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
     for wrong in (
         {"scopes": ["root"]},
@@ -144,11 +144,11 @@ async def test_what_a_token_cannot_have_is_refused(admin: httpx.AsyncClient, red
 
 
 @pytest.mark.parametrize("name", ["a\n", "a b", "-a", "A", "", "a" * 65], ids=["line", "gap", "dash", "A", "no", "65"])
-async def test_a_name_that_no_account_can_have_is_refused(admin: httpx.AsyncClient, name: str) -> None:
+async def test_invalid_account_name_is_refused(admin: httpx.AsyncClient, name: str) -> None:
     assert (await admin.post("/v1/admin/accounts", json={"name": name})).status_code == 400
 
 
-async def test_limits_are_set_taken_back_and_lifted(admin: httpx.AsyncClient, redis: Redis) -> None:
+async def test_limits_are_set_reset_and_lifted(admin: httpx.AsyncClient, redis: Redis) -> None:
     await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
     answer = await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"rate": 2.5, "burst": 5, "weight": 2}})
     assert (answer.json()["limits"]["rate"], answer.json()["limits"]["burst"]) == (2.5, 5)
@@ -156,7 +156,7 @@ async def test_limits_are_set_taken_back_and_lifted(admin: httpx.AsyncClient, re
     assert (await Accounts(redis).written("umbrella")).limits == {"rate": "none", "weight": "2"}
 
 
-async def test_credit_is_set_and_shown_with_what_is_used_of_it(admin: httpx.AsyncClient, scripts: Scripts) -> None:
+async def test_credit_is_set_and_shown_with_its_use(admin: httpx.AsyncClient, scripts: Scripts) -> None:
     await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
     await admin.patch("/v1/admin/accounts/umbrella", json={"limits": {"compute_s_total": 1_000_000_000}})
     for name, spent_s in (("p1", 12.5), ("p2", None)):
@@ -168,7 +168,7 @@ async def test_credit_is_set_and_shown_with_what_is_used_of_it(admin: httpx.Asyn
     assert (shown["usage"]["total_spent_s"], shown["usage"]["total_reserved_s"]) == (12.5, 30)
 
 
-async def test_limits_that_are_none_change_nothing(admin: httpx.AsyncClient, redis: Redis) -> None:
+async def test_invalid_limits_change_nothing(admin: httpx.AsyncClient, redis: Redis) -> None:
     await admin.post("/v1/admin/accounts", json={"name": "umbrella"})
     for wrong in ({"rate": -1}, {"burst": 1.5}, {"weight": None}, {"speed": 1}, {"rate": 3, "max_queued": 0}):
         answer = await admin.patch("/v1/admin/accounts/umbrella", json={"limits": wrong, "type": "user"})
@@ -178,7 +178,7 @@ async def test_limits_that_are_none_change_nothing(admin: httpx.AsyncClient, red
     assert (written.limits, written.type) == ({}, "organization")
 
 
-async def test_what_waits_already_goes_by_the_new_limit(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_new_limit_applies_to_waiting_predictions(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     await admin.post("/v1/admin/accounts", json={"name": ACCOUNT})
     for _ in range(3):
         await driver.submit()
@@ -186,7 +186,7 @@ async def test_what_waits_already_goes_by_the_new_limit(admin: httpx.AsyncClient
     assert len(await driver.claim_all()) == 1
 
 
-async def test_accounts_are_listed_by_name_over_pages(admin: httpx.AsyncClient, redis: Any) -> None:
+async def test_accounts_are_listed_by_name_in_pages(admin: httpx.AsyncClient, redis: Any) -> None:
     names = sorted(f"team-{number:03}" for number in range(150))
     for name in names:
         await redis.hset(keys.account(name), "webhook_secret", "whsec_x")
@@ -198,7 +198,7 @@ async def test_accounts_are_listed_by_name_over_pages(admin: httpx.AsyncClient, 
 
 
 @pytest.mark.not_on("cluster", why="counts the writes to one server")
-async def test_a_page_of_accounts_is_read_at_once_and_says_of_each_what_it_says_alone(
+async def test_page_of_accounts_equals_the_single_accounts(
     admin: httpx.AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     names = [f"a{number:02d}" for number in range(60)]
@@ -219,7 +219,7 @@ async def test_a_page_of_accounts_is_read_at_once_and_says_of_each_what_it_says_
     assert shown["a31"] == (await admin.get("/v1/admin/accounts/a31")).json()
 
 
-async def test_an_account_that_there_is_not_has_nothing(admin: httpx.AsyncClient, redis: Redis) -> None:
+async def test_unknown_account_is_not_found(admin: httpx.AsyncClient, redis: Redis) -> None:
     for name in ("nobody", "No%20Name", "x" * 100):
         for method, path in (
             ("GET", ""),
@@ -233,7 +233,7 @@ async def test_an_account_that_there_is_not_has_nothing(admin: httpx.AsyncClient
     assert await Accounts(redis).names() == [ADMIN]
 
 
-async def test_every_change_is_in_the_log_with_who_made_it_and_no_secret(
+async def test_log_names_the_operator_of_each_change_and_no_secret(
     admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, redis: Redis
 ) -> None:
     with caplog.at_level(logging.INFO, logger="director.store.changes"):

@@ -32,7 +32,7 @@ async def read(admin: httpx.AsyncClient, **query: Any) -> dict[str, Any]:
     return page
 
 
-async def test_a_change_is_shown_with_who_made_it(admin: httpx.AsyncClient, redis: Redis) -> None:
+async def test_change_is_shown_with_its_operator(admin: httpx.AsyncClient, redis: Redis) -> None:
     assert await read(admin) == {"changes": [], "next": "0-0"}
     await admin.post("/v1/admin/accounts", json={"name": "umbrella", "type": "user"})
     page = await read(admin)
@@ -43,7 +43,7 @@ async def test_a_change_is_shown_with_who_made_it(admin: httpx.AsyncClient, redi
     assert page["next"] == change["entry"]
 
 
-async def test_pages_lead_on_and_wait_for_what_comes(admin: httpx.AsyncClient) -> None:
+async def test_pages_continue_and_wait_for_new_entries(admin: httpx.AsyncClient) -> None:
     for name in ("a", "b", "c"):
         await admin.post("/v1/admin/accounts", json={"name": name})
     first = await read(admin, limit=2)
@@ -54,7 +54,7 @@ async def test_pages_lead_on_and_wait_for_what_comes(admin: httpx.AsyncClient) -
     assert [change["account"] for change in (await read(admin, after=second["next"]))["changes"]] == ["d"]
 
 
-async def test_the_newest_may_come_first_down_to_the_oldest(admin: httpx.AsyncClient) -> None:
+async def test_newest_entries_can_come_first(admin: httpx.AsyncClient) -> None:
     assert await read(admin, order="desc") == {"changes": [], "next": None}
     for name in ("a", "b", "c"):
         await admin.post("/v1/admin/accounts", json={"name": name})
@@ -67,11 +67,11 @@ async def test_the_newest_may_come_first_down_to_the_oldest(admin: httpx.AsyncCl
 @pytest.mark.parametrize(
     "query", ["after=x", "after=-1", "after=1", f"after={'9' * 30}-0", "limit=0", "limit=1001", "order=x"]
 )
-async def test_what_is_no_page_is_refused(admin: httpx.AsyncClient, query: str) -> None:
+async def test_invalid_page_is_refused(admin: httpx.AsyncClient, query: str) -> None:
     answer = await admin.get(f"{PATH}?{query}")
     assert (answer.status_code, answer.json()["invalid_fields"][0]["field"]) == (422, query.partition("=")[0])
 
 
-async def test_nobody_else_may_read_it(admin: httpx.AsyncClient, token: str) -> None:
+async def test_only_operators_read_the_audit_log(admin: httpx.AsyncClient, token: str) -> None:
     answer = await admin.get(PATH, headers={"Authorization": f"Bearer {token}"})
     assert answer.status_code == 403

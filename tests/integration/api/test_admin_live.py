@@ -82,7 +82,7 @@ def events(text: str) -> Sequence[tuple[str, Any]]:
     return found
 
 
-async def test_a_snapshot_has_every_queue_and_every_director(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_snapshot_has_every_queue_and_every_director(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     await driver.submit(lane="high", webhook="https://receiver.example/hook", events="completed")
     await driver.submit()
     await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4)
@@ -98,9 +98,7 @@ async def test_a_snapshot_has_every_queue_and_every_director(admin: httpx.AsyncC
     assert second["at"] > first["at"]
 
 
-async def test_all_who_watch_share_one_reader_and_nobody_else_has_one(
-    watching: Watching, queues: CountedQueues, driver: QueueDriver
-) -> None:
+async def test_all_watchers_share_one_reader(watching: Watching, queues: CountedQueues, driver: QueueDriver) -> None:
     await anyio.lowlevel.checkpoint()
     assert queues.looks == 0
     with watching.watcher(), watching.watcher(), watching.watcher():
@@ -113,9 +111,7 @@ async def test_all_who_watch_share_one_reader_and_nobody_else_has_one(
     assert queues.looks == looks
 
 
-async def test_who_comes_back_is_told_anew_and_not_of_what_was_before(
-    watching: Watching, queues: CountedQueues
-) -> None:
+async def test_returning_watcher_gets_only_new_snapshots(watching: Watching, queues: CountedQueues) -> None:
     with watching.watcher():
         await watching.after(0)
     with watching.watcher():
@@ -123,9 +119,7 @@ async def test_who_comes_back_is_told_anew_and_not_of_what_was_before(
         assert queues.looks == 2
 
 
-async def test_who_is_slow_is_given_the_newest_and_nothing_is_kept_for_him(
-    watching: Watching, driver: QueueDriver
-) -> None:
+async def test_slow_watcher_gets_only_the_newest_snapshot(watching: Watching, driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
         await watching.run_once()
@@ -135,7 +129,7 @@ async def test_who_is_slow_is_given_the_newest_and_nothing_is_kept_for_him(
     assert snapshot["queues"][0]["live"] == 3
 
 
-async def test_while_redis_is_away_that_is_told(watching: Watching, queues: CountedQueues) -> None:
+async def test_outage_of_redis_is_reported_to_watchers(watching: Watching, queues: CountedQueues) -> None:
     queues.is_away = True
     assert await watching.run_once() == 1.0
     [(name, away)] = events((await watching.after(0)).data.decode())
@@ -143,7 +137,7 @@ async def test_while_redis_is_away_that_is_told(watching: Watching, queues: Coun
     assert [finding["code"] for finding in away["findings"]] == ["redis_away"]
 
 
-async def test_it_rests_the_longer_the_more_it_had_to_read(watching: Watching, overview: Overview) -> None:
+async def test_reader_pauses_longer_after_larger_reads(watching: Watching, overview: Overview) -> None:
     rests = [await watching.run_once() for _ in range(3)]
     assert all(1.0 <= rest_s <= 5.0 for rest_s in rests)
     overview._took.clear()
@@ -151,7 +145,7 @@ async def test_it_rests_the_longer_the_more_it_had_to_read(watching: Watching, o
     assert await watching.run_once() <= 3.0
 
 
-async def test_a_token_that_is_revoked_watches_no_more(admin: httpx.AsyncClient, redis: Redis, token: str) -> None:
+async def test_revoked_token_ends_the_watch(admin: httpx.AsyncClient, redis: Redis, token: str) -> None:
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
 
@@ -165,7 +159,7 @@ async def test_a_token_that_is_revoked_watches_no_more(admin: httpx.AsyncClient,
             await anyio.sleep_forever()
 
 
-async def test_those_who_watch_are_as_bounded_as_those_who_read_streams(
+async def test_watchers_have_the_same_bound_as_stream_readers(
     admin: httpx.AsyncClient, settings: ApiSettings, token: str
 ) -> None:
     async with (
@@ -183,6 +177,6 @@ async def test_those_who_watch_are_as_bounded_as_those_who_read_streams(
         tasks.cancel_scope.cancel()
 
 
-async def test_the_head_alone_has_no_end_to_wait_for(admin: httpx.AsyncClient) -> None:
+async def test_head_request_ends_at_once(admin: httpx.AsyncClient) -> None:
     assert (await admin.head(LIVE)).status_code == 200
     assert (await admin.get(LIVE, params={"snapshots": 0})).status_code == 422

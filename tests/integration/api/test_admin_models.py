@@ -30,7 +30,7 @@ async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncI
         yield client
 
 
-async def test_what_is_written_is_what_is_read_with_who_wrote_it(
+async def test_written_configuration_is_read_back_with_its_author(
     admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (await admin.get(PATH)).json() == {"revision": 0, "config": {}, "changed_at": None, "changed_by": None}
@@ -45,7 +45,7 @@ async def test_what_is_written_is_what_is_read_with_who_wrote_it(
     assert (vars(line)["by"], vars(line)["detail"]["fields"]) == (shown["changed_by"], sorted(CONFIG))
 
 
-async def test_a_put_says_all_of_it_and_a_delete_takes_all_back(admin: httpx.AsyncClient) -> None:
+async def test_put_replaces_all_and_delete_resets_all(admin: httpx.AsyncClient) -> None:
     await admin.put(PATH, json=CONFIG)
     assert (await admin.put(PATH, json={"attempts": 1})).json()["config"] == {"attempts": 1}
     assert (await admin.delete(PATH)).status_code == 204
@@ -53,7 +53,7 @@ async def test_a_put_says_all_of_it_and_a_delete_takes_all_back(admin: httpx.Asy
     assert (shown["revision"], shown["config"]) == (3, {})
 
 
-async def test_who_read_another_revision_changes_nothing(admin: httpx.AsyncClient) -> None:
+async def test_outdated_revision_changes_nothing(admin: httpx.AsyncClient) -> None:
     await admin.put(PATH, json=CONFIG)
     for method in ("PUT", "DELETE"):
         answer = await admin.request(method, PATH, json={"slots": 1}, headers={"If-Match": '"0"'})
@@ -65,7 +65,7 @@ async def test_who_read_another_revision_changes_nothing(admin: httpx.AsyncClien
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_header")
 
 
-async def test_what_a_newer_release_wrote_is_said_to_be_so_and_can_be_written_anew(
+async def test_configuration_of_a_newer_release_is_reported_and_can_be_replaced(
     admin: httpx.AsyncClient, redis: Redis
 ) -> None:
     await admin.put(PATH, json=CONFIG)
@@ -89,7 +89,7 @@ async def test_what_a_newer_release_wrote_is_said_to_be_so_and_can_be_written_an
     ],
     ids=lambda value: str(value) if isinstance(value, int) else None,
 )
-async def test_what_no_director_could_go_by_is_refused_by_its_name(
+async def test_unusable_configuration_is_refused_with_the_field_name(
     admin: httpx.AsyncClient, redis: Redis, body: Any, status: int, said: str
 ) -> None:
     before = await dump(redis)
@@ -98,7 +98,7 @@ async def test_what_no_director_could_go_by_is_refused_by_its_name(
     assert await dump(redis) == before
 
 
-async def test_there_is_none_of_a_model_that_is_not_there(admin: httpx.AsyncClient) -> None:
+async def test_unknown_model_has_no_configuration(admin: httpx.AsyncClient) -> None:
     for method, path in (("GET", "acme/none"), ("PUT", "acme/none"), ("DELETE", "acme/none"), ("GET", "Acme/No")):
         answer = await admin.request(method, f"/v1/admin/models/{path}/config", json={"slots": 1})
         assert answer.status_code == 404

@@ -47,7 +47,7 @@ async def pages(admin: httpx.AsyncClient, path: str, **query: Any) -> list[list[
         page = await read(admin, page["next"].removeprefix("http://director.test"))
 
 
-async def test_a_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     for lane, many in (("high", 2), ("normal", 3), ("low", 1)):
         for _ in range(many):
             await driver.submit(lane=lane)
@@ -70,7 +70,7 @@ async def test_a_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, drive
     ],
     ids=["nobody", "ready", "starting", "setup_failed", "server_auth", "draining"],
 )
-async def test_its_state_says_why_nothing_starts(
+async def test_state_explains_why_nothing_starts(
     admin: httpx.AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
 ) -> None:
     if stands:
@@ -81,7 +81,7 @@ async def test_its_state_says_why_nothing_starts(
     assert (shown["state"], shown["paused"]) == ("paused", True)
 
 
-async def test_queues_come_in_pages_by_name_and_can_be_looked_for(
+async def test_queues_are_paged_by_name_and_can_be_searched(
     admin: httpx.AsyncClient, catalog: Catalog, queue: QueueName
 ) -> None:
     made = [f"acme/many-{number:03d}" for number in range(205)]
@@ -94,7 +94,7 @@ async def test_queues_come_in_pages_by_name_and_can_be_looked_for(
     assert [[one["model"] for one in page] for page in await pages(admin, QUEUES, q="MANY-20")] == [made[200:]]
 
 
-async def test_one_queue_shows_where_in_its_lanes_what_waits_stands(
+async def test_queue_shows_positions_of_waiting_predictions_in_its_lanes(
     admin: httpx.AsyncClient, driver: QueueDriver
 ) -> None:
     await driver.have_slots(9)  # else it would wait for its account's turn, and in no stream
@@ -107,9 +107,7 @@ async def test_one_queue_shows_where_in_its_lanes_what_waits_stands(
     assert {number for number, many in enumerate(heat["normal"]) if many} in ({3}, {3, 5})
 
 
-async def test_one_queue_shows_who_waits_there_and_what_each_may_have(
-    admin: httpx.AsyncClient, driver: QueueDriver
-) -> None:
+async def test_queue_shows_waiting_accounts_and_their_limits(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     await driver.submit(account="amber")
     await driver.submit(account="amber")
     await driver.submit(account="basalt")
@@ -128,13 +126,13 @@ async def test_one_queue_shows_who_waits_there_and_what_each_may_have(
     assert (basalt["account"], basalt["paused"], basalt["max_running"]) == ("basalt", True, None)
 
 
-async def test_one_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     assert (await read(admin, ONE))["config"] is None
     await admin.put(f"/v1/admin/models/{MODEL}/config", json={"attempts": 5})
     assert (await read(admin, ONE))["config"]["config"] == {"attempts": 5}
 
 
-async def test_one_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
         await driver.scripts.sample(driver.queue, period_s=10, most=360, now_ms=driver.now_ms)
@@ -146,7 +144,7 @@ async def test_one_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver
     assert (await admin.get(ONE, params={"history": 361})).status_code == 422
 
 
-async def test_what_is_live_is_listed_by_where_it_stands(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_live_predictions_are_listed_by_state(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     ids = [await driver.submit(account=name, streams=[0]) for name in ("amber", "basalt", "cobalt")]
     running, delayed = await driver.claim(2, consumer="d7")
     await driver.begin(running)
@@ -166,7 +164,7 @@ async def test_what_is_live_is_listed_by_where_it_stands(admin: httpx.AsyncClien
 
 
 @pytest.mark.parametrize("state", ["", "waiting", "running", "delayed"])
-async def test_what_is_live_comes_in_pages_oldest_first(
+async def test_live_predictions_are_paged_oldest_first(
     admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis, state: str
 ) -> None:
     wanted = []
@@ -183,9 +181,7 @@ async def test_what_is_live_comes_in_pages_oldest_first(
     assert [one["id"] for page in found for one in page] == wanted
 
 
-async def test_a_page_goes_on_where_the_last_one_ended_though_that_one_is_gone(
-    admin: httpx.AsyncClient, driver: QueueDriver
-) -> None:
+async def test_page_continues_after_a_deleted_last_entry(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     ids = []
     for _ in range(150):
         ids.append(await driver.submit())
@@ -197,7 +193,7 @@ async def test_a_page_goes_on_where_the_last_one_ended_though_that_one_is_gone(
     assert [one["id"] for one in rest["results"]] == ids[100:]
 
 
-async def test_an_id_without_a_record_is_passed_over(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_id_without_a_record_is_skipped(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     lost, kept = await driver.submit(), await driver.submit()
     await driver.redis.delete(keys.record(lost))
     [rows] = await pages(admin, f"{ONE}/predictions")
@@ -215,16 +211,16 @@ async def test_an_id_without_a_record_is_passed_over(admin: httpx.AsyncClient, d
         f"{QUEUES}/a b/c/{VERSION[:12]}",
     ],
 )
-async def test_a_queue_that_there_is_not_is_not_found(admin: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_queue_is_not_found(admin: httpx.AsyncClient, path: str) -> None:
     assert (await admin.get(path)).status_code == 404
 
 
-async def test_what_cannot_be_asked_for_is_refused(admin: httpx.AsyncClient) -> None:
+async def test_invalid_query_is_refused(admin: httpx.AsyncClient) -> None:
     for path in (f"{ONE}/predictions?state=asleep", f"{ONE}/predictions?cursor=bmE=", f"{QUEUES}?q={'a' * 300}"):
         assert (await admin.get(path)).status_code == 422
 
 
-async def test_directors_are_shown_with_their_slots_and_whether_they_are_there(
+async def test_directors_are_shown_with_slots_and_presence(
     admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
 ) -> None:
     await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4, state="ready")
@@ -241,9 +237,7 @@ async def test_directors_are_shown_with_their_slots_and_whether_they_are_there(
     assert (await admin.get("/v1/admin/directors?queue=nowhere")).status_code == 422
 
 
-async def test_a_director_shows_its_release_its_servers_and_what_it_holds(
-    admin: httpx.AsyncClient, driver: QueueDriver
-) -> None:
+async def test_director_shows_its_release_servers_and_claims(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     server = ServerFound(url="http://127.0.0.1:5000", state="resting", since_ms=1_800_000_000_000, slots=1)
     about = About(version="1.2.3", since_ms=1_799_999_999_000, held=2, servers=(server,), more=3)
     beat: dict[str, Any] = {"consumer": "host-1-aa", "lease_s": 15, "claims": []}
@@ -258,9 +252,7 @@ async def test_a_director_shows_its_release_its_servers_and_what_it_holds(
     assert (shown["version"], shown["held"], shown["servers"]) == (None, None, [])
 
 
-async def test_webhooks_that_are_owed_are_counted_and_shown_by_their_hosts(
-    admin: httpx.AsyncClient, driver: QueueDriver
-) -> None:
+async def test_owed_webhooks_are_counted_by_host(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     assert (await read(admin, "/v1/admin/owed"))["count"] == 0
     told = {"webhook": "https://receiver.example/secret?token=1", "events": "completed"}
     for host in ("receiver.example", "receiver.example", "other.example"):
@@ -286,7 +278,7 @@ async def changes(admin: httpx.AsyncClient) -> list[tuple[str, str, Any]]:
     return [(each["kind"], each["by"].partition("/")[0], each["detail"]) for each in noted if each["queue"]]
 
 
-async def test_a_queue_is_paused_and_resumed_and_that_is_noted(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_pausing_and_resuming_a_queue_is_logged(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     await driver.submit()
     shown = await act(admin, "pause")
     assert (shown["paused"], shown["state"]) == (True, "paused")
@@ -299,7 +291,7 @@ async def test_a_queue_is_paused_and_resumed_and_that_is_noted(admin: httpx.Asyn
     ]
 
 
-async def test_one_account_is_paused_and_the_others_go_on(
+async def test_pausing_one_account_leaves_the_others_running(
     admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
 ) -> None:
     await Accounts(redis).create_token("amber")
@@ -311,9 +303,7 @@ async def test_one_account_is_paused_and_the_others_go_on(
     await act(admin, "pause", {"account": "nobody"}, status=422)
 
 
-async def test_a_queue_is_drained_once_nothing_runs_and_keeps_what_waits(
-    admin: httpx.AsyncClient, driver: QueueDriver
-) -> None:
+async def test_drained_queue_keeps_its_waiting_predictions(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     for _ in range(2):
         await driver.submit()
     running = await driver.claim_one()
@@ -326,7 +316,7 @@ async def test_a_queue_is_drained_once_nothing_runs_and_keeps_what_waits(
     assert [kind for kind, _, _ in await changes(admin)] == ["queue_paused"]
 
 
-async def test_a_queue_is_resized_and_bounded(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_is_resized_and_bounded(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
     assert (await act(admin, "resize", {"streams": 4}))["streams"] == 4
     shown = await act(admin, "bound", {"mode": "bounded", "max_queued": 7})
     assert (shown["mode"], shown["max_queued"]) == ("bounded", 7)
@@ -338,7 +328,7 @@ async def test_a_queue_is_resized_and_bounded(admin: httpx.AsyncClient, driver: 
     assert [kind for kind, _, _ in await changes(admin)] == ["queue_resized", "queue_bounded", "queue_bounded"]
 
 
-async def test_what_waits_is_migrated_to_another_version(
+async def test_waiting_predictions_migrate_to_another_version(
     admin: httpx.AsyncClient, driver: QueueDriver, catalog: Catalog
 ) -> None:
     newer = await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy(), is_latest=True)
@@ -356,7 +346,7 @@ async def test_what_waits_is_migrated_to_another_version(
     await act(admin, "migrate", {"to": "acme/nothing"}, status=422)
 
 
-async def test_a_change_of_a_queue_that_there_is_not_is_not_noted(admin: httpx.AsyncClient) -> None:
+async def test_change_of_an_unknown_queue_is_not_logged(admin: httpx.AsyncClient) -> None:
     for name in ("pause", "resume", "drain", "resize", "bound", "migrate"):
         assert (await admin.post(f"{QUEUES}/{MODEL}/000000000000/{name}", json={})).status_code == 404
     assert await changes(admin) == []

@@ -58,7 +58,7 @@ def assert_away(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("cache_s", [0.0, 60.0], ids=["nothing cached", "all cached"])
-async def test_every_route_says_come_back_later_and_heals(
+async def test_every_route_answers_503_with_retry_after_and_recovers(
     server: RedisServer, settings: ApiSettings, token: str, cache_s: float
 ) -> None:
     async with api_client(replace(settings, cache_s=cache_s), token=token) as api:
@@ -81,7 +81,7 @@ async def test_every_route_says_come_back_later_and_heals(
         assert (await api.get("/readyz")).status_code == 200
 
 
-async def test_a_write_that_failed_as_a_whole_is_told_once(
+async def test_write_that_failed_as_a_whole_is_reported_once(
     server: RedisServer, settings: ApiSettings, token: str
 ) -> None:
     faults: list[Any] = []
@@ -101,7 +101,7 @@ async def test_a_write_that_failed_as_a_whole_is_told_once(
     assert faults == []
 
 
-async def test_an_api_that_starts_first_serves_once_redis_is_there(
+async def test_api_started_before_redis_serves_once_redis_answers(
     server: RedisServer, settings: ApiSettings, token: str
 ) -> None:
     server.kill()
@@ -115,7 +115,7 @@ async def test_an_api_that_starts_first_serves_once_redis_is_there(
         await eventually(is_taken)
 
 
-async def test_a_server_that_would_lose_work_is_given_none(settings: ApiSettings, token: str) -> None:
+async def test_unsafe_server_gets_no_work(settings: ApiSettings, token: str) -> None:
     unsafe: list[UnsafeBackend] = []
     async with api_client(replace(settings, durability="replicated"), token=token, on_unsafe=unsafe.append) as api:
         assert_away(await api.post("/v1/predictions", json=BODY))
@@ -131,7 +131,7 @@ async def test_readiness_names_the_durability_level(settings: ApiSettings, token
     assert ready["server"].startswith("valkey ")
 
 
-async def test_a_server_that_grew_unsafe_is_not_ready(server: RedisServer, settings: ApiSettings, token: str) -> None:
+async def test_server_that_became_unsafe_is_not_ready(server: RedisServer, settings: ApiSettings, token: str) -> None:
     async with api_client(settings) as api:
         redis = client(server.url)
         await redis.config_set("maxmemory-policy", "allkeys-lru")
@@ -141,7 +141,7 @@ async def test_a_server_that_grew_unsafe_is_not_ready(server: RedisServer, setti
     assert "noeviction" in answer.json()["reasons"][0]
 
 
-async def test_why_the_gate_is_shut_is_said_once(
+async def test_reason_of_a_refusal_is_logged_once(
     settings: ApiSettings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, reasons = FakeClock(), ["away", "away", "refused", "refused", "away"]

@@ -60,12 +60,12 @@ def body(**changes: object) -> dict[str, object]:
         "a/b/c",
     ],
 )
-async def test_an_unknown_version_is_422(api: httpx.AsyncClient, version: str) -> None:
+async def test_unknown_version_is_422(api: httpx.AsyncClient, version: str) -> None:
     assert problem(await api.post("/v1/predictions", json=body(version=version))) == UNKNOWN_VERSION
 
 
 @pytest.mark.parametrize("model", ["nobody/nothing", "ACME/echo", "acme/%2e%2e"])
-async def test_an_unknown_model_is_404(api: httpx.AsyncClient, model: str) -> None:
+async def test_unknown_model_is_404(api: httpx.AsyncClient, model: str) -> None:
     assert problem(await api.post(f"/v1/models/{model}/predictions", json={"input": {}})) == NOT_FOUND
     assert problem(await api.get(f"/v1/models/{model}")) == NOT_FOUND
     assert problem(await api.get(f"/v1/models/{model}/versions")) == NOT_FOUND
@@ -73,7 +73,7 @@ async def test_an_unknown_model_is_404(api: httpx.AsyncClient, model: str) -> No
 
 
 @pytest.mark.parametrize("version", ["c3" * 32, "latest", "é" * 64])
-async def test_an_unknown_version_of_a_model_is_404(api: httpx.AsyncClient, version: str) -> None:
+async def test_unknown_version_of_a_model_is_404(api: httpx.AsyncClient, version: str) -> None:
     assert problem(await api.get(f"/v1/models/{MODEL}/versions/{version}")) == NOT_FOUND
 
 
@@ -92,7 +92,7 @@ async def test_an_unknown_version_of_a_model_is_404(api: httpx.AsyncClient, vers
         ({"text": "hi", "n": -1}, [("number_gte", "input.n", "greater than or equal to 0")]),
     ],
 )
-async def test_wrong_types_are_named_one_by_one(
+async def test_each_wrong_type_is_named(
     api: httpx.AsyncClient, given: dict[str, object], fields: list[tuple[str, str, str]]
 ) -> None:
     answer = await api.post("/v1/predictions", json={"version": HELLO_VERSION, "input": given})
@@ -104,51 +104,51 @@ async def test_wrong_types_are_named_one_by_one(
         assert words in line
 
 
-async def test_keys_that_we_do_not_know_are_refused(api: httpx.AsyncClient) -> None:
+async def test_unknown_keys_are_refused(api: httpx.AsyncClient) -> None:
     document = problem(await api.post("/v1/predictions", json=body(inptu={}, stream=True)))
     assert document["detail"] == "- : Additional property inptu is not allowed\n"
 
 
-async def test_version_is_no_key_of_the_models_route(api: httpx.AsyncClient) -> None:
+async def test_route_of_a_model_refuses_the_key_version(api: httpx.AsyncClient) -> None:
     document = problem(await api.post(f"/v1/models/{MODEL}/predictions", json=body()))
     assert document["detail"] == "- : Additional property version is not allowed\n"
 
 
-async def test_what_is_missing_is_named(api: httpx.AsyncClient) -> None:
+async def test_missing_field_is_named(api: httpx.AsyncClient) -> None:
     document = problem(await api.post("/v1/predictions", json={}))
     assert document["detail"] == "- : version is required\n- : input is required\n"
 
 
 @pytest.mark.parametrize("given", [[], "hi", 7, None])
-async def test_an_input_that_is_no_object_is_refused(api: httpx.AsyncClient, given: object) -> None:
+async def test_input_must_be_an_object(api: httpx.AsyncClient, given: object) -> None:
     document = problem(await api.post("/v1/predictions", json=body(input=given)))
     assert (document["status"], document["title"]) == (422, "Input validation failed")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"not json", b'{"input":\xff}', b"{'a':1}", b'{"input":NaN}'])
-async def test_what_is_not_json_is_400(api: httpx.AsyncClient, text: bytes) -> None:
+async def test_invalid_json_is_400(api: httpx.AsyncClient, text: bytes) -> None:
     document = problem(await api.post("/v1/predictions", content=text))
     assert (document["status"], document["code"]) == (400, "malformed")
 
 
-async def test_a_number_beyond_every_machine_is_400(api: httpx.AsyncClient) -> None:
+async def test_too_large_number_is_400(api: httpx.AsyncClient) -> None:
     text = f'{{"version":"{VERSION}","input":{{"n":1e400}}}}'.encode()
     assert problem(await api.post("/v1/predictions", content=text))["status"] == 400
 
 
 @pytest.mark.parametrize("text", [b"[]", b'"text"', b"7", b"null"])
-async def test_json_that_is_no_object_is_422(api: httpx.AsyncClient, text: bytes) -> None:
+async def test_json_other_than_an_object_is_422(api: httpx.AsyncClient, text: bytes) -> None:
     assert problem(await api.post("/v1/predictions", content=text))["status"] == 422
 
 
-async def test_a_body_that_is_too_large_is_413(server: RedisServer, token: str) -> None:
+async def test_too_large_body_is_413(server: RedisServer, token: str) -> None:
     small = ApiSettings(redis_url=server.url, max_body_bytes=1024)
     async with api_client(small, token=token) as api:
         document = problem(await api.post("/v1/predictions", json=body(input={"text": "x" * 1024})))
     assert (document["status"], document["code"], document["limit"]) == (413, "too_large", 1024)
 
 
-async def test_a_body_that_does_not_say_how_large_it_is_is_counted(server: RedisServer, token: str) -> None:
+async def test_body_without_a_length_is_counted(server: RedisServer, token: str) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 512
@@ -169,13 +169,13 @@ async def test_nesting_a_thousand_deep_is_400(api: httpx.AsyncClient, opening: b
 @pytest.mark.parametrize(
     "url", ["not a url", "ftp://host/x", "http://", "http://user:pw@host/", "//host/x", "http://h:0/"]
 )
-async def test_a_webhook_that_is_no_url_is_422(api: httpx.AsyncClient, url: str) -> None:
+async def test_invalid_webhook_url_is_422(api: httpx.AsyncClient, url: str) -> None:
     document = problem(await api.post("/v1/predictions", json=body(webhook=url)))
     assert document["status"] == 422
     assert str(document["detail"]).startswith("- webhook: ")
 
 
-async def test_a_webhook_event_that_there_is_not_is_422(api: httpx.AsyncClient) -> None:
+async def test_unknown_webhook_event_is_422(api: httpx.AsyncClient) -> None:
     given = body(webhook="https://receiver.example/", webhook_events_filter=["completed", "finished"])
     document = problem(await api.post("/v1/predictions", json=given))
     assert str(document["detail"]).startswith("- webhook_events_filter.1: ")
@@ -199,14 +199,14 @@ async def test_a_webhook_event_that_there_is_not_is_422(api: httpx.AsyncClient) 
         ("Idempotency-Key", "k" * 256),
     ],
 )
-async def test_a_header_that_makes_no_sense_is_422(api: httpx.AsyncClient, name: str, value: str) -> None:
+async def test_invalid_header_is_422(api: httpx.AsyncClient, name: str, value: str) -> None:
     document = problem(await api.post("/v1/predictions", json=body(), headers={name: value}))
     assert (document["status"], document["code"]) == (422, "invalid_header")
     assert str(document["detail"]).startswith(f"{name} must be ")
 
 
 @pytest.mark.parametrize("host", ["evil.example/path", "a b", "user@host", "", 'h"x'])
-async def test_a_host_that_is_none_is_400(api: httpx.AsyncClient, host: str) -> None:
+async def test_invalid_host_is_400(api: httpx.AsyncClient, host: str) -> None:
     document = problem(await api.post("/v1/predictions", json=body(), headers={"Host": host}))
     assert (document["status"], document["code"]) == (400, "invalid_header")
 
@@ -215,7 +215,7 @@ async def test_a_host_that_is_none_is_400(api: httpx.AsyncClient, host: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/predictions", "/v1/account", f"/v1/models/{MODEL}"])
-async def test_no_token_is_401(api: httpx.AsyncClient, path: str) -> None:
+async def test_missing_token_is_401(api: httpx.AsyncClient, path: str) -> None:
     del api.headers["Authorization"]
     answer = await api.get(path)
     assert problem(answer) == {
@@ -227,18 +227,18 @@ async def test_no_token_is_401(api: httpx.AsyncClient, path: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Bearer ", "Basic dXNlcjpwdw==", "dr_token", ""])
-async def test_a_token_that_is_none_is_401(api: httpx.AsyncClient, header: str) -> None:
+async def test_invalid_token_is_401(api: httpx.AsyncClient, header: str) -> None:
     document = problem(await api.post("/v1/predictions", json=body(), headers={"Authorization": header}))
     assert document["detail"] == "You did not pass a valid authentication token"
     assert document["status"] == 401
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "Token", "TOKEN"])
-async def test_both_schemes_are_taken_in_any_case(api: httpx.AsyncClient, token: str, scheme: str) -> None:
+async def test_both_schemes_are_accepted_in_any_case(api: httpx.AsyncClient, token: str, scheme: str) -> None:
     assert (await api.get("/v1/account", headers={"Authorization": f"{scheme} {token}"})).status_code == 200
 
 
-async def test_a_token_that_may_only_read_may_not_run(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_read_only_token_may_not_run(api: httpx.AsyncClient, redis: Redis) -> None:
     reader = {"Authorization": f"Bearer {await Accounts(redis).create_token(ACCOUNT, scopes=['read'])}"}
     refused = await api.post("/v1/predictions", json=body(), headers=reader)
     assert problem(refused) == {"detail": "This token does not have the scope 'run'.", "status": 403}
@@ -246,18 +246,18 @@ async def test_a_token_that_may_only_read_may_not_run(api: httpx.AsyncClient, re
 
 
 @pytest.mark.parametrize("name", ["x", "A" * 26, "0" * 25 + "u", "é" * 26, "..%2f..", "a" * 10_000])
-async def test_what_can_be_no_id_is_404(api: httpx.AsyncClient, name: str) -> None:
+async def test_malformed_id_is_404(api: httpx.AsyncClient, name: str) -> None:
     assert problem(await api.get(f"/v1/predictions/{name}")) == NOT_FOUND
     assert problem(await api.post(f"/v1/predictions/{name}/cancel")) == NOT_FOUND
 
 
-async def test_an_id_that_was_never_given_out_is_404(api: httpx.AsyncClient) -> None:
+async def test_unknown_id_is_404(api: httpx.AsyncClient) -> None:
     name = new_prediction_id(model=MODEL, now_ms=1)
     assert problem(await api.get(f"/v1/predictions/{name}")) == NOT_FOUND
     assert problem(await api.post(f"/v1/predictions/{name}/cancel")) == NOT_FOUND
 
 
-async def test_anothers_prediction_looks_like_none(
+async def test_prediction_of_another_account_is_404(
     api: httpx.AsyncClient, redis: Redis, director: PlayedDirector
 ) -> None:
     theirs = {"Authorization": f"Bearer {await Accounts(redis).create_token('umbrella')}"}
@@ -272,7 +272,7 @@ async def test_anothers_prediction_looks_like_none(
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1", "/v2/predictions", "/v1/predictions/", "/v1/v1/v1/predictions"])
-async def test_an_unknown_path_is_404_and_never_a_redirect(api: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_path_is_404_and_never_a_redirect(api: httpx.AsyncClient, path: str) -> None:
     assert problem(await api.get(path)) == NOT_FOUND
 
 
@@ -285,7 +285,7 @@ async def test_an_unknown_path_is_404_and_never_a_redirect(api: httpx.AsyncClien
         ("POST", "/account", {"GET", "HEAD", "OPTIONS"}),
     ],
 )
-async def test_a_wrong_method_is_405_that_names_every_right_one(
+async def test_wrong_method_is_405_and_names_every_right_one(
     api: httpx.AsyncClient, method: str, path: str, allowed: set[str]
 ) -> None:
     answer = await api.request(method, f"/v1{path}")
@@ -296,7 +296,7 @@ async def test_a_wrong_method_is_405_that_names_every_right_one(
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v1/v1/v1/account", "/v1/predictions/", "/v1/%00", "/%ff"])
-async def test_an_unknown_path_is_404(api: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_path_is_404(api: httpx.AsyncClient, path: str) -> None:
     assert problem(await api.get(path)) == NOT_FOUND
 
 
@@ -309,6 +309,6 @@ async def test_head_is_get_without_its_body(api: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "query", ["cursor=%00", "cursor=bm90LWEtY3Vyc29y", "created_after=yesterday", "created_before=2024-13-01"]
 )
-async def test_a_listing_query_that_makes_no_sense_is_422(api: httpx.AsyncClient, query: str) -> None:
+async def test_invalid_listing_query_is_422(api: httpx.AsyncClient, query: str) -> None:
     document = problem(await api.get(f"/v1/predictions?{query}"))
     assert (document["status"], document["title"]) == (422, "Input validation failed")

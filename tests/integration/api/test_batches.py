@@ -28,7 +28,7 @@ async def send(api: httpx.AsyncClient, bodies: Sequence[Any], **headers: str) ->
     return results
 
 
-async def test_each_is_made_and_listed_in_the_order_of_the_request(api: httpx.AsyncClient) -> None:
+async def test_predictions_are_created_in_the_order_of_the_request(api: httpx.AsyncClient) -> None:
     results = await send(api, [one(str(number)) for number in range(250)])
     assert {result["status"] for result in results} == {201}
     assert [result["prediction"]["input"]["text"] for result in results] == [str(number) for number in range(250)]
@@ -42,7 +42,7 @@ async def test_each_is_made_and_listed_in_the_order_of_the_request(api: httpx.As
     assert listed == made
 
 
-async def test_a_wrong_one_costs_the_others_nothing(api: httpx.AsyncClient) -> None:
+async def test_invalid_entry_does_not_affect_the_others(api: httpx.AsyncClient) -> None:
     wrong = [one(inptu=1), {"version": "nope", "input": {}}, {"version": VERSION}, 7]
     results = await send(api, [one("a"), *wrong, one("b")])
     assert [result["status"] for result in results] == [201, 422, 422, 422, 422, 201]
@@ -51,7 +51,7 @@ async def test_a_wrong_one_costs_the_others_nothing(api: httpx.AsyncClient) -> N
     assert all("prediction" not in result for result in results[1:5])
 
 
-async def test_a_batch_of_a_hundred_is_one_write_to_redis(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_batch_of_a_hundred_is_one_write_to_redis(api: httpx.AsyncClient, redis: Redis) -> None:
     await send(api, [one()])  # who asks, and the version, are known now
     before = (await redis.info("stats"))["total_reads_processed"]
     await send(api, [one() for _ in range(100)])
@@ -60,7 +60,7 @@ async def test_a_batch_of_a_hundred_is_one_write_to_redis(api: httpx.AsyncClient
     assert after - before <= 12
 
 
-async def test_sent_again_under_its_key_it_makes_nothing_twice(api: httpx.AsyncClient) -> None:
+async def test_repeated_batch_with_its_key_creates_nothing_twice(api: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "nightly"}
     first = await send(api, [one("a"), one("a"), one("b")], **headers)
     again = await send(api, [one("a"), one("a"), one("b")], **headers)
@@ -71,7 +71,7 @@ async def test_sent_again_under_its_key_it_makes_nothing_twice(api: httpx.AsyncC
     assert (changed["status"], changed["error"]["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_each_takes_a_token_and_those_beyond_the_rate_are_told_so(
+async def test_each_entry_takes_a_token_and_the_rest_is_refused(
     settings: ApiSettings, token: str, queue: QueueName, redis: Redis
 ) -> None:
     await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "3"})
@@ -82,7 +82,7 @@ async def test_each_takes_a_token_and_those_beyond_the_rate_are_told_so(
         assert (await api.post("/v1/predictions/batch", json={"predictions": [one()]})).status_code == 429
 
 
-async def test_the_headers_hold_for_each(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_headers_apply_to_each_entry(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     [made] = await send(api, [one()], **{"Cancel-After": "90s", "Prefer": "wait"})
     assert made["prediction"]["status"] == "starting"
     assert made["prediction"]["deadline"] > made["prediction"]["created_at"]
@@ -99,15 +99,13 @@ async def test_the_headers_hold_for_each(api: httpx.AsyncClient, director: Playe
         ([], 422, "Expected: object, given: array"),
     ],
 )
-async def test_what_is_no_batch_is_refused_whole(api: httpx.AsyncClient, body: Any, status: int, words: str) -> None:
+async def test_invalid_batch_is_refused_as_a_whole(api: httpx.AsyncClient, body: Any, status: int, words: str) -> None:
     answer = await api.post("/v1/predictions/batch", json=body)
     assert answer.status_code == status
     assert words in answer.json()["detail"]
 
 
-async def test_a_batch_may_be_larger_than_one_body_but_not_without_bound(
-    settings: ApiSettings, token: str, queue: QueueName
-) -> None:
+async def test_batch_may_exceed_one_body_within_a_bound(settings: ApiSettings, token: str, queue: QueueName) -> None:
     small = replace(settings, max_body_bytes=2048, max_batch_bytes=64 * 1024)
     async with api_client(small, token=token) as api:
         assert len(await send(api, [one("x" * 1000) for _ in range(20)])) == 20
@@ -115,6 +113,6 @@ async def test_a_batch_may_be_larger_than_one_body_but_not_without_bound(
     assert answer.status_code == 413
 
 
-async def test_a_model_names_its_latest_version(api: httpx.AsyncClient) -> None:
+async def test_model_name_means_its_latest_version(api: httpx.AsyncClient) -> None:
     [made] = await send(api, [{"version": MODEL, "input": {}}])
     assert made["prediction"]["version"] == VERSION

@@ -106,11 +106,11 @@ def try_out(service: Scene, name: str, examples: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_answer_is_one_of_the_contract(service: Scene, name: str) -> None:
+def test_every_answer_follows_the_contract(service: Scene, name: str) -> None:
     try_out(service, name, FEW)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_answer_to_much_more_is_one_of_the_contract(service: Scene, name: str) -> None:
+def test_every_answer_to_many_more_requests_follows_the_contract(service: Scene, name: str) -> None:
     try_out(service, name, MANY)

@@ -35,7 +35,7 @@ async def create(api: httpx.AsyncClient, *, headers: dict[str, str] | None = Non
     return await api.post("/v1/predictions", json=given, headers=headers)
 
 
-async def test_a_prediction_is_accepted_as_replicate_does(api: httpx.AsyncClient) -> None:
+async def test_prediction_is_accepted_as_on_replicate(api: httpx.AsyncClient) -> None:
     answer = await create(api)
     made = answer.json()
     address = f"http://director.test/v1/predictions/{made['id']}"
@@ -74,7 +74,7 @@ async def test_a_prediction_is_accepted_as_replicate_does(api: httpx.AsyncClient
     assert re.fullmatch(rf"http://director\.test/v1/streams/{made['id']}[a-z2-7]{{26}}", made["urls"]["stream"])
 
 
-async def test_a_model_that_gives_its_output_at_once_has_no_stream(
+async def test_model_without_streaming_has_no_stream(
     api: httpx.AsyncClient, thumbnail: QueueName, hello: QueueName
 ) -> None:
     made = await create(api, version=THUMBNAIL_VERSION, input={"image": "https://example.com/a.png"})
@@ -84,7 +84,7 @@ async def test_a_model_that_gives_its_output_at_once_has_no_stream(
     assert "stream" in streamed.json()["urls"]
 
 
-async def test_what_create_answers_is_what_get_answers(api: httpx.AsyncClient) -> None:
+async def test_create_and_get_answer_the_same(api: httpx.AsyncClient) -> None:
     made = await create(api, webhook=HOOK, webhook_events_filter=["completed"], headers={"Cancel-After": "5m"})
     got = await api.get(f"/v1/predictions/{made.json()['id']}")
     assert got.status_code == 200
@@ -92,18 +92,18 @@ async def test_what_create_answers_is_what_get_answers(api: httpx.AsyncClient) -
 
 
 @pytest.mark.parametrize("version", [VERSION, f"{MODEL}:{VERSION}", MODEL], ids=["bare", "pinned", "latest"])
-async def test_a_version_has_three_forms(api: httpx.AsyncClient, version: str) -> None:
+async def test_version_has_three_forms(api: httpx.AsyncClient, version: str) -> None:
     made = (await create(api, version=version)).json()
     assert (made["model"], made["version"]) == (MODEL, VERSION)
 
 
-async def test_the_route_of_a_model_takes_its_latest_version(api: httpx.AsyncClient) -> None:
+async def test_route_of_a_model_uses_its_latest_version(api: httpx.AsyncClient) -> None:
     answer = await api.post(f"/v1/models/{MODEL}/predictions", json={"input": {}})
     assert (answer.status_code, answer.json()["version"]) == (201, VERSION)
 
 
 @pytest.mark.parametrize("base", ["", "/v1", "/v1/v1"])
-async def test_a_base_address_with_or_without_v1_works(api: httpx.AsyncClient, base: str) -> None:
+async def test_base_address_works_with_and_without_v1(api: httpx.AsyncClient, base: str) -> None:
     made = (await api.post(f"{base}/predictions", json={"version": VERSION, "input": {}})).json()
     assert (await api.get(f"{base}/predictions/{made['id']}")).json()["id"] == made["id"]
     assert made["urls"]["get"] == f"http://director.test/v1/predictions/{made['id']}"
@@ -118,7 +118,7 @@ async def test_a_base_address_with_or_without_v1_works(api: httpx.AsyncClient, b
         '{"text":"\\u00e9 \\ud83d\\ude00 é 😀","twice":1,"twice":2}',
     ],
 )
-async def test_the_bytes_of_an_input_come_back_untouched(
+async def test_bytes_of_an_input_are_returned_unchanged(
     api: httpx.AsyncClient, director: PlayedDirector, given: str
 ) -> None:
     body = f'{{"version":"{VERSION}","input":{given}}}'.encode()
@@ -131,19 +131,19 @@ async def test_the_bytes_of_an_input_come_back_untouched(
     assert f'"input":{given},"output":{given},'.encode() in got.content
 
 
-async def test_a_webhook_without_a_filter_hears_of_everything(api: httpx.AsyncClient) -> None:
+async def test_webhook_without_a_filter_gets_every_event(api: httpx.AsyncClient) -> None:
     made = (await create(api, webhook=HOOK)).json()
     assert made["webhook"] == HOOK
     assert made["webhook_events_filter"] == ["start", "output", "logs", "completed"]
 
 
-async def test_a_filter_is_kept(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_filter_of_events_is_kept(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])
     claim = await director.claim()
     assert (claim.record.webhook, claim.record.events) == (HOOK, "completed,start")
 
 
-async def test_a_deadline_is_asked_for_by_header(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_header_sets_the_deadline(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api, headers={"Cancel-After": "1m30s"})).json()
     claim = await director.claim()
     assert claim.record.deadline == claim.record.created + 90_000
@@ -151,9 +151,7 @@ async def test_a_deadline_is_asked_for_by_header(api: httpx.AsyncClient, directo
     assert made["deadline"] > made["created_at"]
 
 
-async def test_a_start_can_be_asked_for_by_a_time(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
-) -> None:
+async def test_header_sets_the_latest_start(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     made = (await create(api, headers={"X-Start-By": "90"})).json()
     claim = await director.claim()
     assert (
@@ -166,14 +164,14 @@ async def test_a_start_can_be_asked_for_by_a_time(
 
 
 @pytest.mark.parametrize(("asked", "lane"), [("high", "high"), ("low", "low"), (None, "normal")])
-async def test_a_priority_is_a_lane(
+async def test_priority_selects_the_lane(
     api: httpx.AsyncClient, director: PlayedDirector, asked: str | None, lane: str
 ) -> None:
     await create(api, headers={} if asked is None else {"X-Priority": asked})
     assert (await director.claim()).record.lane == lane
 
 
-async def test_a_lane_that_the_token_does_not_have_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_lane_without_permission_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
     low = await Accounts(redis).create_token(ACCOUNT, lanes=["low"])
     refused = await create(api, headers={"Authorization": f"Bearer {low}", "X-Priority": "high"})
     taken = await create(api, headers={"Authorization": f"Bearer {low}"})
@@ -185,7 +183,7 @@ async def test_a_lane_that_the_token_does_not_have_is_refused(api: httpx.AsyncCl
 # ── idempotency ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_asking_twice_with_one_key_is_asking_once(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_repeated_key_creates_once(api: httpx.AsyncClient, redis: Redis) -> None:
     first = await create(api, headers={"Idempotency-Key": "order 7"})
     again = await create(api, headers={"Idempotency-Key": "order 7"})
     assert (first.status_code, again.status_code) == (201, 201)
@@ -195,21 +193,21 @@ async def test_asking_twice_with_one_key_is_asking_once(api: httpx.AsyncClient, 
     assert await redis.zcard(keys.listing(ACCOUNT)) == 1
 
 
-async def test_a_replay_shows_what_became_of_it(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_replay_shows_the_current_state(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     await create(api, headers={"Idempotency-Key": "k"})
     await director.finish(await director.claim(), output=b'"done"')
     again = await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait"})
     assert (again.status_code, again.json()["status"], again.json()["output"]) == (201, "succeeded", "done")
 
 
-async def test_one_key_for_two_bodies_is_refused_and_leaves_nothing(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_key_with_another_body_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
     await create(api, headers={"Idempotency-Key": "k"})
     other = await create(api, input={"text": "other"}, headers={"Idempotency-Key": "k"})
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
     assert await redis.zcard(keys.listing(ACCOUNT)) == 1
 
 
-async def test_a_key_holds_under_every_base_address_and_across_a_deploy(
+async def test_key_holds_for_every_base_address_and_across_a_deploy(
     api: httpx.AsyncClient, settings: ApiSettings, token: str, catalog: Catalog
 ) -> None:
     path, headers = f"/models/{MODEL}/predictions", {"Idempotency-Key": "k"}
@@ -221,22 +219,20 @@ async def test_a_key_holds_under_every_base_address_and_across_a_deploy(
 
 
 @pytest.mark.parametrize("changed", [{"Cancel-After": "10s"}, {"X-Priority": "high"}, {"X-Start-By": "10"}])
-async def test_one_key_with_another_deadline_or_lane_is_refused(
-    api: httpx.AsyncClient, changed: dict[str, str]
-) -> None:
+async def test_key_with_another_deadline_or_lane_is_refused(api: httpx.AsyncClient, changed: dict[str, str]) -> None:
     await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait=0"})
     other = await create(api, headers={"Idempotency-Key": "k"} | changed)
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_many_at_once_with_one_key_make_one_prediction(api: httpx.AsyncClient) -> None:
+async def test_concurrent_creates_with_one_key_make_one_prediction(api: httpx.AsyncClient) -> None:
     answers = await asyncio.gather(*[create(api, headers={"Idempotency-Key": "k"}) for _ in range(20)])
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
 
-async def test_keys_of_two_accounts_are_two_keys(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_two_accounts_may_use_the_same_key(api: httpx.AsyncClient, redis: Redis) -> None:
     other = await Accounts(redis).create_token("umbrella")
     mine = await create(api, headers={"Idempotency-Key": "k"})
     theirs = await create(api, headers={"Idempotency-Key": "k", "Authorization": f"Bearer {other}"})
@@ -246,7 +242,7 @@ async def test_keys_of_two_accounts_are_two_keys(api: httpx.AsyncClient, redis: 
 # ── get and cancel ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_get_shows_a_run_as_it_goes(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_get_shows_the_progress_of_a_run(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim, b'"a"', b'"b"')
@@ -256,7 +252,7 @@ async def test_get_shows_a_run_as_it_goes(api: httpx.AsyncClient, director: Play
     assert running["metrics"] == {}
 
 
-async def test_get_shows_how_it_ended(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_get_shows_how_a_run_ended(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim)
@@ -267,7 +263,7 @@ async def test_get_shows_how_it_ended(api: httpx.AsyncClient, director: PlayedDi
     assert ended["metrics"]["total_time"] >= ended["metrics"]["predict_time"] >= 0
 
 
-async def test_what_waits_is_canceled_at_once(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
+async def test_waiting_prediction_is_canceled_at_once(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
     made = (await create(api)).json()
     # official clients announce JSON here, and send nothing
     answer = await api.post(f"/v1/predictions/{made['id']}/cancel", headers={"Content-Type": "application/json"})
@@ -276,7 +272,9 @@ async def test_what_waits_is_canceled_at_once(api: httpx.AsyncClient, redis: Red
     assert await redis.zcard(keys.live(queue)) == 0
 
 
-async def test_what_runs_is_asked_to_stop(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_running_prediction_is_asked_to_stop(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim)
@@ -285,7 +283,7 @@ async def test_what_runs_is_asked_to_stop(api: httpx.AsyncClient, director: Play
     assert await redis.hget(keys.record(PredictionId(made["id"])), "cancel") == b"user"
 
 
-async def test_what_has_ended_stays_as_it_is(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_cancel_does_not_change_an_ended_prediction(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     await director.finish(await director.claim(), output=b"1")
     answer = await api.post(f"/v1/predictions/{made['id']}/cancel")
@@ -295,14 +293,14 @@ async def test_what_has_ended_stays_as_it_is(api: httpx.AsyncClient, director: P
 # ── who knows us, and under which address ────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_public_url_is_what_answers_name(settings: ApiSettings, token: str, queue: QueueName) -> None:
+async def test_answers_use_the_public_url(settings: ApiSettings, token: str, queue: QueueName) -> None:
     public = replace(settings, public_url="https://api.acme.example/")
     async with api_client(public, token=token) as api:
         made = (await create(api)).json()
     assert made["urls"]["get"] == f"https://api.acme.example/v1/predictions/{made['id']}"
 
 
-async def test_forwarded_headers_are_not_believed(api: httpx.AsyncClient) -> None:
+async def test_forwarded_headers_are_ignored_by_default(api: httpx.AsyncClient) -> None:
     made = await create(api, headers={"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"})
     assert made.json()["urls"]["get"].startswith("http://director.test/")
 
@@ -316,7 +314,7 @@ async def test_forwarded_headers_are_not_believed(api: httpx.AsyncClient) -> Non
         (("10.0.0.0/8", "::1"), {"Host": "evil.example", "Proto": "https"}, "http://director.test"),
     ],
 )
-async def test_a_proxy_that_was_named_is_believed(
+async def test_forwarded_headers_of_a_configured_proxy_are_used(
     settings: ApiSettings, token: str, queue: QueueName, proxies: tuple[str, ...], headers: dict[str, str], base: str
 ) -> None:
     async with api_client(replace(settings, trusted_proxies=proxies), token=token) as api:
@@ -324,7 +322,7 @@ async def test_a_proxy_that_was_named_is_believed(
     assert made.json()["urls"]["get"].startswith(f"{base}/v1/predictions/")
 
 
-async def test_a_proxy_is_the_same_where_the_socket_shows_its_address_as_ipv6(
+async def test_proxy_is_recognized_by_its_ipv6_mapped_address(
     settings: ApiSettings, token: str, queue: QueueName
 ) -> None:
     trusting = replace(settings, trusted_proxies=("10.0.0.0/8",))
@@ -335,7 +333,7 @@ async def test_a_proxy_is_the_same_where_the_socket_shows_its_address_as_ipv6(
 
 
 @pytest.mark.parametrize("headers", [{"Host": "a b"}, {"Host": "a/b?c"}, {"Proto": "javascript"}])
-async def test_even_a_proxy_names_no_such_place(
+async def test_invalid_forwarded_host_is_refused_even_from_a_proxy(
     settings: ApiSettings, token: str, queue: QueueName, headers: dict[str, str]
 ) -> None:
     async with api_client(replace(settings, trusted_proxies=("127.0.0.1",)), token=token) as api:
@@ -343,7 +341,7 @@ async def test_even_a_proxy_names_no_such_place(
     assert made.status_code == 400
 
 
-def test_what_is_no_address_of_a_proxy_is_said_at_the_start(settings: ApiSettings) -> None:
+def test_invalid_proxy_address_is_reported_at_the_start(settings: ApiSettings) -> None:
     with pytest.raises(SettingsError, match="DIRECTOR_TRUSTED_PROXIES"):
         create_app(replace(settings, trusted_proxies=("the-proxy",)))
 
@@ -355,21 +353,19 @@ async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis) 
     assert secret == {"key": (await Accounts(redis).webhook_secrets(ACCOUNT))[0]}
 
 
-async def test_while_a_secret_is_rotated_the_new_one_is_shown(api: httpx.AsyncClient, scripts: Scripts) -> None:
+async def test_rotation_shows_the_new_webhook_secret(api: httpx.AsyncClient, scripts: Scripts) -> None:
     new = new_secret()
     await scripts.rotate(ACCOUNT, secret=new, keep_s=60)
     assert (await api.get("/v1/webhooks/default/secret")).json() == {"key": new}
 
 
-async def test_who_may_only_look_does_not_get_what_webhooks_are_signed_with(
-    api: httpx.AsyncClient, redis: Redis
-) -> None:
+async def test_read_only_token_cannot_read_the_webhook_secret(api: httpx.AsyncClient, redis: Redis) -> None:
     looks = await Accounts(redis).create_token(ACCOUNT, scopes=["read"])
     answer = await api.get("/v1/webhooks/default/secret", headers={"Authorization": f"Bearer {looks}"})
     assert answer.status_code == 403
 
 
-async def test_a_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) -> None:
+async def test_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) -> None:
     model = (await api.get("/v1/models/example/hello")).json()
     versions = (await api.get("/v1/models/example/hello/versions")).json()
     version = (await api.get(f"/v1/models/example/hello/versions/{'b2' * 32}")).json()
@@ -381,7 +377,7 @@ async def test_a_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName
     assert json.dumps(version["cog_version"]) == '"0.23.1"'
 
 
-async def test_versions_are_listed_newest_first_a_page_at_a_time_and_only_a_page_of_schemas_is_read(
+async def test_versions_are_paged_and_only_one_page_of_schemas_is_read(
     api: httpx.AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
@@ -397,7 +393,7 @@ async def test_versions_are_listed_newest_first_a_page_at_a_time_and_only_a_page
     assert (len(first["results"]), second["next"]) == (100, None)
 
 
-async def test_an_upload_is_refused_in_the_way_that_makes_a_client_send_a_data_uri(api: httpx.AsyncClient) -> None:
+async def test_refused_upload_makes_the_client_send_a_data_uri(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/files", files={"content": b"x"})
     assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
     assert answer.headers["content-type"] == "application/problem+json"

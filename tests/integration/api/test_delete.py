@@ -33,7 +33,7 @@ async def ended(api: httpx.AsyncClient, director: PlayedDirector) -> Any:
     return prediction
 
 
-async def test_nothing_is_left_of_it(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_deletion_leaves_nothing(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     gone = await ended(api, director)
     assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 204
     for path in ("", "/explain", "/events", "/webhooks"):
@@ -45,7 +45,7 @@ async def test_nothing_is_left_of_it(api: httpx.AsyncClient, director: PlayedDir
 
 
 @pytest.mark.parametrize("runs", [False, True])
-async def test_what_has_not_ended_has_to_be_canceled_first(
+async def test_active_prediction_must_be_canceled_before_deletion(
     api: httpx.AsyncClient, director: PlayedDirector, runs: bool
 ) -> None:
     prediction = await made(api)
@@ -57,7 +57,7 @@ async def test_what_has_not_ended_has_to_be_canceled_first(
     assert (await api.get(f"/v1/predictions/{prediction['id']}")).status_code == 200
 
 
-async def test_another_account_cannot(
+async def test_another_account_cannot_delete(
     api: httpx.AsyncClient, settings: ApiSettings, director: PlayedDirector, redis: Redis
 ) -> None:
     mine = await ended(api, director)
@@ -66,7 +66,7 @@ async def test_another_account_cannot(
     assert (await api.get(f"/v1/predictions/{mine['id']}")).json()["output"] == "private"
 
 
-async def test_its_files_go_with_it(
+async def test_deletion_removes_its_files(
     settings: ApiSettings, token: str, queue: QueueName, director: PlayedDirector, redis: Redis, tmp_path: Path
 ) -> None:
     store = store_in(str(tmp_path), redis, SystemClock())

@@ -49,7 +49,7 @@ async def later(catalog: Catalog) -> str:
     return LATER_VERSION
 
 
-async def test_one_is_made_with_its_first_release(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+async def test_deployment_is_created_with_its_first_release(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
     release = chat["current_release"]
     assert (chat["owner"], chat["name"]) == (ACCOUNT, "chat")
     assert (release["number"], release["model"], release["version"]) == (1, MODEL, VERSION)
@@ -58,9 +58,7 @@ async def test_one_is_made_with_its_first_release(api: httpx.AsyncClient, chat: 
     assert (await api.get(CHAT)).json() == chat
 
 
-async def test_a_change_is_a_release_and_no_change_is_none(
-    api: httpx.AsyncClient, chat: dict[str, Any], later: str
-) -> None:
+async def test_only_a_real_change_makes_a_release(api: httpx.AsyncClient, chat: dict[str, Any], later: str) -> None:
     for asked in ({}, {"version": VERSION}, {"min_instances": 0, "hardware": None}):
         same = await api.patch(CHAT, json=asked)
         assert (same.status_code, same.json()) == (200, chat)
@@ -71,14 +69,14 @@ async def test_a_change_is_a_release_and_no_change_is_none(
     assert (await api.get(CHAT)).json() == changed.json()
 
 
-async def test_changes_at_once_are_releases_one_after_the_other(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+async def test_concurrent_changes_become_consecutive_releases(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
     answers = await asyncio.gather(api.patch(CHAT, json={"hardware": "a"}), api.patch(CHAT, json={"max_instances": 5}))
     assert sorted(answer.json()["current_release"]["number"] for answer in answers) == [2, 3]
     last = (await api.get(CHAT)).json()["current_release"]
     assert last["configuration"] == {"hardware": "a", "min_instances": 0, "max_instances": 5}
 
 
-async def test_a_prediction_runs_the_version_of_the_release_at_its_creation(
+async def test_prediction_runs_the_version_of_the_release_at_its_creation(
     api: httpx.AsyncClient, chat: dict[str, Any], later: str, director: PlayedDirector
 ) -> None:
     first = await api.post(f"{CHAT}/predictions", json={"input": {"text": "hi"}})
@@ -93,12 +91,12 @@ async def test_a_prediction_runs_the_version_of_the_release_at_its_creation(
     assert (ended["deployment"], ended["output"]) == (f"{ACCOUNT}/chat", "done")
 
 
-async def test_a_prediction_of_none_names_none(api: httpx.AsyncClient) -> None:
+async def test_prediction_without_a_deployment_names_none(api: httpx.AsyncClient) -> None:
     made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}})
     assert "deployment" not in made.json()
 
 
-async def test_an_idempotency_key_of_the_model_is_not_one_of_its_deployment(
+async def test_idempotency_keys_of_model_and_deployment_are_separate(
     api: httpx.AsyncClient, chat: dict[str, Any]
 ) -> None:
     headers = {"Idempotency-Key": "k"}
@@ -109,7 +107,7 @@ async def test_an_idempotency_key_of_the_model_is_not_one_of_its_deployment(
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_deleted_is_gone_but_what_it_made_goes_on(
+async def test_predictions_of_a_deleted_deployment_continue(
     api: httpx.AsyncClient, chat: dict[str, Any], director: PlayedDirector, redis: Redis
 ) -> None:
     made = (await api.post(f"{CHAT}/predictions", json={"input": {}})).json()
@@ -127,7 +125,7 @@ async def test_deleted_is_gone_but_what_it_made_goes_on(
     assert (await api.get(f"/v1/predictions/{made['id']}")).json()["status"] == "succeeded"
 
 
-async def test_the_list_is_newest_first_and_by_pages_that_lead_both_ways(api: httpx.AsyncClient) -> None:
+async def test_list_is_newest_first_with_pages_in_both_directions(api: httpx.AsyncClient) -> None:
     for number in range(101):
         await api.post("/v1/deployments", json={**WANTED, "name": f"d.{number:03}_x"})
     first = (await api.get("/v1/deployments")).json()
@@ -160,7 +158,7 @@ async def test_the_list_is_newest_first_and_by_pages_that_lead_both_ways(api: ht
     ],
     ids=lambda part: str(part),
 )
-async def test_what_cannot_be_one_is_refused_by_name(
+async def test_invalid_field_is_refused_by_name(
     api: httpx.AsyncClient, change: dict[str, Any], field: str, kind: str
 ) -> None:
     asked = {name: value for name, value in {**WANTED, **change}.items() if value is not None}
@@ -169,36 +167,32 @@ async def test_what_cannot_be_one_is_refused_by_name(
     assert (refused.json()["invalid_fields"][0]["field"], refused.json()["invalid_fields"][0]["type"]) == (field, kind)
 
 
-async def test_a_version_that_is_not_the_models_is_refused(
-    api: httpx.AsyncClient, chat: dict[str, Any], hello: str
-) -> None:
+async def test_version_of_another_model_is_refused(api: httpx.AsyncClient, chat: dict[str, Any], hello: str) -> None:
     made = await api.post("/v1/deployments", json={**WANTED, "name": "b", "model": "example/hello"})
     changed = await api.patch(CHAT, json={"version": "b2" * 32})
     for refused in (made, changed):
         assert (refused.status_code, refused.json()["title"]) == (422, "Invalid version or not permitted")
 
 
-async def test_a_change_that_leaves_fewer_at_most_than_at_least_is_refused(
-    api: httpx.AsyncClient, chat: dict[str, Any]
-) -> None:
+async def test_maximum_below_minimum_is_refused(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
     refused = await api.patch(CHAT, json={"min_instances": 4})
     assert (refused.status_code, refused.json()["invalid_fields"][0]["field"]) == (422, "max_instances")
     assert (await api.patch(CHAT, json={"name": "other"})).status_code == 422
 
 
-async def test_a_name_that_is_taken_is_refused(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+async def test_taken_name_is_refused(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
     taken = await api.post("/v1/deployments", json={**WANTED, "max_instances": 1})
     assert (taken.status_code, taken.json()["invalid_fields"][0]["type"]) == (422, "unique")
     assert (await api.get(CHAT)).json() == chat
 
 
-async def test_an_account_has_a_bounded_number(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_number_of_deployments_per_account_is_bounded(api: httpx.AsyncClient, redis: Redis) -> None:
     await redis.zadd(keys.deployments(ACCOUNT), {f"d{number}": number for number in range(MOST)})
     refused = await api.post("/v1/deployments", json=WANTED)
     assert (refused.status_code, refused.json()["invalid_fields"][0]["type"]) == (422, "array_max_items")
 
 
-async def test_another_accounts_looks_like_none_and_operators_have_all(
+async def test_only_the_owner_and_operators_see_a_deployment(
     settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, chat: dict[str, Any]
 ) -> None:
     accounts = Accounts(redis)
@@ -222,7 +216,7 @@ async def test_another_accounts_looks_like_none_and_operators_have_all(
         assert (await other.delete(CHAT)).status_code == 403
 
 
-async def test_a_release_shows_what_kind_of_account_made_it(
+async def test_release_shows_the_kind_of_account_that_made_it(
     settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, chat: dict[str, Any], token: str
 ) -> None:
     accounts = Accounts(redis)
@@ -241,7 +235,7 @@ async def test_a_release_shows_what_kind_of_account_made_it(
         assert by(listed) == ("ops", "organization")
 
 
-async def test_a_suspended_account_changes_and_deletes_its_own_and_makes_and_runs_none(
+async def test_suspended_account_may_change_but_neither_create_nor_run_deployments(
     settings: ApiSettings, redis: Redis, chat: dict[str, Any], token: str
 ) -> None:
     suspension = Suspension(policy="hold", reason="unpaid", since_ms=0)
@@ -254,9 +248,7 @@ async def test_a_suspended_account_changes_and_deletes_its_own_and_makes_and_run
         assert (await mine.delete(CHAT)).status_code == 204
 
 
-async def test_a_model_that_may_not_be_seen_is_not_deployed_and_one_that_became_so_is_not_run(
-    settings: ApiSettings, redis: Redis, queue: str
-) -> None:
+async def test_hidden_model_is_neither_deployed_nor_run(settings: ApiSettings, redis: Redis, queue: str) -> None:
     stranger = await Accounts(redis).create_token("stranger")
     async with api_client(replace(settings, cache_s=0), token=stranger) as other:
         assert (await other.post("/v1/deployments", json=WANTED)).status_code == 200
@@ -271,12 +263,12 @@ async def test_a_model_that_may_not_be_seen_is_not_deployed_and_one_that_became_
             assert (refused.status_code, refused.json()["title"]) == (422, "Invalid version or not permitted")
 
 
-async def test_a_path_that_can_be_no_name_is_not_looked_for(api: httpx.AsyncClient) -> None:
+async def test_invalid_name_in_the_path_is_not_looked_up(api: httpx.AsyncClient) -> None:
     for name in ("Chat", "ch%7Dat", "%7B", "a" * 65):
         assert (await api.get(f"/v1/deployments/{ACCOUNT}/{name}")).status_code == 404
 
 
-async def test_the_input_is_judged_by_the_schema_of_the_version(
+async def test_input_is_checked_against_the_schema_of_the_version(
     api: httpx.AsyncClient, chat: dict[str, Any], catalog: Catalog
 ) -> None:
     schema = {"components": {"schemas": {"Input": {"required": ["text"], "properties": {"text": {"type": "string"}}}}}}
@@ -288,7 +280,7 @@ async def test_the_input_is_judged_by_the_schema_of_the_version(
     assert (refused.status_code, refused.json()["detail"]) == (422, "- input: text is required\n")
 
 
-async def test_none_is_made_for_a_version_that_was_deleted_a_moment_ago(
+async def test_deployment_of_a_just_deleted_version_is_refused(
     settings: ApiSettings, token: str, redis: Redis, scripts: Scripts, catalog: Catalog, queue: QueueName, later: str
 ) -> None:
     async with api_client(settings, token=token) as api:

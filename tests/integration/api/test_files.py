@@ -88,7 +88,7 @@ async def address_of(redis: Redis, file: dict[str, Any], *, owner: str = ACCOUNT
 # ---- both official shapes ----
 
 
-async def test_what_the_python_client_sends_is_a_file(api: httpx.AsyncClient) -> None:
+async def test_upload_of_the_python_client_becomes_a_file(api: httpx.AsyncClient) -> None:
     file = await upload(api, metadata='{"a": [1, {}]}')
     assert file["name"] == "cat.png"
     assert file["content_type"] == "image/png"
@@ -102,7 +102,7 @@ async def test_what_the_python_client_sends_is_a_file(api: httpx.AsyncClient) ->
     assert lifetime == timedelta(hours=1)
 
 
-async def test_what_the_javascript_client_sends_is_a_file(api: httpx.AsyncClient) -> None:
+async def test_upload_of_the_javascript_client_becomes_a_file(api: httpx.AsyncClient) -> None:
     answer = await api.post(
         "/v1/files",
         files=[
@@ -120,7 +120,7 @@ async def test_what_the_javascript_client_sends_is_a_file(api: httpx.AsyncClient
     assert answer.headers["location"] == file["urls"]["get"]
 
 
-async def test_fields_of_the_form_win_over_the_head_of_its_file(api: httpx.AsyncClient) -> None:
+async def test_form_fields_override_the_header_of_the_file(api: httpx.AsyncClient) -> None:
     file = await upload(api, filename="katze 🐈.webp", type="image/webp")
     assert (file["name"], file["content_type"], file["metadata"]) == ("katze 🐈.webp", "image/webp", {})
 
@@ -130,23 +130,23 @@ async def test_fields_of_the_form_win_over_the_head_of_its_file(api: httpx.Async
     [("../../etc/passwd", "passwd"), ("C:\\temp\\x.png", "x.png"), ("", "file"), ("a/", "file"), ("a\nb", "a�b")],
     ids=["slashes", "backslashes", "none", "folder", "newline"],
 )
-async def test_a_name_is_only_a_name(api: httpx.AsyncClient, given: str, kept_as: str) -> None:
+async def test_name_of_a_file_is_never_a_path(api: httpx.AsyncClient, given: str, kept_as: str) -> None:
     assert (await upload(api, filename=given, name="file"))["name"] == kept_as
 
 
-async def test_an_empty_file_is_a_file(api: httpx.AsyncClient) -> None:
+async def test_empty_file_is_accepted(api: httpx.AsyncClient) -> None:
     file = await upload(api, b"")
     assert (file["size"], file["etag"]) == (0, "d41d8cd98f00b204e9800998ecf8427e")
 
 
-async def test_a_type_that_is_none_is_bytes(api: httpx.AsyncClient) -> None:
+async def test_invalid_content_type_becomes_octet_stream(api: httpx.AsyncClient) -> None:
     assert (await upload(api, type="text/html\r\nX-Evil: 1"))["content_type"] == "application/octet-stream"
 
 
 # ---- whose it is ----
 
 
-async def test_another_account_finds_none_of_it(api: httpx.AsyncClient, stranger: httpx.AsyncClient) -> None:
+async def test_another_account_does_not_find_the_file(api: httpx.AsyncClient, stranger: httpx.AsyncClient) -> None:
     file = await upload(api)
     path = f"/v1/files/{file['id']}"
     refused = [await stranger.get(path), await stranger.delete(path), await stranger.get(f"{path}/download")]
@@ -156,7 +156,7 @@ async def test_another_account_finds_none_of_it(api: httpx.AsyncClient, stranger
     assert (await api.get(path)).status_code == 200
 
 
-async def test_a_deleted_file_is_gone_with_its_bytes(api: httpx.AsyncClient, folder: Path, redis: Redis) -> None:
+async def test_deletion_removes_the_file_and_its_bytes(api: httpx.AsyncClient, folder: Path, redis: Redis) -> None:
     file = await upload(api)
     address = await address_of(redis, file)
     assert len(kept(folder)) == 1
@@ -169,12 +169,12 @@ async def test_a_deleted_file_is_gone_with_its_bytes(api: httpx.AsyncClient, fol
 
 
 @pytest.mark.parametrize("name", ["x", "..", "0" * 26, "%2e%2e%2fpasswd", "é"])
-async def test_what_is_no_id_is_no_file(api: httpx.AsyncClient, name: str) -> None:
+async def test_invalid_id_is_not_found(api: httpx.AsyncClient, name: str) -> None:
     for answer in (await api.get(f"/v1/files/{name}"), await api.delete(f"/v1/files/{name}")):
         assert answer.status_code == 404
 
 
-async def test_nobody_uploads_without_a_token_that_may_run(settings: ApiSettings, redis: Redis, folder: Path) -> None:
+async def test_upload_needs_a_token_that_may_run(settings: ApiSettings, redis: Redis, folder: Path) -> None:
     reader = await Accounts(redis).create_token(ACCOUNT, scopes=["read"])
     for token, status in ((None, 401), (reader, 403)):
         async with api_client(settings, token=token) as api:
@@ -182,7 +182,7 @@ async def test_nobody_uploads_without_a_token_that_may_run(settings: ApiSettings
     assert kept(folder) == []
 
 
-async def test_a_long_list_is_paged_both_ways(api: httpx.AsyncClient) -> None:
+async def test_long_list_has_pages_in_both_directions(api: httpx.AsyncClient) -> None:
     ids = [(await upload(api, b"x"))["id"] for _ in range(103)]
     first = (await api.get("/v1/files")).json()
     second = (await api.get(first["next"])).json()
@@ -197,7 +197,7 @@ async def test_a_long_list_is_paged_both_ways(api: httpx.AsyncClient) -> None:
 # ---- the signed address ----
 
 
-async def test_whoever_has_the_address_gets_the_bytes_and_no_more(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_signed_address_gives_the_bytes_and_nothing_else(api: httpx.AsyncClient, redis: Redis) -> None:
     file = await upload(api, name="a b.html", type="text/html")
     address = await address_of(redis, file)
     assert httpx.URL(address).path == f"/v1/files/{file['id']}/download/a b.html"
@@ -208,7 +208,7 @@ async def test_whoever_has_the_address_gets_the_bytes_and_no_more(api: httpx.Asy
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_part_of_it_is_had_by_its_range(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_range_request_gets_a_part(api: httpx.AsyncClient, redis: Redis) -> None:
     address = await address_of(redis, await upload(api))
     whole = await api.get(address)
     assert (whole.status_code, whole.headers["accept-ranges"]) == (200, "bytes")
@@ -224,7 +224,7 @@ async def test_a_part_of_it_is_had_by_its_range(api: httpx.AsyncClient, redis: R
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
 
 
-async def test_who_asks_for_its_head_alone_has_nothing_of_it_read(
+async def test_head_request_reads_no_bytes(
     api: httpx.AsyncClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = await address_of(redis, await upload(api))
@@ -239,7 +239,7 @@ async def test_who_asks_for_its_head_alone_has_nothing_of_it_read(
     assert head.headers == whole.headers
 
 
-async def test_the_address_is_signed_as_replicate_says(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_address_is_signed_as_replicate_documents(api: httpx.AsyncClient, redis: Redis) -> None:
     file, expiry = await upload(api), SystemClock().now_ms() // 1000 + 60
     secret = await Links(redis, SystemClock())._known()
     signed = hmac.digest(secret.encode(), f"{ACCOUNT} {file['id']} {expiry}".encode(), "sha256")
@@ -247,7 +247,7 @@ async def test_the_address_is_signed_as_replicate_says(api: httpx.AsyncClient, r
     assert (await api.get(f"/v1/files/{file['id']}/download?{query}")).content == DATA
 
 
-async def test_an_address_that_was_changed_or_is_over_leads_nowhere(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_changed_or_expired_address_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
     file, other = await upload(api), await upload(api)
     url = httpx.URL(await address_of(redis, file))
     changed = [
@@ -268,7 +268,7 @@ async def test_an_address_that_was_changed_or_is_over_leads_nowhere(api: httpx.A
 # ---- what is refused ----
 
 
-async def test_without_a_store_there_are_no_files(server: RedisServer, token: str) -> None:
+async def test_no_files_without_a_store(server: RedisServer, token: str) -> None:
     async with api_client(ApiSettings(redis_url=server.url), token=token) as api:
         answer = await api.post("/v1/files", files={"content": b"x"})
         assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
@@ -333,7 +333,7 @@ END = b"--b--\r\n"
         "long name of the part",
     ],
 )
-async def test_a_form_that_is_none_is_refused_and_nothing_of_it_is_kept(
+async def test_invalid_form_is_refused_and_nothing_is_kept(
     api: httpx.AsyncClient, redis: Redis, folder: Path, headers: dict[str, str], body: bytes, status: int
 ) -> None:
     answer = await api.post("/v1/files", headers=headers, content=body)
@@ -342,13 +342,13 @@ async def test_a_form_that_is_none_is_refused_and_nothing_of_it_is_kept(
     assert await redis.exists(keys.files(ACCOUNT)) == 0
 
 
-async def test_parts_that_nobody_knows_are_passed_over(api: httpx.AsyncClient) -> None:
+async def test_unknown_form_parts_are_ignored(api: httpx.AsyncClient) -> None:
     body = part("color", b"x" * 200_000) + part("content") + part("more") + b"--b--\r\nepilogue"
     answer = await api.post("/v1/files", headers=BOUNDARY, content=body)
     assert (answer.status_code, answer.json()["size"]) == (201, 1)
 
 
-async def test_a_form_may_come_in_any_pieces(api: httpx.AsyncClient) -> None:
+async def test_form_may_arrive_in_any_pieces(api: httpx.AsyncClient) -> None:
     body = part("content", b"\r\n--a\r\n-b" * 20) + part("metadata", b'{"a":1}') + END
 
     async def byte_by_byte() -> AsyncIterator[bytes]:
@@ -362,7 +362,7 @@ async def test_a_form_may_come_in_any_pieces(api: httpx.AsyncClient) -> None:
     )
 
 
-async def test_a_file_above_the_limit_is_refused_in_replicates_words(
+async def test_too_large_file_is_refused_in_replicates_words(
     api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.files.files.MAX_FILE_BYTES", 1_000_000)
@@ -379,9 +379,7 @@ async def test_a_file_above_the_limit_is_refused_in_replicates_words(
     assert (await upload(api, b"x" * 1_000_000))["size"] == 1_000_000
 
 
-async def test_a_form_that_stops_coming_is_not_waited_for(
-    api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stalled_form_is_given_up(api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.files.multipart.SILENCE_S", 0.05)
 
     async def silent() -> AsyncIterator[bytes]:
@@ -393,7 +391,7 @@ async def test_a_form_that_stops_coming_is_not_waited_for(
     assert kept(folder) == []
 
 
-async def test_a_form_that_only_trickles_is_not_waited_for(
+async def test_trickling_form_is_given_up(
     api: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.files.multipart.JUDGED_S", 0.05)
@@ -410,7 +408,7 @@ async def test_a_form_that_only_trickles_is_not_waited_for(
     assert kept(folder) == []
 
 
-async def test_the_time_that_a_store_takes_is_not_held_against_the_caller(
+async def test_time_of_the_store_does_not_count_against_the_caller(
     api: httpx.AsyncClient, store: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.files.multipart.JUDGED_S", 0.5)
@@ -430,13 +428,13 @@ async def test_the_time_that_a_store_takes_is_not_held_against_the_caller(
     await upload(api, b"x" * 300_000)
 
 
-async def test_a_store_that_cannot_be_written_is_a_503(api: httpx.AsyncClient, folder: Path) -> None:
+async def test_unwritable_store_is_a_503(api: httpx.AsyncClient, folder: Path) -> None:
     folder.touch()  # a real failure, also for root
     answer = await api.post("/v1/files", files={"content": b"x"})
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "unavailable", "5")
 
 
-async def test_a_bucket_that_is_away_is_a_503(server: RedisServer, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_bucket_is_a_503(server: RedisServer, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("director.files.s3.RETRIES", {"max_retries": 0})
@@ -449,7 +447,7 @@ async def test_a_bucket_that_is_away_is_a_503(server: RedisServer, token: str, m
 # ---- as long as it lives ----
 
 
-async def test_expired_and_abandoned_files_are_swept_and_no_others(
+async def test_sweep_removes_only_expired_and_abandoned_files(
     api: httpx.AsyncClient, folder: Path, redis: Redis, scripts: Scripts, store: LocalFiles
 ) -> None:
     clock = FakeClock(now_ms=SystemClock().now_ms())
@@ -469,7 +467,7 @@ async def test_expired_and_abandoned_files_are_swept_and_no_others(
     assert 0 < await redis.pttl(keys.files(ACCOUNT)) <= 3_600_000
 
 
-async def test_files_stay_listed_after_their_lifetime_was_lowered(redis: Redis) -> None:
+async def test_files_stay_listed_after_the_lifetime_was_lowered(redis: Redis) -> None:
     now_ms = SystemClock().now_ms()
     files = CallerFiles(redis)
     older = a_file(created=now_ms - 7200_000, life_s=86400)
@@ -503,9 +501,7 @@ def a_file(*, created: int, life_s: int) -> CallerFile:
 # ---- in a process ----
 
 
-async def test_a_caller_that_hangs_up_leaves_nothing(
-    server: RedisServer, redis: Redis, token: str, folder: Path
-) -> None:
+async def test_canceled_upload_leaves_nothing(server: RedisServer, redis: Redis, token: str, folder: Path) -> None:
     async with live_api(server.url, env={"DIRECTOR_FILES_DIR": str(folder)}) as live:
         port = httpx.URL(live.url).port
         stream = await anyio.connect_tcp("127.0.0.1", port or 0)
@@ -517,7 +513,7 @@ async def test_a_caller_that_hangs_up_leaves_nothing(
         await eventually(lambda: not kept(folder), "nothing is left of it")
 
 
-async def test_an_upload_and_a_download_are_never_held_whole(
+async def test_uploads_and_downloads_are_never_held_whole(
     server: RedisServer, redis: Redis, token: str, folder: Path
 ) -> None:
     grown = await grown_by(server, redis, token, folder, size=40 * MIB)
@@ -525,7 +521,7 @@ async def test_an_upload_and_a_download_are_never_held_whole(
 
 
 @pytest.mark.heavy
-async def test_a_hundred_megabytes_grow_the_process_by_less_than_32(
+async def test_hundred_megabytes_grow_the_process_by_less_than_32(
     server: RedisServer, redis: Redis, token: str, folder: Path
 ) -> None:
     grown = await grown_by(server, redis, token, folder, size=100 * MIB)
@@ -590,7 +586,7 @@ async def refused(api: httpx.AsyncClient, data: bytes) -> dict[str, Any]:
     return problem
 
 
-async def test_a_file_that_there_is_no_room_for_is_refused_and_leaves_nothing(
+async def test_file_beyond_the_limit_is_refused_and_leaves_nothing(
     limited: Limited, folder: Path, scripts: Scripts
 ) -> None:
     api = await limited(1_000_000)
@@ -603,7 +599,7 @@ async def test_a_file_that_there_is_no_room_for_is_refused_and_leaves_nothing(
     assert (await scripts.stow(ACCOUNT)).total == 1_000_000
 
 
-async def test_a_file_that_is_deleted_makes_room(limited: Limited) -> None:
+async def test_deleting_a_file_frees_space(limited: Limited) -> None:
     api = await limited(10)
     first = await upload(api, bytes(10))
     await refused(api, b"x")
@@ -611,14 +607,14 @@ async def test_a_file_that_is_deleted_makes_room(limited: Limited) -> None:
     await upload(api, bytes(10))
 
 
-async def test_uploads_at_once_get_no_more_room_than_there_is(limited: Limited, scripts: Scripts) -> None:
+async def test_concurrent_uploads_cannot_exceed_the_limit(limited: Limited, scripts: Scripts) -> None:
     api = await limited(1_000_000)
     answers = await asyncio.gather(*(api.post("/v1/files", files={"content": bytes(300_000)}) for _ in range(4)))
     assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 413]
     assert (await scripts.stow(ACCOUNT)).total == 900_000
 
 
-async def test_who_has_no_limit_is_counted_and_not_refused(
+async def test_account_without_a_limit_is_counted_but_not_refused(
     limited: Limited, scripts: Scripts, stranger: httpx.AsyncClient
 ) -> None:
     api = await limited(None)
@@ -628,7 +624,7 @@ async def test_who_has_no_limit_is_counted_and_not_refused(
     assert (await scripts.stow("other")).total == 7
 
 
-async def test_an_upload_that_is_wrong_takes_no_room(limited: Limited, scripts: Scripts) -> None:
+async def test_invalid_upload_takes_no_space(limited: Limited, scripts: Scripts) -> None:
     api = await limited(1_000_000)
     answer = await api.post("/v1/files", files={"content": bytes(1000)}, data={"metadata": "no object"})
     assert answer.status_code == 422

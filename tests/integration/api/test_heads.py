@@ -60,7 +60,7 @@ def chunked(body: bytes, size: int) -> bytes:
         pytest.param(b"GET /" + b"a" * TOO_MUCH, id="an address that does not end"),
     ],
 )
-async def test_a_head_without_end_is_refused_and_its_connection_closed(live: LiveApi, request_: bytes) -> None:
+async def test_endless_head_is_refused_and_its_connection_closed(live: LiveApi, request_: bytes) -> None:
     answer = await to_thread.run_sync(exchange, live.url, request_)
     last = answer[answer.rindex(b"HTTP/1.1 ") :]
     head, _, body = last.partition(b"\r\n\r\n")
@@ -76,13 +76,13 @@ async def test_a_head_without_end_is_refused_and_its_connection_closed(live: Liv
         pytest.param(b"2\r\n{}\r\n0\r\n" + b"X: a\r\n" * (TOO_MUCH // 6), id="trailers without end"),
     ],
 )
-async def test_what_frames_a_body_has_an_end_too(live: LiveApi, token: str, rest: bytes) -> None:
+async def test_framing_of_a_body_is_bounded(live: LiveApi, token: str, rest: bytes) -> None:
     """Its request is under way, and has no answer but the end of the connection."""
     request = create(token, b"Transfer-Encoding: chunked\r\n") + rest
     assert await to_thread.run_sync(exchange, live.url, request) == b""
 
 
-async def test_large_headers_below_the_limit_are_taken(live: LiveApi) -> None:
+async def test_large_headers_below_the_limit_are_accepted(live: LiveApi) -> None:
     request = BEGIN + b"Connection: close\r\n" + b"X: %b\r\n" % (b"a" * 7_500) * 8 + b"\r\n"
     assert (await to_thread.run_sync(exchange, live.url, request)).startswith(b"HTTP/1.1 200 ")
 
@@ -96,7 +96,7 @@ async def test_large_headers_below_the_limit_are_taken(live: LiveApi) -> None:
     ],
     ids=["at once", "byte by byte"],
 )
-async def test_a_body_is_no_head_however_it_comes(live: LiveApi, token: str, framing: bytes, body: bytes) -> None:
+async def test_body_does_not_count_as_head(live: LiveApi, token: str, framing: bytes, body: bytes) -> None:
     answer = await to_thread.run_sync(exchange, live.url, create(token, framing) + body)
     assert answer.startswith(b"HTTP/1.1 201 ")
 
@@ -115,7 +115,7 @@ def pieces(url: str, request: bytes) -> list[bytes]:
         return list(iter(lambda: connection.recv(1 << 20), b""))
 
 
-async def test_an_answer_whose_length_is_known_leaves_in_one_write(live: LiveApi) -> None:
+async def test_answer_of_known_length_is_sent_in_one_write(live: LiveApi) -> None:
     request = BEGIN + b"Connection: close\r\n\r\n"
     for _ in range(5):
         (whole,) = await to_thread.run_sync(pieces, live.url, request)
@@ -123,7 +123,7 @@ async def test_an_answer_whose_length_is_known_leaves_in_one_write(live: LiveApi
         assert whole.endswith(b"}")
 
 
-async def test_an_answer_to_a_head_request_has_its_head_alone(live: LiveApi) -> None:
+async def test_answer_to_a_head_request_has_no_body(live: LiveApi) -> None:
     request = BEGIN.replace(b"GET", b"HEAD") + b"\r\n" + BEGIN + b"Connection: close\r\n\r\n"
     answer = await to_thread.run_sync(exchange, live.url, request)
     assert answer.count(b"HTTP/1.1 200 ") == 2

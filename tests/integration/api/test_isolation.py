@@ -281,12 +281,12 @@ async def door(
         yield Door(api, redis, possessions)
 
 
-def test_every_route_is_tried_or_has_nothing_of_an_account() -> None:
+def test_every_route_is_tested_or_listed_as_free_of_account_data() -> None:
     assert set(TRIES) | set(NOTHING_OF_AN_ACCOUNT) == set(EVERY_ROUTE)
     assert not set(TRIES) & set(NOTHING_OF_AN_ACCOUNT)
 
 
-async def test_a_stranger_is_shown_nothing_and_changes_nothing(door: Door, tokens: dict[str, str]) -> None:
+async def test_another_account_sees_and_changes_nothing(door: Door, tokens: dict[str, str]) -> None:
     faults = []
     before = await door.keyspace()
     for route, tries in TRIES.items():
@@ -301,14 +301,14 @@ async def test_a_stranger_is_shown_nothing_and_changes_nothing(door: Door, token
     assert faults == []
 
 
-async def test_nor_by_asking_for_the_head_alone(door: Door, tokens: dict[str, str]) -> None:
+async def test_head_requests_reveal_nothing_either(door: Door, tokens: dict[str, str]) -> None:
     for (method, path), tries in TRIES.items():
         for one in tries if method == "GET" else ():
             answer = await door.send(("HEAD", path), one, tokens["stranger"])
             assert (answer.status_code, door.possessions.seen_in(answer)) == (one.answer, []), (path, one)
 
 
-async def test_its_owner_is_answered_to_all_of_that(door: Door, tokens: dict[str, str]) -> None:
+async def test_owner_succeeds_with_each_of_these_requests(door: Door, tokens: dict[str, str]) -> None:
     """Else what a stranger is refused might not be there at all. Deletions come last, and operators after them."""
     faults = []
 
@@ -329,9 +329,7 @@ async def test_its_owner_is_answered_to_all_of_that(door: Door, tokens: dict[str
 
 
 @pytest.mark.parametrize("token", [None, "nobody's"])
-async def test_without_a_good_token_there_is_nothing_but_what_has_its_permission_in_its_address(
-    door: Door, token: str | None
-) -> None:
+async def test_only_signed_addresses_work_without_a_valid_token(door: Door, token: str | None) -> None:
     before = await door.keyspace()
     for route, one in ASKED_FOR_A_TOKEN:
         answer = await door.send(route, one, token)
@@ -339,9 +337,7 @@ async def test_without_a_good_token_there_is_nothing_but_what_has_its_permission
     assert await door.keyspace() == before
 
 
-async def test_a_token_that_may_only_read_changes_nothing_of_its_own_account(
-    door: Door, tokens: dict[str, str]
-) -> None:
+async def test_read_only_token_changes_nothing_of_its_account(door: Door, tokens: dict[str, str]) -> None:
     before = await door.keyspace()
     for route, one in ASKED_FOR_A_TOKEN:
         if route[0] not in READS or route[1] == "/webhooks/default/secret":
@@ -350,18 +346,14 @@ async def test_a_token_that_may_only_read_changes_nothing_of_its_own_account(
     assert await door.keyspace() == before
 
 
-async def test_a_token_that_may_only_run_is_shown_nothing_of_its_own_account(
-    door: Door, tokens: dict[str, str]
-) -> None:
+async def test_run_only_token_reads_nothing_of_its_account(door: Door, tokens: dict[str, str]) -> None:
     for route, one in ASKED_FOR_A_TOKEN:
         if route[0] in READS and route[1] != "/webhooks/default/secret":
             answer = await door.send(route, one, tokens["only runs"])
             assert answer.status_code == 403, (route, one, answer.text)
 
 
-async def test_a_suspended_account_has_nothing_run_and_still_sees_what_it_has(
-    door: Door, tokens: dict[str, str]
-) -> None:
+async def test_suspended_account_starts_nothing_but_reads_its_own(door: Door, tokens: dict[str, str]) -> None:
     suspend = ("POST", "/admin/accounts/{name}/suspend")
     await door.send(suspend, Try(answer=200, at=AMBER, body={"policy": "hold"}), tokens["operator"])
     before = await door.keyspace()

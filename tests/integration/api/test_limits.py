@@ -89,7 +89,7 @@ async def test_creates_beyond_the_burst_are_refused_in_replicates_words(door: Do
     assert limit_headers(refused) == ("2", "0", "20")
 
 
-async def test_what_is_refused_is_neither_filed_nor_listed(door: Door, scripts: Scripts, queue: QueueName) -> None:
+async def test_refused_creates_are_neither_filed_nor_listed(door: Door, scripts: Scripts, queue: QueueName) -> None:
     async with door(rate="0.01", burst="1") as api:
         made = (await create(api)).json()
         assert (await create(api)).status_code == 429
@@ -98,7 +98,7 @@ async def test_what_is_refused_is_neither_filed_nor_listed(door: Door, scripts: 
     assert (await scripts.stats(queue)).live == 1
 
 
-async def test_six_at_once_are_one_denied_burst_and_make_nothing(
+async def test_six_retries_at_once_are_one_denied_burst(
     door: Door, redis: Redis, scripts: Scripts, queue: QueueName
 ) -> None:
     """As a client asks that repeats what was refused without a pause."""
@@ -110,7 +110,7 @@ async def test_six_at_once_are_one_denied_burst_and_make_nothing(
     assert (await scripts.stats(queue)).live == 1
 
 
-async def test_reads_have_a_bucket_of_their_own(door: Door) -> None:
+async def test_reads_have_their_own_bucket(door: Door) -> None:
     async with door(rate="0.01", burst="1", read_rate="0.01", read_burst="2") as api:
         made = await create(api)
         assert limit_headers(made) == ("1", "0", "100")
@@ -125,7 +125,7 @@ async def test_reads_have_a_bucket_of_their_own(door: Door) -> None:
         )
 
 
-async def test_every_answer_tells_how_the_limit_stands_a_refusal_too(door: Door) -> None:
+async def test_every_answer_shows_the_limit_even_a_refusal(door: Door) -> None:
     async with door(rate="0.01", burst="9", read_rate="0.01", read_burst="9") as api:
         answers = [
             await create(api, input=5),
@@ -139,7 +139,7 @@ async def test_every_answer_tells_how_the_limit_stands_a_refusal_too(door: Door)
     assert [limit_headers(answer)[:2] for answer in answers] == [("9", left) for left in "876876"]
 
 
-async def test_an_account_without_a_limit_is_told_of_none_and_costs_no_call(door: Door, redis: Redis) -> None:
+async def test_account_without_a_limit_costs_no_extra_call(door: Door, redis: Redis) -> None:
     commands = Commands(redis)
     async with door() as api:
         await create(api)
@@ -150,7 +150,7 @@ async def test_an_account_without_a_limit_is_told_of_none_and_costs_no_call(door
     assert not await redis.exists(keys.usage(ACCOUNT), keys.taken(ACCOUNT), keys.compute(ACCOUNT))
 
 
-async def test_an_account_with_a_limit_costs_one_call_more(door: Door, redis: Redis) -> None:
+async def test_account_with_a_limit_costs_one_extra_call(door: Door, redis: Redis) -> None:
     commands = Commands(redis)
     async with door(**GENEROUS) as api:
         await create(api)
@@ -159,7 +159,7 @@ async def test_an_account_with_a_limit_costs_one_call_more(door: Door, redis: Re
         assert await commands.calls() - before == 3
 
 
-async def test_what_holds_for_all_holds_where_nobody_set_another_limit(door: Door) -> None:
+async def test_default_limit_applies_without_an_individual_one(door: Door) -> None:
     of_all = {"account_rate": 0.01, "account_burst": 3}
     async with door(of_all=of_all) as api:
         assert limit_headers(await create(api))[:2] == ("3", "2")
@@ -169,14 +169,14 @@ async def test_what_holds_for_all_holds_where_nobody_set_another_limit(door: Doo
         assert limit_headers(await create(api)) == WITHOUT_RATE
 
 
-async def test_a_limit_that_is_set_holds_once_the_cache_is_over(door: Door, redis: Redis) -> None:
+async def test_new_limit_applies_once_the_cache_expires(door: Door, redis: Redis) -> None:
     async with door(of_all={"cache_s": 0.0}) as api:
         assert limit_headers(await create(api)) == WITHOUT_RATE
         await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "1"})
         assert [(await create(api)).status_code for _ in range(2)] == [201, 429]
 
 
-async def test_an_api_that_knows_older_limits_does_not_bring_them_back(
+async def test_api_with_older_limits_does_not_restore_them(
     door: Door, settings: ApiSettings, scripts: Scripts, queue: QueueName
 ) -> None:
     line = ["account", "set", ACCOUNT, "--max-running", "1", "--redis", settings.redis_url]
@@ -187,7 +187,7 @@ async def test_an_api_that_knows_older_limits_does_not_bring_them_back(
     assert len(await scripts.claim(queue, consumer="d1", nonce="n", count=9, lease_s=60)) == 1
 
 
-async def test_a_body_is_not_read_for_who_asks_too_often(door: Door) -> None:
+async def test_body_of_a_rate_limited_request_is_not_read(door: Door) -> None:
     async def body() -> AsyncIterator[bytes]:
         raise AssertionError("the body was asked for")
         yield b""
