@@ -111,7 +111,7 @@ async def test_all_watchers_share_one_reader(watching: Watching, queues: Counted
     assert queues.looks == looks
 
 
-async def test_returning_watcher_gets_only_new_snapshots(watching: Watching, queues: CountedQueues) -> None:
+async def test_returning_watcher_gets_a_new_snapshot(watching: Watching, queues: CountedQueues) -> None:
     with watching.watcher():
         await watching.after(0)
     with watching.watcher():
@@ -137,7 +137,7 @@ async def test_outage_of_redis_is_reported_to_watchers(watching: Watching, queue
     assert [finding["code"] for finding in away["findings"]] == ["redis_away"]
 
 
-async def test_reader_pauses_longer_after_larger_reads(watching: Watching, overview: Overview) -> None:
+async def test_pause_follows_the_read_times_within_bounds(watching: Watching, overview: Overview) -> None:
     rests = [await watching.run_once() for _ in range(3)]
     assert all(1.0 <= rest_s <= 5.0 for rest_s in rests)
     overview._took.clear()

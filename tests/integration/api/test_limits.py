@@ -199,7 +199,7 @@ async def test_body_of_a_rate_limited_request_is_not_read(door: Door) -> None:
 
 
 class TestTheQueuesRefusal:
-    async def test_has_its_own_code_and_gives_the_token_back(
+    async def test_refusal_has_its_own_code_and_returns_the_token(
         self, door: Door, scripts: Scripts, queue: QueueName
     ) -> None:
         await scripts.bound(queue, mode="bounded", max_queued=1)
@@ -212,13 +212,13 @@ class TestTheQueuesRefusal:
         assert (body["detail"], body["limit"]) == ("Capacity temporarily exceeded", 1)
         assert int(refused.headers["retry-after"]) == body["retry_after"] >= 1
 
-    async def test_of_too_many_waiting_names_the_number(self, door: Door) -> None:
+    async def test_refusal_names_the_number_of_allowed_waiting_predictions(self, door: Door) -> None:
         async with door(max_queued="2") as api:
             assert [(await create(api)).status_code for _ in range(2)] == [201, 201]
             refused = await create(api)
         assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (429, "too_many_queued", 2)
 
-    async def test_of_what_cannot_start_in_time_says_when_it_would(
+    async def test_refusal_says_when_the_prediction_would_start(
         self, door: Door, redis: Any, scripts: Scripts, queue: QueueName
     ) -> None:
         await scripts.extend(queue, consumer="d1", lease_s=60, claims=[], slots=1)
@@ -233,7 +233,7 @@ class TestTheQueuesRefusal:
         assert body["eta_s"] > 60
         assert body["retry_after"] >= body["eta_s"] - 6
 
-    async def test_leaves_nothing_on_the_list(self, door: Door) -> None:
+    async def test_refused_create_is_not_listed(self, door: Door) -> None:
         async with door(max_queued="1") as api:
             made = await create(api)
             await create(api)
@@ -247,9 +247,7 @@ class TestCompute:
         usage = await Accounts(redis).usage(ACCOUNT, day=SystemClock().now_ms() // 86_400_000)
         return usage.spent_s, usage.reserved_s
 
-    async def test_is_reserved_by_what_a_prediction_costs_and_refused_beyond_the_day(
-        self, door: Door, redis: Redis
-    ) -> None:
+    async def test_compute_is_reserved_at_the_cost_and_bounded_per_day(self, door: Door, redis: Redis) -> None:
         async with door(compute_s_per_day="10", rate="1", burst="100") as api:
             assert (await create(api, {"X-Cost": "7.5"})).status_code == 201
             refused = await create(api, {"X-Cost": "3"})
@@ -265,7 +263,7 @@ class TestCompute:
         assert await self.used(redis) == (0, 10)
 
     @pytest.mark.parametrize(("cost", "reserved"), [("6", 12), ("2", 4), ("0.001", 4)])
-    async def test_is_that_of_a_mean_run_at_least_whatever_cost_is_named(
+    async def test_reservation_is_at_least_that_of_a_mean_run(
         self, door: Door, redis: Any, queue: QueueName, cost: str, reserved: float
     ) -> None:
         await redis.hset(keys.meta(queue), mapping={"service_ms": "4000", "service_cost": "2"})
@@ -273,16 +271,14 @@ class TestCompute:
             assert (await create(api, {"X-Cost": cost})).status_code == 201
         assert await self.used(redis) == (0, reserved)
 
-    async def test_that_cannot_be_reserved_gives_the_token_of_the_request_back(
-        self, door: Door, redis: Any, queue: QueueName
-    ) -> None:
+    async def test_refused_compute_returns_the_request_token(self, door: Door, redis: Any, queue: QueueName) -> None:
         async with door(compute_s_per_day="10", rate="0.001", burst="2") as api:
             await api.get(f"/v1/models/{MODEL}/versions/{VERSION}")  # known to the API, and then forgotten by Redis
             await redis.delete(keys.meta(queue))
             answers = [await create(api) for _ in range(5)]
         assert [answer.status_code for answer in answers] == [422] * 5, "as for any version that nobody registered"
 
-    async def test_of_one_that_waited_and_was_canceled_is_given_back(
+    async def test_canceled_waiting_prediction_returns_its_compute(
         self, door: Door, redis: Redis, cashier: Cashier
     ) -> None:
         async with door(compute_s_per_day="10") as api:
@@ -292,7 +288,7 @@ class TestCompute:
             assert (await create(api, {"X-Cost": "10"})).status_code == 201
         assert await self.used(redis) == (0, 10)
 
-    async def test_of_one_that_runs_stays_reserved_when_it_is_canceled_until_it_has_stopped(
+    async def test_canceled_run_keeps_its_reservation_until_it_stops(
         self, door: Door, redis: Redis, director: PlayedDirector, cashier: Cashier, scripts: Scripts
     ) -> None:
         async with door(compute_s_per_day="10") as api:
@@ -306,14 +302,14 @@ class TestCompute:
             assert await cashier.run_once() == 1
         assert await self.used(redis) == (3, 0)
 
-    async def test_of_an_idempotent_replay_is_not_reserved_twice(self, door: Door, redis: Redis) -> None:
+    async def test_idempotent_replay_reserves_nothing(self, door: Door, redis: Redis) -> None:
         async with door(compute_s_per_day="10") as api:
             key = {"Idempotency-Key": "k", "X-Cost": "4"}
             assert [(await create(api, key)).status_code for _ in range(3)] == [201] * 3
         assert await self.used(redis) == (0, 4)
 
     @pytest.mark.parametrize("limit", ["compute_s_per_day", "compute_s_total"])
-    async def test_that_is_used_up_keeps_nobody_from_what_was_accepted_before(
+    async def test_used_up_compute_does_not_stop_accepted_predictions(
         self, door: Door, redis: Redis, limit: str
     ) -> None:
         key = {"Idempotency-Key": "k", "X-Cost": "10"}
@@ -330,7 +326,7 @@ class TestCompute:
             listed = (await api.get("/v1/predictions")).json()["results"]
             assert [one["id"] for one in listed] == [first.json()["id"]]
 
-    async def test_is_not_counted_for_an_account_without_a_limit(
+    async def test_account_without_a_limit_is_not_metered(
         self, door: Door, redis: Redis, director: PlayedDirector
     ) -> None:
         async with door() as api:
@@ -340,7 +336,7 @@ class TestCompute:
 
 
 class TestCredit:
-    async def test_that_is_used_up_is_told_in_replicates_way_and_takes_no_token(self, door: Door) -> None:
+    async def test_used_up_credit_is_refused_as_on_replicate_without_a_token(self, door: Door) -> None:
         async with door(compute_s_total="10", rate="0.001", burst="3") as api:
             assert (await create(api, {"X-Cost": "8"})).status_code == 201
             refused = await create(api, {"X-Cost": "3"})
@@ -350,17 +346,17 @@ class TestCredit:
         assert (body["code"], body["limit"]) == ("credit_exhausted", 10)
         assert "retry-after" not in refused.headers
 
-    async def test_that_is_raised_lets_work_in_once_the_cache_is_over(self, door: Door, redis: Redis) -> None:
+    async def test_raised_credit_applies_once_the_cache_expires(self, door: Door, redis: Redis) -> None:
         async with door(of_all={"cache_s": 0}, compute_s_total="10") as api:
             assert [(await create(api, {"X-Cost": "10"})).status_code for _ in range(2)] == [201, 402]
             await Accounts(redis).set_limits(ACCOUNT, {"compute_s_total": "20"})
             assert [(await create(api, {"X-Cost": "10"})).status_code for _ in range(2)] == [201, 402]
 
-    async def test_that_all_accounts_have_by_the_settings_holds_for_one_without_its_own(self, door: Door) -> None:
+    async def test_default_credit_applies_to_accounts_without_their_own(self, door: Door) -> None:
         async with door(of_all={"account_compute_s_total": 10}) as api:
             assert [(await create(api, {"X-Cost": "6"})).status_code for _ in range(2)] == [201, 402]
 
-    async def test_is_put_right_by_what_the_run_took(
+    async def test_credit_is_corrected_by_the_real_run_time(
         self, door: Door, redis: Redis, director: PlayedDirector, cashier: Cashier, scripts: Scripts
     ) -> None:
         async with door(compute_s_total="10") as api:
@@ -373,7 +369,7 @@ class TestCredit:
         usage = await Accounts(redis).usage(ACCOUNT, day=0)
         assert (usage.total_spent_s, usage.total_reserved_s) == (3, 7)
 
-    async def test_is_asked_about_in_the_same_call_as_the_day(self, door: Door, redis: Redis) -> None:
+    async def test_credit_and_daily_limit_are_checked_in_one_call(self, door: Door, redis: Redis) -> None:
         async with door(compute_s_total="100", compute_s_per_day="100") as api:
             await create(api)
             before = await Commands(redis).calls()
@@ -385,7 +381,7 @@ class TestCredit:
             await create(api)
             assert await Commands(redis).calls() - before == both
 
-    async def test_of_a_batch_lets_in_what_it_reaches_for_and_refuses_the_rest(self, door: Door) -> None:
+    async def test_batch_is_accepted_as_far_as_the_credit_lasts(self, door: Door) -> None:
         bodies = [{"version": VERSION, "input": {}} for _ in range(3)]
         async with door(compute_s_total="10") as api:
             answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers={"X-Cost": "5"})
@@ -393,13 +389,13 @@ class TestCredit:
 
 
 class TestCostAndAffinity:
-    async def test_are_filed_with_the_prediction(self, door: Door, director: PlayedDirector) -> None:
+    async def test_cost_and_affinity_are_stored_with_the_prediction(self, door: Door, director: PlayedDirector) -> None:
         async with door() as api:
             await create(api, {"X-Cost": "2.5", "X-Affinity-Key": "style-7"})
             record = (await director.claim()).record
         assert (record.cost, record.affinity) == (2.5, "92a10c8979586cb8")  # of its SHA-256
 
-    async def test_are_one_and_none_where_nothing_is_said(self, door: Door, director: PlayedDirector) -> None:
+    async def test_defaults_are_cost_one_and_no_affinity(self, door: Door, director: PlayedDirector) -> None:
         async with door() as api:
             await create(api)
             record = (await director.claim()).record
@@ -410,13 +406,13 @@ class TestCostAndAffinity:
         [{"X-Cost": value} for value in ("0", "0.000999", "-1", "1e3", "nan", "", "1000000.000001", "0.0000000", "１")]
         + [{"X-Affinity-Key": value} for value in ("", "x" * 256)],
     )
-    async def test_are_refused_where_they_make_no_sense(self, door: Door, headers: dict[str, str]) -> None:
+    async def test_invalid_cost_or_affinity_is_refused(self, door: Door, headers: dict[str, str]) -> None:
         async with door() as api:
             refused = await create(api, {name: value.encode() for name, value in headers.items()})  # type: ignore[misc]
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_header")
 
     @pytest.mark.parametrize("header", ["X-Cost", "X-Affinity-Key"])
-    async def test_make_another_request_of_an_idempotency_key(self, door: Door, header: str) -> None:
+    async def test_changed_cost_or_affinity_conflicts_with_the_idempotency_key(self, door: Door, header: str) -> None:
         async with door() as api:
             key = {"Idempotency-Key": "k"}
             assert (await create(api, {**key, header: "7"})).status_code == 201
@@ -424,7 +420,7 @@ class TestCostAndAffinity:
             assert (await create(api, {**key, header: "8"})).json()["code"] == "idempotency_mismatch"
             assert (await create(api, key)).json()["code"] == "idempotency_mismatch"
 
-    async def test_leave_the_fingerprint_of_requests_without_them_as_it_was(self, door: Door, redis: Any) -> None:
+    async def test_requests_without_the_headers_keep_their_fingerprint(self, door: Door, redis: Any) -> None:
         """A key of yesterday's release holds across the deploy of this one."""
         body = json.dumps({"version": VERSION, "input": {}}).encode()
         async with door() as api:
@@ -435,9 +431,7 @@ class TestCostAndAffinity:
 
 
 class TestFiles:
-    async def test_that_are_as_many_as_an_account_may_keep_refuse_creates_until_some_go(
-        self, door: Door, scripts: Scripts
-    ) -> None:
+    async def test_full_storage_refuses_creates_until_files_are_deleted(self, door: Door, scripts: Scripts) -> None:
         async with door(max_files_bytes="10", rate="0.001", burst="3") as api:
             await scripts.stow(ACCOUNT, "f", 10, until_ms=2**42)
             refused = await create(api)
@@ -446,7 +440,7 @@ class TestFiles:
             accepted = await create(api)
             assert (accepted.status_code, limit_headers(accepted)[:2]) == (201, ("3", "2")), "the refused one's is back"
 
-    async def test_are_no_matter_for_an_account_without_that_limit(self, door: Door, scripts: Scripts) -> None:
+    async def test_account_without_a_file_limit_is_not_refused(self, door: Door, scripts: Scripts) -> None:
         async with door() as api:
             await scripts.stow(ACCOUNT, "f", 10**12, until_ms=2**42)
             assert (await create(api)).status_code == 201

@@ -59,7 +59,7 @@ async def walk(api: httpx.AsyncClient, url: str | None, direction: str = "next")
     return pages
 
 
-async def test_next_leads_through_all_of_them_once(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+async def test_next_leads_through_all_predictions_once(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
     pages = await walk(api, "/v1/predictions")
     assert [len(page) for page in pages] == [100, 100, 50]
     assert [*chain(*pages)] == filed
@@ -74,15 +74,15 @@ async def test_previous_leads_back_to_the_newest(api: httpx.AsyncClient, filed: 
     assert (await api.get(first["next"])).json()["results"] == second["results"]
 
 
-async def test_the_first_page_has_nothing_before_it(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+async def test_first_page_has_no_previous(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
     assert (await api.get("/v1/predictions")).json()["previous"] is None
 
 
-async def test_an_account_without_predictions_has_an_empty_page(api: httpx.AsyncClient) -> None:
+async def test_account_without_predictions_has_an_empty_page(api: httpx.AsyncClient) -> None:
     assert (await api.get("/v1/predictions")).json() == {"next": None, "previous": None, "results": []}
 
 
-async def test_what_is_made_meanwhile_moves_no_page(
+async def test_predictions_created_meanwhile_do_not_shift_pages(
     api: httpx.AsyncClient, filed: list[PredictionId], scripts: Scripts, queue: QueueName
 ) -> None:
     first = (await api.get("/v1/predictions")).json()
@@ -98,12 +98,12 @@ async def test_filters_are_kept_in_every_link(api: httpx.AsyncClient, filed: lis
     assert [*chain(*pages)] == filed[50:230]
 
 
-async def test_a_time_without_an_offset_is_utc(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+async def test_time_without_an_offset_is_utc(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
     pages = await walk(api, "/v1/predictions?created_after=2025-06-15T15:10:00")
     assert [*chain(*pages)] == filed[:50]
 
 
-async def test_what_the_index_names_and_is_not_there_is_skipped(
+async def test_index_entry_without_a_prediction_is_skipped(
     api: httpx.AsyncClient, filed: list[PredictionId], redis: Redis
 ) -> None:
     refused = [new_prediction_id(model=MODEL, now_ms=START_MS + 500 + 1000 * number) for number in range(0, 250, 2)]
@@ -111,7 +111,7 @@ async def test_what_the_index_names_and_is_not_there_is_skipped(
     assert [*chain(*await walk(api, "/v1/predictions"))] == filed
 
 
-async def test_a_page_that_reads_too_much_is_short_and_has_a_next(
+async def test_page_that_reads_too_much_ends_early_with_a_next(
     api: httpx.AsyncClient, filed: list[PredictionId], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.predictions.listing.MOST_READ", 40)
@@ -122,7 +122,7 @@ async def test_a_page_that_reads_too_much_is_short_and_has_a_next(
     assert [*chain(*pages)] == filed
 
 
-async def test_a_heavy_page_ends_early_and_has_a_next(
+async def test_heavy_page_ends_early_with_a_next(
     api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.predictions.listing.HEAVY_BYTES", 20_000)
@@ -134,7 +134,7 @@ async def test_a_heavy_page_ends_early_and_has_a_next(
     assert [*chain(*pages)] == ids[::-1]
 
 
-async def test_large_outputs_are_read_a_page_at_a_time(
+async def test_large_outputs_are_read_one_page_at_a_time(
     api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName, redis: Redis
 ) -> None:
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(6)]
@@ -153,7 +153,7 @@ async def test_large_outputs_are_read_a_page_at_a_time(
     assert await walk(api, "/v1/predictions") == [ids[:2:-1], [ids[2]], [ids[1]], [ids[0]]]
 
 
-async def test_a_run_that_has_written_much_ends_its_page(
+async def test_run_with_much_output_ends_its_page(
     api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(4)]
@@ -164,7 +164,7 @@ async def test_a_run_that_has_written_much_ends_its_page(
     assert pages == [[ids[3], ids[2]], [ids[1], ids[0]]]
 
 
-async def test_a_list_is_of_one_status_or_model_or_version_where_that_is_asked_for(
+async def test_list_is_filtered_by_status_model_or_version(
     api: httpx.AsyncClient, filed: list[PredictionId], director: PlayedDirector
 ) -> None:
     ended = set()
@@ -183,7 +183,7 @@ async def test_a_list_is_of_one_status_or_model_or_version_where_that_is_asked_f
     assert [*chain(*await walk(api, "/v1/predictions?source=api"))] == filed
 
 
-async def test_an_operator_lists_another_accounts_and_nobody_else_does(
+async def test_only_operators_list_another_account(
     api: httpx.AsyncClient, filed: list[PredictionId], settings: ApiSettings, redis: Redis
 ) -> None:
     operator = await Accounts(redis).create_token("ops", scopes=["read", "admin"])
@@ -196,7 +196,7 @@ async def test_an_operator_lists_another_accounts_and_nobody_else_does(
 
 
 @pytest.mark.parametrize("name", ["created_after", "created_before", "status", "model", "version", "account", "source"])
-async def test_a_filter_that_is_none_is_named(api: httpx.AsyncClient, name: str) -> None:
+async def test_invalid_filter_is_named(api: httpx.AsyncClient, name: str) -> None:
     answer = await api.get(f"/v1/predictions?{name}=no:such thing")
     assert answer.status_code == 422
     assert [fault["field"] for fault in answer.json()["invalid_fields"]] == [name]

@@ -30,7 +30,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def test_only_its_own_token_or_an_operators_shows_it(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_metrics_need_their_own_token_or_an_operators(api: httpx.AsyncClient, redis: Redis) -> None:
     operators = await Accounts(redis).create_token("root", scopes=["admin"])
     anybodys = await Accounts(redis).create_token(ACCOUNT)
     for token, status in ((SECRET, 200), (operators, 200), (anybodys, 403), (SECRET + "x", 401), ("", 401), ("é", 401)):
@@ -40,7 +40,7 @@ async def test_only_its_own_token_or_an_operators_shows_it(api: httpx.AsyncClien
     assert (await api.get("/metrics")).status_code == 401
 
 
-async def test_without_a_token_of_its_own_an_empty_one_is_none(settings: ApiSettings, queue: QueueName) -> None:
+async def test_empty_metrics_token_admits_no_one(settings: ApiSettings, queue: QueueName) -> None:
     async with api_client(replace(settings, metrics_token="")) as http:
         for header in ("Bearer ", "Bearer", " ", "Bearer x"):
             assert (await http.get("/metrics", headers={"Authorization": header})).status_code == 401
@@ -79,7 +79,7 @@ async def test_requests_are_counted_by_route_and_refusals_by_code(api: httpx.Asy
         assert private not in shown.text
 
 
-async def test_a_fault_of_ours_is_counted_as_one(
+async def test_internal_error_is_counted(
     settings: ApiSettings, redis: Redis, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)
@@ -103,7 +103,7 @@ def away() -> Iterator[RedisServer]:
         yield started
 
 
-async def test_while_redis_is_away_it_answers_and_says_so(away: RedisServer) -> None:
+async def test_metrics_report_an_outage_of_redis(away: RedisServer) -> None:
     async with api_client(ApiSettings(redis_url=away.url, metrics_token=SECRET)) as api:
         away.kill()
         assert (await api.get("/v1/account", headers=bearer("unknown"))).status_code == 503

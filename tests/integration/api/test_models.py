@@ -50,7 +50,7 @@ async def names(api: httpx.AsyncClient, query: str = "") -> list[str]:
     return [f"{model['owner']}/{model['name']}" for model in page["results"]]
 
 
-async def test_a_new_model_is_shown_with_every_field_that_clients_know(api: httpx.AsyncClient) -> None:
+async def test_new_model_is_shown_with_every_field_of_the_clients(api: httpx.AsyncClient) -> None:
     made = await make(api, cover_image_url="https://example.com/x.png", **SAID)
     assert made.status_code == 201
     model = made.json()
@@ -75,7 +75,7 @@ async def test_a_new_model_is_shown_with_every_field_that_clients_know(api: http
     assert ran.status_code == 404
 
 
-async def test_a_model_of_another_owner_is_not_made(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_model_of_another_owner_is_not_created(api: httpx.AsyncClient, redis: Redis) -> None:
     refused = await make(api, owner="other")
     assert (refused.status_code, refused.json()["detail"]) == (
         403,
@@ -84,7 +84,7 @@ async def test_a_model_of_another_owner_is_not_made(api: httpx.AsyncClient, redi
     assert not await redis.exists(keys.model("other/painter"))
 
 
-async def test_a_name_that_is_taken_is_refused_in_a_way_that_no_client_repeats(api: httpx.AsyncClient) -> None:
+async def test_taken_name_is_refused_without_client_retries(api: httpx.AsyncClient) -> None:
     await make(api, **SAID)
     again = await make(api, description="Another.")
     assert (again.status_code, again.json()["code"], again.headers["x-should-retry"]) == (
@@ -110,13 +110,13 @@ async def test_a_name_that_is_taken_is_refused_in_a_way_that_no_client_repeats(a
         ({"readme": "no"}, ""),
     ],
 )
-async def test_what_is_wrong_with_a_new_model_is_said(api: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+async def test_errors_of_a_new_model_are_named(api: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
     refused = await make(api, **body)
     assert refused.status_code == 422
     assert [fault["field"] for fault in refused.json()["invalid_fields"]] == [field]
 
 
-async def test_a_change_changes_what_it_names_and_nothing_else(api: httpx.AsyncClient) -> None:
+async def test_change_affects_only_the_named_fields(api: httpx.AsyncClient) -> None:
     await make(api, **SAID)
     changed = await api.patch(f"/v1/models/{PAINTER}", json={"description": "It draws.", "paper_url": ""})
     assert changed.status_code == 200
@@ -127,7 +127,7 @@ async def test_a_change_changes_what_it_names_and_nothing_else(api: httpx.AsyncC
     assert refused.status_code == 422
 
 
-async def test_a_readme_is_text_where_there_is_one(api: httpx.AsyncClient) -> None:
+async def test_readme_is_text_where_one_exists(api: httpx.AsyncClient) -> None:
     await make(api)
     assert (await api.get(f"/v1/models/{PAINTER}/readme")).status_code == 404
     await api.patch(f"/v1/models/{PAINTER}", json={"readme": "# Häuser\n<b>"})
@@ -136,7 +136,7 @@ async def test_a_readme_is_text_where_there_is_one(api: httpx.AsyncClient) -> No
     assert readme.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-async def test_another_account_changes_nothing_of_a_public_model_and_finds_no_private_one(
+async def test_another_account_changes_no_public_and_finds_no_private_model(
     api: httpx.AsyncClient, other: httpx.AsyncClient
 ) -> None:
     await make(api)
@@ -150,7 +150,7 @@ async def test_another_account_changes_nothing_of_a_public_model_and_finds_no_pr
     assert await names(api) == [f"{ACCOUNT}/shown", PAINTER, MODEL]
 
 
-async def test_a_model_without_versions_is_taken_away_for_good(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_model_without_versions_is_deleted_for_good(api: httpx.AsyncClient, redis: Redis) -> None:
     await make(api)
     gone = await api.delete(f"/v1/models/{PAINTER}")
     assert (gone.status_code, gone.content) == (204, b"")
@@ -161,7 +161,7 @@ async def test_a_model_without_versions_is_taken_away_for_good(api: httpx.AsyncC
     assert (await make(api)).status_code == 201
 
 
-async def test_a_model_that_has_versions_or_is_public_stays(api: httpx.AsyncClient, catalog: Catalog) -> None:
+async def test_public_model_or_one_with_versions_is_not_deleted(api: httpx.AsyncClient, catalog: Catalog) -> None:
     await make(api, name="shown", visibility="public")
     assert (await api.delete(f"/v1/models/{ACCOUNT}/shown")).status_code == 403
     await make(api)
@@ -171,7 +171,7 @@ async def test_a_model_that_has_versions_or_is_public_stays(api: httpx.AsyncClie
     assert (await api.get(f"/v1/models/{PAINTER}")).status_code == 200
 
 
-async def test_a_director_brings_a_version_and_keeps_all_that_the_account_said(
+async def test_director_adds_a_version_and_keeps_the_account_fields(
     api: httpx.AsyncClient, other: httpx.AsyncClient, catalog: Catalog
 ) -> None:
     made = (await make(api, **SAID)).json()
@@ -182,7 +182,7 @@ async def test_a_director_brings_a_version_and_keeps_all_that_the_account_said(
     assert (await other.get(f"/v1/models/{PAINTER}")).status_code == 404
 
 
-async def test_what_was_accepted_is_counted_over_all_versions(
+async def test_run_count_covers_all_versions(
     api: httpx.AsyncClient, director: PlayedDirector, catalog: Catalog
 ) -> None:
     for version in (VERSION, VERSION, MODEL):
@@ -192,7 +192,7 @@ async def test_what_was_accepted_is_counted_over_all_versions(
     assert (await api.get(f"/v1/models/{MODEL}")).json()["run_count"] == 3
 
 
-async def test_a_list_is_in_the_order_that_is_asked_for(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> None:
+async def test_list_has_the_requested_order(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> None:
     clock = FakeClock()
     catalog = Catalog(redis, scripts, clock)
     await redis.delete(keys.models("created"), keys.models("latest"))
@@ -207,7 +207,7 @@ async def test_a_list_is_in_the_order_that_is_asked_for(api: httpx.AsyncClient, 
     assert [fault["field"] for fault in refused.json()["invalid_fields"]] == ["sort_by", "sort_direction"]
 
 
-async def test_pages_lead_both_ways_keep_the_order_and_miss_none_while_others_come_and_go(
+async def test_paging_misses_no_model_while_others_come_and_go(
     api: httpx.AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
@@ -236,7 +236,7 @@ async def test_pages_lead_both_ways_keep_the_order_and_miss_none_while_others_co
     assert pages[0]["previous"] is None
 
 
-async def test_a_page_of_heavy_schemas_ends_early_and_leads_on(
+async def test_page_of_heavy_schemas_ends_early_with_a_next(
     api: httpx.AsyncClient, catalog: Catalog, redis: Redis
 ) -> None:
     schema = bytes(OPEN_SCHEMA)[:-1] + b',"x":"' + b"x" * 1_500_000 + b'"}'
@@ -251,7 +251,7 @@ async def test_a_page_of_heavy_schemas_ends_early_and_leads_on(
     assert seen + len(page["results"]) == 5
 
 
-async def test_models_of_a_former_release_are_listed_once_their_director_is_here_again(
+async def test_models_of_the_former_release_are_listed_after_their_director_returns(
     api: httpx.AsyncClient, catalog: Catalog, redis: Redis
 ) -> None:
     await register(catalog)
@@ -263,7 +263,7 @@ async def test_models_of_a_former_release_are_listed_once_their_director_is_here
     assert (await api.get(f"/v1/models/{PAINTER}")).json()["latest_version"]["id"] == VERSION_B
 
 
-async def test_examples_come_in_pages_that_one_answer_may_hold(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_examples_come_in_pages_that_fit_one_answer(api: httpx.AsyncClient, redis: Redis) -> None:
     for number in range(20):
         await redis.hset(keys.examples(MODEL), f"{number:026}", f'"{number} {"x" * 250_000}"')
     pages = [(await api.get(f"/v1/models/{MODEL}/examples")).json()]

@@ -33,7 +33,7 @@ async def moved(leaving: PredictionId, scripts: Scripts) -> PredictionId:
     return leaving
 
 
-async def test_while_it_leaves_it_shows_that_it_starts_and_a_cancel_is_taken(
+async def test_moving_prediction_shows_starting_and_accepts_a_cancel(
     api: httpx.AsyncClient, leaving: PredictionId, scripts: Scripts
 ) -> None:
     path = f"/v1/predictions/{leaving}"
@@ -56,7 +56,7 @@ async def test_while_it_leaves_it_shows_that_it_starts_and_a_cancel_is_taken(
         ("GET", "/webhooks"),
     ],
 )
-async def test_what_has_moved_is_answered_for_elsewhere_and_to_a_stranger_it_is_nothing(
+async def test_moved_prediction_is_503_for_its_owner_and_404_for_others(
     api: httpx.AsyncClient, moved: PredictionId, redis: Redis, method: str, rest: str
 ) -> None:
     answer = await api.request(method, f"/v1/predictions/{moved}{rest}")
@@ -66,7 +66,7 @@ async def test_what_has_moved_is_answered_for_elsewhere_and_to_a_stranger_it_is_
     assert other.status_code == 404
 
 
-async def test_its_event_stream_is_elsewhere_too(
+async def test_event_stream_of_a_moved_prediction_is_503(
     api: httpx.AsyncClient, leaving: PredictionId, scripts: Scripts
 ) -> None:
     address = (await api.get(f"/v1/predictions/{leaving}")).json()["urls"].get("stream")
@@ -76,7 +76,7 @@ async def test_its_event_stream_is_elsewhere_too(
     assert (answer.status_code, answer.json()["code"]) == (503, "moved")
 
 
-async def test_lists_leave_it_out_and_its_idempotency_key_makes_no_second_one(
+async def test_moved_prediction_is_not_listed_and_keeps_its_idempotency_key(
     api: httpx.AsyncClient, moved: PredictionId, redis: Redis
 ) -> None:
     listed: dict[str, Any] = (await api.get("/v1/predictions")).json()
@@ -87,7 +87,7 @@ async def test_lists_leave_it_out_and_its_idempotency_key_makes_no_second_one(
     assert await redis.exists(keys.input_data(moved)) == 0
 
 
-async def test_a_repeated_create_that_a_limit_refuses_says_that_it_moved(
+async def test_repeated_create_beyond_a_limit_reports_the_move(
     moved: PredictionId, redis: Redis, settings: ApiSettings, token: str
 ) -> None:
     await Accounts(redis).set_limits(ACCOUNT, {"compute_s_total": "1"})

@@ -80,7 +80,7 @@ async def test_create_get_list_cancel(official: replicate.Client, director: Play
     assert page.next is None
 
 
-async def test_a_prediction_that_says_why_it_waits_is_taken_as_any_other(
+async def test_client_accepts_a_prediction_that_explains_its_wait(
     official: replicate.Client, director: PlayedDirector
 ) -> None:
     made = await within(lambda: official.predictions.create(version=VERSION, input={}))
@@ -93,7 +93,7 @@ async def test_a_prediction_that_says_why_it_waits_is_taken_as_any_other(
     assert made.status == "processing"
 
 
-async def test_a_long_list_is_paged(official: replicate.Client, redis: Redis) -> None:
+async def test_long_list_is_paged(official: replicate.Client, redis: Redis) -> None:
     def create_many() -> list[str]:
         return [official.predictions.create(version=VERSION, input={"n": n}).id for n in range(105)]
 
@@ -167,7 +167,7 @@ async def test_run_that_outlasts_the_wait_returns_no_truncated_output(
     assert await meanwhile(lambda: official.run(MODEL, input={}, wait=1), play) == ["a", "b"]
 
 
-async def test_run_of_a_model_that_fails_raises_its_error(official: replicate.Client, director: PlayedDirector) -> None:
+async def test_run_of_a_failing_model_raises_its_error(official: replicate.Client, director: PlayedDirector) -> None:
     async def play() -> None:
         await director.finish(await director.claim(), Status.FAILED, error="boom")
 
@@ -183,7 +183,7 @@ async def test_wait_ends_with_the_prediction(official: replicate.Client, directo
     assert (made.status, made.output) == ("succeeded", 7)
 
 
-async def test_a_refusal_is_an_error_with_words(official: replicate.Client) -> None:
+async def test_refusal_is_an_error_with_a_message(official: replicate.Client) -> None:
     with pytest.raises(ReplicateError) as refused:
         await within(lambda: official.predictions.create(version=HELLO_VERSION, input={"n": "five"}))
     assert refused.value.status == 422
@@ -200,7 +200,7 @@ def pieces(events: Iterable[Any]) -> list[tuple[str, str]]:
     return [(event.event.value, event.data) for event in events]
 
 
-async def test_stream_yields_each_piece_and_then_that_it_is_done(
+async def test_stream_yields_each_piece_and_then_done(
     official: replicate.Client, hello_director: PlayedDirector
 ) -> None:
     async def play() -> None:
@@ -214,9 +214,7 @@ async def test_stream_yields_each_piece_and_then_that_it_is_done(
         assert said == [("output", "hi 1\n"), ("output", " two"), ("done", "{}")]
 
 
-async def test_a_prediction_that_has_ended_can_still_be_streamed(
-    official: replicate.Client, director: PlayedDirector
-) -> None:
+async def test_ended_prediction_can_still_be_streamed(official: replicate.Client, director: PlayedDirector) -> None:
     made = await within(lambda: official.predictions.create(version=VERSION, input={}))
     await director.finish(await director.claim(), output=b'"all of it"', logs="printed\n")
     assert await within(lambda: pieces(made.stream())) == [
@@ -227,20 +225,20 @@ async def test_a_prediction_that_has_ended_can_still_be_streamed(
     assert await within(lambda: "".join(map(str, official.predictions.get(made.id).stream()))) == "all of it"
 
 
-async def test_the_stream_of_a_failure_raises_its_error(official: replicate.Client, director: PlayedDirector) -> None:
+async def test_stream_of_a_failure_raises_its_error(official: replicate.Client, director: PlayedDirector) -> None:
     made = await within(lambda: official.predictions.create(version=VERSION, input={}))
     await director.finish(await director.claim(), Status.FAILED, error="boom")
     with pytest.raises(RuntimeError, match="boom"):
         await within(lambda: pieces(made.stream()))
 
 
-async def test_the_stream_of_one_that_is_canceled_before_it_said_anything_ends(official: replicate.Client) -> None:
+async def test_stream_of_a_prediction_canceled_without_output_ends(official: replicate.Client) -> None:
     made = await within(lambda: official.predictions.create(version=VERSION, input={}))
     await within(lambda: official.predictions.cancel(made.id))
     assert await within(lambda: pieces(made.stream())) == [("done", '{"reason":"canceled"}')]
 
 
-async def test_a_stream_that_is_cut_off_is_no_whole_one(
+async def test_interrupted_stream_is_not_taken_for_complete(
     official: replicate.Client, live: LiveApi, hello_director: PlayedDirector
 ) -> None:
     async def play() -> None:
@@ -260,7 +258,7 @@ async def test_a_stream_that_is_cut_off_is_no_whole_one(
     assert said == ["half"]
 
 
-async def test_models_are_made_listed_found_and_their_versions_deleted(
+async def test_models_are_created_listed_and_found_and_their_versions_deleted(
     official: replicate.Client, catalog: Catalog
 ) -> None:
     said = {"description": "It paints.", "paper_url": "https://arxiv.org/abs/1"}

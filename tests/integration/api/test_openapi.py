@@ -9,7 +9,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("base", ["", "/v1", "/v1/v1"])
-async def test_anybody_may_read_the_contract(settings: ApiSettings, base: str) -> None:
+async def test_contract_is_public(settings: ApiSettings, base: str) -> None:
     async with api_client(settings) as anybody:
         answer = await anybody.get(f"{base}/openapi.json")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
@@ -17,7 +17,7 @@ async def test_anybody_may_read_the_contract(settings: ApiSettings, base: str) -
     assert answer.json()["servers"] == [{"url": "http://director.test/v1"}]
 
 
-async def test_who_has_it_is_not_sent_it_again(settings: ApiSettings) -> None:
+async def test_unchanged_contract_is_not_sent_again(settings: ApiSettings) -> None:
     async with api_client(settings) as anybody:
         first = await anybody.get("/openapi.json")
         tag = first.headers["etag"]
@@ -28,6 +28,6 @@ async def test_who_has_it_is_not_sent_it_again(settings: ApiSettings) -> None:
     assert (elsewhere.status_code, elsewhere.json()["servers"]) == (200, [{"url": "http://other.test/v1"}])
 
 
-async def test_a_host_that_is_none_is_refused(settings: ApiSettings) -> None:
+async def test_invalid_host_is_refused(settings: ApiSettings) -> None:
     async with api_client(settings) as anybody:
         assert (await anybody.get("/openapi.json", headers={"Host": "a b"})).status_code == 400

@@ -54,7 +54,9 @@ def store(api: httpx.AsyncClient, links: Links) -> ApiFiles:
 
 
 @pytest.mark.parametrize("way", ["whole", "as it comes"])
-async def test_what_a_director_puts_is_had_at_its_address(api: httpx.AsyncClient, store: ApiFiles, way: str) -> None:
+async def test_file_put_by_a_director_is_served_at_its_address(
+    api: httpx.AsyncClient, store: ApiFiles, way: str
+) -> None:
     for _ in range(2):  # a reply that was lost: it is put again
         if way == "whole":
             await store.put(NAME, BYTES, content_type="image/png")
@@ -65,7 +67,7 @@ async def test_what_a_director_puts_is_had_at_its_address(api: httpx.AsyncClient
     assert answer.content == BYTES
 
 
-async def test_what_is_removed_is_gone_and_nothing_of_another(api: httpx.AsyncClient, store: ApiFiles) -> None:
+async def test_removal_deletes_only_the_files_of_one_prediction(api: httpx.AsyncClient, store: ApiFiles) -> None:
     kept = file_name(OTHER, b"kept", content_type="text/plain")
     await store.put(NAME, BYTES, content_type="image/png")
     await store.put(kept, b"kept", content_type="text/plain")
@@ -75,7 +77,7 @@ async def test_what_is_removed_is_gone_and_nothing_of_another(api: httpx.AsyncCl
     assert (await api.get(await store.url(kept, base=BASE, expires_s=in_s(60)))).content == b"kept"
 
 
-async def test_nobody_is_obeyed_without_an_order_for_just_this(
+async def test_every_request_needs_a_signed_order_of_its_own(
     api: httpx.AsyncClient, links: Links, store: ApiFiles, tmp_path: Path
 ) -> None:
     later = in_s(60)
@@ -100,7 +102,7 @@ async def test_nobody_is_obeyed_without_an_order_for_just_this(
     assert shows.status_code == 403, "an order shows nothing"
 
 
-async def test_other_bytes_than_those_of_the_name_are_not_kept(
+async def test_bytes_that_do_not_match_the_name_are_refused(
     api: httpx.AsyncClient, links: Links, tmp_path: Path
 ) -> None:
     order = await links.order("put", str(NAME), expires_s=in_s(60))
@@ -110,7 +112,7 @@ async def test_other_bytes_than_those_of_the_name_are_not_kept(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-async def test_a_name_that_is_none_of_ours_becomes_no_path(api: httpx.AsyncClient, links: Links) -> None:
+async def test_foreign_name_never_becomes_a_path(api: httpx.AsyncClient, links: Links) -> None:
     digest = hashlib.sha256(BYTES).hexdigest()[:32]
     for name in (
         f"{ID}-{digest}.",
@@ -125,7 +127,7 @@ async def test_a_name_that_is_none_of_ours_becomes_no_path(api: httpx.AsyncClien
     assert (await api.put(f"/internal/outputs/{NAME}?{order}", content=BYTES, headers=long)).status_code == 422
 
 
-async def test_a_director_hears_what_is_wrong_with_the_store(
+async def test_director_learns_why_the_store_fails(
     server: RedisServer, links: Links, store: ApiFiles, tmp_path: Path
 ) -> None:
     assert await store.probe() == ""
@@ -139,7 +141,7 @@ async def test_a_director_hears_what_is_wrong_with_the_store(
     assert "cannot be reached" in await ApiFiles("http://127.0.0.1:9", links, SystemClock()).probe()
 
 
-async def test_only_directors_name_the_api_as_their_store(product_redis: Redis) -> None:
+async def test_only_directors_may_use_the_api_as_store(product_redis: Redis) -> None:
     url = "http://api:8080"
     assert isinstance(output_store_in("", product_redis, SystemClock(), url=url), ApiFiles)
     with pytest.raises(SettingsError, match="only a director"):

@@ -24,7 +24,7 @@ def run(**env: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_port_that_is_taken_is_one_line() -> None:
+def test_taken_port_is_reported_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = run(DIRECTOR_PORT=str(port))
@@ -34,7 +34,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
     )
 
 
-def test_a_setting_that_is_wrong_is_one_line() -> None:
+def test_invalid_setting_is_reported_in_one_line() -> None:
     ended = run(DIRECTOR_PORT="eighty")
     assert ended.returncode == 2
     assert ended.stderr.startswith("director api: DIRECTOR_PORT: ")
@@ -42,14 +42,14 @@ def test_a_setting_that_is_wrong_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "redis://host:port/0", "http://127.0.0.1:6379"])
-def test_a_redis_url_that_is_none_is_one_line(url: str) -> None:
+def test_invalid_redis_url_is_reported_in_one_line(url: str) -> None:
     ended = run(DIRECTOR_PORT="0", DIRECTOR_REDIS_URL=url)
     assert ended.returncode == 2
     assert ended.stderr.startswith("director api: The Redis URL is malformed ")
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_server_that_would_lose_work_ends_it_with_the_mend() -> None:
+def test_unsafe_server_stops_the_start_with_advice() -> None:
     with redis_server(config={"appendonly": "no"}) as weak:
         ended = run(DIRECTOR_PORT="0", DIRECTOR_REDIS_URL=weak.url)
     assert ended.returncode == 1
@@ -57,7 +57,7 @@ def test_a_server_that_would_lose_work_ends_it_with_the_mend() -> None:
     assert "Traceback" not in ended.stderr
 
 
-async def test_it_ends_in_good_order(server: RedisServer) -> None:
+async def test_process_shuts_down_cleanly(server: RedisServer) -> None:
     async with live_api(server.url) as live:
         live.process.terminate()
         assert await live.process.wait() in (0, -15)

@@ -19,7 +19,7 @@ async def alive(scripts: Scripts, queue: QueueName, *, slots: int = 1) -> None:
     await scripts.extend(queue, consumer="played", lease_s=60, claims=[], slots=slots)
 
 
-async def test_it_is_told_when_it_is_made_when_it_is_asked_for_and_no_more_once_it_is_claimed(
+async def test_queue_member_is_shown_until_the_claim(
     api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     await alive(scripts, queue)
@@ -41,7 +41,7 @@ async def test_it_is_told_when_it_is_made_when_it_is_asked_for_and_no_more_once_
     assert "queue" not in (await api.post(f"{last}/cancel")).json()
 
 
-async def test_the_eta_is_there_once_it_is_known_how_long_one_takes(
+async def test_eta_appears_once_run_times_are_known(
     api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     await alive(scripts, queue)
@@ -56,13 +56,13 @@ async def test_the_eta_is_there_once_it_is_known_how_long_one_takes(
     assert 0 <= eta["p50"] <= eta["p90"]
 
 
-async def test_a_list_leaves_it_out(api: httpx.AsyncClient) -> None:
+async def test_list_omits_the_queue_member(api: httpx.AsyncClient) -> None:
     await api.post("/v1/predictions", json=BODY)
     [listed] = (await api.get("/v1/predictions")).json()["results"]
     assert (listed["status"], "queue" in listed) == ("starting", False)
 
 
-async def test_a_replay_has_it_as_of_now(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_replay_shows_the_current_queue_member(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     headers = {"Idempotency-Key": "k"}
     first = await api.post("/v1/predictions", json=BODY, headers=headers)
     again = await api.post("/v1/predictions", json=BODY, headers=headers)
@@ -75,7 +75,7 @@ async def test_a_replay_has_it_as_of_now(api: httpx.AsyncClient, director: Playe
 # ── explain ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_story_is_told_while_it_waits_runs_and_has_ended(
+async def test_explain_works_while_waiting_while_running_and_after_the_end(
     api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     await alive(scripts, queue)
@@ -113,7 +113,7 @@ async def test_a_story_is_told_while_it_waits_runs_and_has_ended(
     assert "secret" not in answer.text
 
 
-async def test_only_its_owner_and_operators_are_told(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_only_the_owner_and_operators_may_explain(api: httpx.AsyncClient, redis: Redis) -> None:
     made = (await api.post("/v1/predictions", json=BODY)).json()
     path = f"/v1/predictions/{made['id']}/explain"
 

@@ -87,16 +87,16 @@ class TestPython1:
         yield official
         official._client.close()  # it has no close of its own
 
-    async def test_reads_wait_as_long_as_they_are_told_and_recover(
-        self, official: replicate.Client, redis: Redis
-    ) -> None:
+    async def test_reads_wait_as_advised_and_recover(self, official: replicate.Client, redis: Redis) -> None:
         made = await within(lambda: official.predictions.create(version=VERSION, input={}))
         await Accounts(redis).set_limits(ACCOUNT, {"read_rate": "0.5", "read_burst": "1"})
         read = await within(lambda: [official.predictions.get(made.id).id for _ in range(2)])
         assert read == [made.id] * 2
         assert (await bursts(redis))["read"] >= 1
 
-    async def test_creates_surface_a_typed_429_and_make_nothing(self, official: replicate.Client, redis: Redis) -> None:
+    async def test_creates_surface_a_typed_429_and_create_nothing(
+        self, official: replicate.Client, redis: Redis
+    ) -> None:
         await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "1"})
         made = await within(lambda: official.predictions.create(version=VERSION, input={}))
         with pytest.raises(ReplicateError) as refused:
@@ -121,7 +121,7 @@ async def test_python_2_waits_and_recovers_for_creates_too(
 
 
 @pytest.mark.heavy  # a registry gives the client
-async def test_six_requests_of_javascript_are_one_denied_burst_and_make_nothing_twice(
+async def test_six_javascript_retries_are_one_denied_burst_and_create_nothing_twice(
     live: LiveApi, token: str, redis: Redis, cache: Path
 ) -> None:
     env = await within(lambda: javascript_client(cache))

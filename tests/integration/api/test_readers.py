@@ -95,9 +95,7 @@ async def read(readers: Readers, prediction_id: PredictionId, sink: Sink, mark: 
     return await readers.read(prediction_id, mark, sink.send)
 
 
-async def test_who_hears_nothing_hears_comments(
-    readers: Readers, claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_reader_gets_comments(readers: Readers, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_readers, "KEEP_ALIVE_S", 0.02)
     sink = Sink()
     async with anyio.create_task_group() as tasks:
@@ -107,7 +105,7 @@ async def test_who_hears_nothing_hears_comments(
     assert sink.data.replace(KEEP_ALIVE, b"") == b""
 
 
-async def test_a_message_that_was_lost_costs_time_and_no_event(
+async def test_lost_message_costs_time_but_no_event(
     readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "SAFETY_S", 0.05)
@@ -121,7 +119,7 @@ async def test_a_message_that_was_lost_costs_time_and_no_event(
     assert sink.said == ["a", "{}"]
 
 
-async def test_who_comes_later_does_not_share_an_answer_that_is_older_than_what_he_heard(
+async def test_late_reader_does_not_share_an_outdated_answer(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire
 ) -> None:
     is_answered, goes_on = asyncio.Event(), asyncio.Event()
@@ -141,7 +139,7 @@ async def test_who_comes_later_does_not_share_an_answer_that_is_older_than_what_
     assert [event.kind for event in later.events] == ["started", "output"]
 
 
-async def test_a_redis_that_is_away_is_waited_for(
+async def test_reader_waits_for_redis_to_return(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "SAFETY_S", 0.01)
@@ -161,7 +159,7 @@ async def test_a_redis_that_is_away_is_waited_for(
     assert sink.said == ["a", "{}"]
 
 
-async def test_who_takes_nothing_is_let_go(
+async def test_reader_that_takes_nothing_is_disconnected(
     readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "STALL_S", 0.05)
@@ -175,7 +173,7 @@ async def test_who_takes_nothing_is_let_go(
     assert readers.reading == 0
 
 
-async def test_who_is_let_go_at_the_end_of_the_process_was_not_told_all(readers: Readers, claim: Claim) -> None:
+async def test_reader_cut_off_at_shutdown_has_not_received_all(readers: Readers, claim: Claim) -> None:
     told_all: list[bool] = []
 
     async def reading() -> None:
@@ -191,7 +189,7 @@ async def test_who_is_let_go_at_the_end_of_the_process_was_not_told_all(readers:
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-async def test_data_that_is_removed_under_a_reader_is_an_error(
+async def test_data_removed_under_a_reader_is_an_error(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, is_forgotten: bool
 ) -> None:
     seq = await driver.begin(claim, ("output", b'"a"'))
@@ -207,7 +205,7 @@ async def test_data_that_is_removed_under_a_reader_is_an_error(
     assert sink.said == ["a", f'{{"detail":"{REMOVED}"}}', '{"reason":"error"}']
 
 
-async def test_those_who_read_one_prediction_share_what_is_asked(
+async def test_readers_of_one_prediction_share_its_looks(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "SAFETY_S", 60.0)
@@ -227,7 +225,7 @@ async def test_those_who_read_one_prediction_share_what_is_asked(
     assert len(wire.asked) - before < 100
 
 
-async def test_all_together_look_so_often_and_no_more(
+async def test_total_rate_of_looks_is_bounded(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "LOOKS_PER_S", 100)
@@ -243,7 +241,7 @@ async def test_all_together_look_so_often_and_no_more(
     assert looks <= took_s * 100 + 4
 
 
-async def test_a_prediction_that_is_forgotten_under_a_reader_is_an_error(
+async def test_prediction_forgotten_under_a_reader_is_an_error(
     readers: Readers, claim: Claim, driver: QueueDriver
 ) -> None:
     """As when Redis was emptied: nothing else would ever tell that nothing more comes."""
@@ -275,7 +273,7 @@ class Stuck(Sink):
 
 
 @pytest.mark.parametrize("is_shown", [True, False], ids=["on_its_way", "at_its_end"])
-async def test_what_is_large_is_told_to_few_at_once_and_the_others_hear_comments_meanwhile(
+async def test_few_readers_get_large_data_at_once_while_others_get_comments(
     readers: Readers,
     claim: Claim,
     driver: QueueDriver,
@@ -301,7 +299,7 @@ async def test_what_is_large_is_told_to_few_at_once_and_the_others_hear_comments
     assert readers.room.value == 1
 
 
-async def test_who_does_not_take_what_is_large_leaves_its_room_to_the_next(
+async def test_stalled_reader_of_large_data_frees_its_permit(
     readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "LARGE_S", 0.2)
@@ -322,7 +320,7 @@ async def test_who_does_not_take_what_is_large_leaves_its_room_to_the_next(
     assert len(sink.said) == 2
 
 
-async def test_a_slow_reader_of_what_is_large_has_longer_with_each_piece(
+async def test_slow_reader_of_large_data_gets_more_time_with_each_piece(
     readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(Sink):
@@ -338,9 +336,7 @@ async def test_a_slow_reader_of_what_is_large_has_longer_with_each_piece(
     assert len(sink.said) == 2
 
 
-async def test_who_waits_for_more_holds_nothing_of_what_was_told(
-    readers: Readers, claim: Claim, driver: QueueDriver
-) -> None:
+async def test_waiting_reader_holds_no_sent_data(readers: Readers, claim: Claim, driver: QueueDriver) -> None:
     await driver.begin(claim, ("output", b'"' + b"x" * 2_000_000 + b'"'))
 
     class Length(Sink):

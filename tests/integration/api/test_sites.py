@@ -100,9 +100,7 @@ def number(prediction_id: str) -> int:
 # ── where it goes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_is_forced_is_where_it_was_asked_for_and_its_id_says_so(
-    api: httpx.AsyncClient, eu: Place, us: Place
-) -> None:
+async def test_forced_site_holds_the_prediction_and_is_in_its_id(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     ids = {site: await at(api, site) for site in ("eu", "us", "eu")}
     assert {site: number(name) for site, name in ids.items()} == {"eu": 0, "us": 1}
     assert (await eu.has(), await us.has()) == (2, 1)
@@ -110,16 +108,14 @@ async def test_what_is_forced_is_where_it_was_asked_for_and_its_id_says_so(
     assert (refused.status_code, "eu or us" in refused.json()["detail"]) == (422, True)
 
 
-async def test_by_lot_both_get_some(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_random_placement_uses_both_sites(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     await asyncio.gather(*(made(api) for _ in range(40)))
     has = await eu.has(), await us.has()
     assert sum(has) == 40
     assert min(has) > 0
 
 
-async def test_by_least_wait_the_shorter_queue_gets_it_until_it_is_as_long(
-    service: Service, eu: Place, us: Place
-) -> None:
+async def test_least_wait_placement_balances_the_queues(service: Service, eu: Place, us: Place) -> None:
     for each, waiting in ((eu, 0), (us, 20)):
         await each.driver.have_slots(1)
         for _ in range(waiting):
@@ -131,9 +127,7 @@ async def test_by_least_wait_the_shorter_queue_gets_it_until_it_is_as_long(
     assert abs(await eu.has() - await us.has()) <= 10, "a crowd of one moment does not choose alike"
 
 
-async def test_a_full_queue_passes_it_on_and_where_all_are_full_the_caller_hears_it(
-    service: Service, eu: Place, us: Place
-) -> None:
+async def test_full_site_passes_work_on_until_all_are_full(service: Service, eu: Place, us: Place) -> None:
     for each, most in ((eu, 0), (us, 2)):
         await each.driver.scripts.bound(each.driver.queue, mode="bounded", max_queued=most)
     async with service.api() as api:
@@ -145,7 +139,7 @@ async def test_a_full_queue_passes_it_on_and_where_all_are_full_the_caller_hears
     assert len(shown) == 2, "what was refused is in no list"
 
 
-async def test_the_table_of_the_file_says_who_may_have_what(service: Service) -> None:
+async def test_site_table_decides_which_accounts_may_use_a_site(service: Service) -> None:
     only = f'[models]\n"{MODEL}" = ["us"]\n'
     async with service.api(eu={"weight": 1000}, us={"weight": 1}, top="") as api:
         path = service._folder / "sites.toml"
@@ -160,7 +154,7 @@ async def test_the_table_of_the_file_says_who_may_have_what(service: Service) ->
         assert forced.status_code == 503
 
 
-async def test_what_only_the_home_knows_of_stays_there(service: Service, eu: Place) -> None:
+async def test_queue_known_only_at_home_stays_there(service: Service, eu: Place) -> None:
     named = {"version": VERSION, "input": {"file": "https://x.test/v1/files/" + "0" * 26}}
     async with service.api(top='placement = "random"', eu={"weight": 0.001}, us={"weight": 1000}) as api:
         assert number((await made(api))["id"]) == 1
@@ -171,7 +165,7 @@ async def test_what_only_the_home_knows_of_stays_there(service: Service, eu: Pla
         assert {number((await made(api))["id"]) for _ in range(4)} == {0}
 
 
-async def test_a_site_that_does_not_let_us_do_all_takes_nothing_and_says_why(service: Service, us: Place) -> None:
+async def test_site_with_missing_rights_gets_no_work_and_reports_why(service: Service, us: Place) -> None:
     admin: Any = us.driver.redis
     await admin.execute_command("ACL SETUSER", "director", "-xadd")
     try:
@@ -188,7 +182,7 @@ async def test_a_site_that_does_not_let_us_do_all_takes_nothing_and_says_why(ser
 # ── where it is found ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_each_is_read_canceled_followed_and_waited_for_where_it_is(
+async def test_prediction_is_read_canceled_followed_and_awaited_at_its_site(
     api: httpx.AsyncClient, eu: Place, us: Place
 ) -> None:
     for site, where in (("eu", eu), ("us", us)):
@@ -210,16 +204,14 @@ async def test_each_is_read_canceled_followed_and_waited_for_where_it_is(
         assert (await api.post(f"{waits}/cancel")).json()["status"] == "canceled"
 
 
-async def test_an_id_of_no_site_is_none(api: httpx.AsyncClient) -> None:
+async def test_id_of_an_unknown_site_is_not_found(api: httpx.AsyncClient) -> None:
     strange = new_prediction_id(model=MODEL, now_ms=1_800_000_000_000, site=9)
     for path in ("", "/events", "/explain", "/webhooks"):
         assert (await api.get(f"/v1/predictions/{strange}{path}")).status_code == 404
     assert (await api.get(f"/v1/streams/{strange}{'a' * 26}")).status_code == 404
 
 
-async def test_a_list_has_what_all_sites_have_newest_first_in_pages(
-    api: httpx.AsyncClient, eu: Place, us: Place
-) -> None:
+async def test_list_merges_all_sites_newest_first_in_pages(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + each, site=each % 2) for each in range(250)][::-1]
     for number, where in enumerate((eu.driver, us.driver)):
         here = [each for each in ids if site_of(each) == number]
@@ -234,7 +226,7 @@ async def test_a_list_has_what_all_sites_have_newest_first_in_pages(
     assert [one["id"] for one in (await api.get(back)).json()["results"]] == ids[100:200]
 
 
-async def test_what_moved_to_another_of_the_sites_is_read_there(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_prediction_moved_to_another_site_is_read_there(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     key = {"idempotency-key": "once"}
     prediction_id = PredictionId((await made(api, **{"x-site": "eu", **key}))["id"])
     there = await named_site(us.driver.redis)
@@ -254,9 +246,7 @@ async def test_what_moved_to_another_of_the_sites_is_read_there(api: httpx.Async
     assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
 
 
-async def test_a_suspension_holds_what_an_account_has_at_every_site(
-    api: httpx.AsyncClient, service: Service, eu: Place, us: Place
-) -> None:
+async def test_suspension_covers_every_site(api: httpx.AsyncClient, service: Service, eu: Place, us: Place) -> None:
     await made(api, **{"x-site": "us"})
     operator = await eu.accounts.create_token("ops", scopes=["admin"])
     path, headers = f"/v1/admin/accounts/{ACCOUNT}", {"authorization": f"Bearer {operator}"}
@@ -270,7 +260,7 @@ async def test_a_suspension_holds_what_an_account_has_at_every_site(
     assert (ended.json()["ended"], ended.json()["asked"]) == (1, 1)
 
 
-async def test_operators_ask_the_home_or_the_site_that_they_name(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_operators_query_the_home_or_a_named_site(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     operator = await eu.accounts.create_token("ops", scopes=["admin"])
     headers = {"authorization": f"Bearer {operator}", "x-site": "us"}
     queue = f"/v1/admin/queues/{us.driver.queue.replace(':', '/')}"
@@ -282,7 +272,7 @@ async def test_operators_ask_the_home_or_the_site_that_they_name(api: httpx.Asyn
         assert (await api.get(path, headers={**headers, "x-site": "mars"})).status_code == 422
 
 
-async def test_webhooks_of_every_site_are_signed_with_the_secret_that_the_caller_was_told(
+async def test_webhooks_of_every_site_use_the_secret_shown_to_the_caller(
     api: httpx.AsyncClient, eu: Place, us: Place
 ) -> None:
     await made(api, **{"x-site": "us"})
@@ -300,9 +290,7 @@ async def test_webhooks_of_every_site_are_signed_with_the_secret_that_the_caller
 # ── the same request again ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_an_idempotency_key_finds_its_prediction_wherever_it_was_placed(
-    api: httpx.AsyncClient, eu: Place, us: Place
-) -> None:
+async def test_idempotency_key_finds_its_prediction_at_any_site(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     names = [f"key-{each}" for each in range(12)]
     first = {key: (await made(api, **{"idempotency-key": key}))["id"] for key in names}
     assert {number(name) for name in first.values()} == {0, 1}
@@ -314,7 +302,7 @@ async def test_an_idempotency_key_finds_its_prediction_wherever_it_was_placed(
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_a_key_that_somebody_is_placing_is_503_and_one_that_nobody_can_be_placing_is_taken_over(
+async def test_key_being_placed_is_503_and_an_abandoned_key_is_reused(
     api: httpx.AsyncClient, eu: Place, us: Place
 ) -> None:
     key = {"idempotency-key": "once", "x-site": "eu"}
@@ -333,7 +321,9 @@ async def test_a_key_that_somebody_is_placing_is_503_and_one_that_nobody_can_be_
     assert (await eu.has(), await us.has()) == (2, 0)
 
 
-async def test_twins_of_one_moment_are_one(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_simultaneous_creates_with_one_key_make_one_prediction(
+    api: httpx.AsyncClient, eu: Place, us: Place
+) -> None:
     for each in range(6):
         key = {"idempotency-key": f"twins-{each}"}
         assert len({one["id"] for one in await asyncio.gather(*(made(api, **key) for _ in range(4)))}) == 1

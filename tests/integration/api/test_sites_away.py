@@ -69,7 +69,7 @@ async def sites_of(api: httpx.AsyncClient) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("victim", ["us", pytest.param("eu", marks=pytest.mark.heavy)])
-async def test_what_is_there_is_503_until_it_is_back_and_all_else_goes_on(
+async def test_predictions_of_a_dead_site_are_503_until_it_returns(
     api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
 ) -> None:
     there, elsewhere = await forced(api, victim), await forced(api, "asia")
@@ -109,7 +109,9 @@ async def test_what_is_there_is_503_until_it_is_back_and_all_else_goes_on(
     assert {there, known, elsewhere} <= {one["id"] for one in listed.json()["results"]}
 
 
-async def test_where_all_are_away_it_is_not_ready(api: httpx.AsyncClient, servers: dict[str, RedisServer]) -> None:
+async def test_api_is_not_ready_while_all_sites_are_away(
+    api: httpx.AsyncClient, servers: dict[str, RedisServer]
+) -> None:
     for server in servers.values():
         server.kill()
     await eventually(lambda: api.get("/readyz"), "nothing is there", until=lambda ready: ready.status_code == 503)
@@ -118,7 +120,7 @@ async def test_where_all_are_away_it_is_not_ready(api: httpx.AsyncClient, server
 
 
 @pytest.mark.heavy
-async def test_one_that_hangs_is_left_out_once_that_is_noticed_and_comes_back(
+async def test_hanging_site_is_skipped_once_noticed_and_returns(
     api: httpx.AsyncClient, servers: dict[str, RedisServer]
 ) -> None:
     await forced(api, "asia")
@@ -135,7 +137,7 @@ async def test_one_that_hangs_is_left_out_once_that_is_noticed_and_comes_back(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("victim", ["us", "eu"])
-async def test_killed_under_load_again_and_again_nothing_is_lost_and_nothing_is_there_twice(
+async def test_repeated_kills_under_load_lose_and_duplicate_nothing(
     api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
 ) -> None:
     accepted: dict[str, str] = {}  # what was asked for → its id

@@ -54,7 +54,7 @@ def cache(pytestconfig: pytest.Config) -> Path:
         (Status.FAILED, {"error": "boom"}, [["raised", '{"detail":"boom"}']]),
     ],
 )
-async def test_each_piece_comes_as_it_was_made_and_then_the_end(
+async def test_each_piece_arrives_as_it_was_made_and_then_the_end(
     live: LiveApi,
     token: str,
     cache: Path,

@@ -126,7 +126,7 @@ class Listener:
         await eventually(has_now)
 
 
-async def test_it_is_told_as_it_happens_and_then_it_ends(
+async def test_stream_shows_events_live_and_then_ends(
     live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts, redis: Redis
 ) -> None:
     made = await asker.create(live)
@@ -145,7 +145,7 @@ async def test_it_is_told_as_it_happens_and_then_it_ends(
     await is_silent(redis)
 
 
-async def test_its_address_is_in_every_answer_and_needs_no_token(live: LiveApi, asker: Asker) -> None:
+async def test_every_answer_has_the_stream_address_which_needs_no_token(live: LiveApi, asker: Asker) -> None:
     made = await asker.create(live)
     got = (await asker.http.get(made["urls"]["get"], headers=asker.headers)).json()
     canceled = (await asker.http.post(made["urls"]["cancel"], headers=asker.headers)).json()
@@ -161,7 +161,7 @@ async def test_its_address_is_in_every_answer_and_needs_no_token(live: LiveApi, 
 
 
 @pytest.mark.parametrize("place", [0, 26, 51])
-async def test_an_address_that_is_not_quite_right_leads_nowhere(live: LiveApi, asker: Asker, place: int) -> None:
+async def test_altered_address_is_not_found(live: LiveApi, asker: Asker, place: int) -> None:
     url = (await asker.create(live))["urls"]["stream"]
     base, address = url[:-52], url[-52:]
     other = "a" if address[place] != "a" else "b"
@@ -171,7 +171,7 @@ async def test_an_address_that_is_not_quite_right_leads_nowhere(live: LiveApi, a
         assert answer.headers["access-control-allow-origin"] == "*"
 
 
-async def test_a_record_without_a_ticket_is_opened_by_nothing(live: LiveApi, asker: Asker, redis: Redis) -> None:
+async def test_record_without_a_ticket_cannot_be_opened(live: LiveApi, asker: Asker, redis: Redis) -> None:
     """As those that an older release accepted, and those of a model that cannot stream."""
     made = await asker.create(live)
     await redis.hdel(keys.record(made["id"]), "ticket")
@@ -188,7 +188,7 @@ async def test_a_record_without_a_ticket_is_opened_by_nothing(live: LiveApi, ask
         (Status.FAILED, {"error": "boom"}, [("error", '{"detail":"boom"}'), ("done", '{"reason":"error"}')]),
     ],
 )
-async def test_what_has_ended_is_told_from_the_start_and_after_any_event(
+async def test_ended_prediction_is_replayed_from_the_start_or_any_event(
     live: LiveApi,
     asker: Asker,
     director: PlayedDirector,
@@ -209,7 +209,7 @@ async def test_what_has_ended_is_told_from_the_start_and_after_any_event(
     assert (over.status_code, over.headers["access-control-allow-origin"]) == (204, "*")
 
 
-async def test_an_id_that_is_none_of_ours_begins_at_the_start(
+async def test_foreign_event_id_starts_from_the_beginning(
     live: LiveApi, asker: Asker, director: PlayedDirector
 ) -> None:
     url = (await asker.create(live))["urls"]["stream"]
@@ -219,7 +219,7 @@ async def test_an_id_that_is_none_of_ours_begins_at_the_start(
         assert spoken(await all_of(asker.http, url, after=after)) == [("output", "a"), ("done", "{}")]
 
 
-async def test_a_large_output_is_told_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
+async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
     """In many pages: half of it as the run went, the rest at its end."""
     url = (await asker.create(live))["urls"]["stream"]
     items = [f"{number}:" + "x" * 5_000 for number in range(400)]
@@ -231,7 +231,7 @@ async def test_a_large_output_is_told_whole_and_once(live: LiveApi, asker: Asker
     assert await all_of(asker.http, url, after=told[299].id) == told[300:]
 
 
-async def test_another_attempt_is_told_and_ids_go_on(
+async def test_next_attempt_is_announced_and_ids_continue(
     live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts
 ) -> None:
     url = (await asker.create(live))["urls"]["stream"]
@@ -257,7 +257,7 @@ async def test_another_attempt_is_told_and_ids_go_on(
     assert places == sorted(places)
 
 
-async def test_reader_that_comes_back_after_a_revival_is_told_the_new_run_alone(
+async def test_reader_returning_after_a_revival_gets_only_the_new_run(
     live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts
 ) -> None:
     url = (await asker.create(live))["urls"]["stream"]
@@ -283,7 +283,7 @@ async def test_reader_that_comes_back_after_a_revival_is_told_the_new_run_alone(
     assert over.status_code == 204
 
 
-async def test_after_its_data_was_removed_it_is_gone(live: LiveApi, asker: Asker, redis: Redis) -> None:
+async def test_stream_is_gone_after_its_data_was_removed(live: LiveApi, asker: Asker, redis: Redis) -> None:
     made = await asker.create(live)
     await asker.http.post(made["urls"]["cancel"], headers=asker.headers)
     await redis.delete(keys.events(made["id"]), keys.input_data(made["id"]))
@@ -293,7 +293,7 @@ async def test_after_its_data_was_removed_it_is_gone(live: LiveApi, asker: Asker
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
-async def test_an_address_is_never_logged_whatever_becomes_of_its_reader(
+async def test_address_is_never_logged_whatever_happens_to_its_reader(
     server: RedisServer, asker: Asker, redis: Redis, tmp_path: Path
 ) -> None:
     with (tmp_path / "log").open("wb") as log:
@@ -318,7 +318,7 @@ async def test_an_address_is_never_logged_whatever_becomes_of_its_reader(
     await redis.flushall()
 
 
-async def test_a_browser_may_send_what_it_needs(live: LiveApi, asker: Asker) -> None:
+async def test_browser_may_send_the_headers_that_it_needs(live: LiveApi, asker: Asker) -> None:
     url = (await asker.create(live))["urls"]["stream"]
     asked = {"Origin": "https://example.com", "Access-Control-Request-Method": "GET"}
     asked |= {"Access-Control-Request-Headers": "last-event-id,cache-control"}
@@ -329,12 +329,12 @@ async def test_a_browser_may_send_what_it_needs(live: LiveApi, asker: Asker) -> 
     assert {"last-event-id", "cache-control", "authorization"} <= set(allowed.split(", "))
 
 
-async def test_a_head_says_what_there_is_and_follows_nothing(live: LiveApi, asker: Asker) -> None:
+async def test_head_answers_without_following_the_stream(live: LiveApi, asker: Asker) -> None:
     answer = await asker.http.head((await asker.create(live))["urls"]["stream"])
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
 
 
-async def test_a_reader_that_hangs_up_is_noticed_and_ends_nothing(
+async def test_disconnected_reader_is_noticed_and_cancels_nothing(
     live: LiveApi, asker: Asker, director: PlayedDirector, redis: Redis
 ) -> None:
     made = await asker.create(live)
@@ -348,9 +348,7 @@ async def test_a_reader_that_hangs_up_is_noticed_and_ends_nothing(
     await director.finish(claim)
 
 
-async def test_beyond_the_most_a_reader_is_told_when_to_come_again(
-    server: RedisServer, asker: Asker, redis: Redis
-) -> None:
+async def test_reader_beyond_the_limit_is_told_when_to_return(server: RedisServer, asker: Asker, redis: Redis) -> None:
     async with live_api(server.url, env={"DIRECTOR_MAX_STREAMS": "1"}) as live, anyio.create_task_group() as tasks:
         url = (await asker.create(live))["urls"]["stream"]
         tasks.start_soon(Listener(asker.http, url).read)
@@ -360,7 +358,7 @@ async def test_beyond_the_most_a_reader_is_told_when_to_come_again(
     await redis.flushall()
 
 
-async def test_short_of_descriptors_it_takes_no_new_reader_and_answers_all_else(
+async def test_api_short_of_descriptors_refuses_only_new_readers(
     server: RedisServer, asker: Asker, redis: Redis
 ) -> None:
     async with live_api(server.url) as live:
@@ -381,7 +379,7 @@ async def assert_full(http: httpx.AsyncClient, url: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-async def test_an_api_that_ends_breaks_the_stream_and_the_next_one_goes_on_with_it(
+async def test_next_api_continues_the_stream_of_an_ending_one(
     server: RedisServer, asker: Asker, director: PlayedDirector, scripts: Scripts, how: signal.Signals
 ) -> None:
     port = free_port()
@@ -420,7 +418,7 @@ def resident_kb(pid: int) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
-async def test_readers_that_take_nothing_hold_little_and_slow_nobody(
+async def test_stalled_readers_hold_little_memory_and_slow_no_one(
     server: RedisServer, asker: Asker, director: PlayedDirector, redis: Redis
 ) -> None:
     slow, items = 40, [msgspec.json.encode("x" * 20_000) for _ in range(300)]

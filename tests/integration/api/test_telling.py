@@ -44,7 +44,7 @@ async def of(redis: Redis, account: str, *scopes: str) -> dict[str, str]:
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     prediction_id = await create(api)
     await run(director, b'"a"', b'{"b":[]}')
     path = f"/v1/predictions/{prediction_id}/events"
@@ -59,14 +59,14 @@ async def test_the_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, 
     }
 
 
-async def test_once_the_data_is_removed_there_are_no_events(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_removed_data_leaves_no_events(api: httpx.AsyncClient, redis: Redis) -> None:
     prediction_id = await create(api)
     await redis.delete(keys.events(prediction_id))
     answer = (await api.get(f"/v1/predictions/{prediction_id}/events")).json()
     assert answer == {"events": [], "next": 0, "data_removed": True}
 
 
-async def test_events_are_for_their_owner_alone(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_only_the_owner_reads_the_events(api: httpx.AsyncClient, redis: Redis) -> None:
     path = f"/v1/predictions/{await create(api)}/events"
     assert (await api.get(path)).status_code == 200
     assert (await api.get(path, headers=await of(redis, "stranger", "read", "run"))).status_code == 404
@@ -79,7 +79,7 @@ async def test_events_are_for_their_owner_alone(api: httpx.AsyncClient, redis: R
 @pytest.mark.parametrize(
     "asked", [{"after": "-1"}, {"after": "x"}, {"after": "٣"}, {"after": "9" * 30}, {"limit": "0"}, {"limit": "1001"}]
 )
-async def test_a_number_that_is_none_is_named(api: httpx.AsyncClient, asked: dict[str, str]) -> None:
+async def test_invalid_number_is_named(api: httpx.AsyncClient, asked: dict[str, str]) -> None:
     answer = await api.get(f"/v1/predictions/{await create(api)}/events", params=asked)
     assert answer.status_code == 422
     assert [field["field"] for field in answer.json()["invalid_fields"]] == list(asked)
@@ -88,7 +88,7 @@ async def test_a_number_that_is_none_is_named(api: httpx.AsyncClient, asked: dic
 # ── webhooks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_every_attempt_is_shown_with_what_is_owed_next(
+async def test_every_attempt_is_shown_with_the_next_delivery(
     api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts
 ) -> None:
     prediction_id = await create(api, **TOLD)
@@ -122,11 +122,11 @@ async def test_every_attempt_is_shown_with_what_is_owed_next(
     assert "secret" not in answer.text
 
 
-async def test_without_a_webhook_there_is_none(api: httpx.AsyncClient) -> None:
+async def test_prediction_without_a_webhook_shows_none(api: httpx.AsyncClient) -> None:
     assert (await api.get(f"/v1/predictions/{await create(api)}/webhooks")).json()["webhook"] is None
 
 
-async def test_it_is_owed_again_at_once(api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts) -> None:
+async def test_redelivery_is_owed_at_once(api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts) -> None:
     prediction_id = await create(api, **TOLD)
     await run(director)
     await scripts.deliver(prediction_id, outcome="gone", delay_s=None, status=410, host="receiver.example")
@@ -136,7 +136,9 @@ async def test_it_is_owed_again_at_once(api: httpx.AsyncClient, director: Played
     assert webhook["next_at"] >= webhook["deliveries"][0]["at"]
 
 
-async def test_what_cannot_be_told_says_why(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_impossible_redelivery_is_refused_with_a_reason(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
     async def asked(prediction_id: str) -> tuple[int, str]:
         answer = await api.post(f"/v1/predictions/{prediction_id}/webhooks/redeliver")
         return answer.status_code, answer.json().get("code", "")
@@ -153,7 +155,7 @@ async def test_what_cannot_be_told_says_why(api: httpx.AsyncClient, director: Pl
     assert await asked("nonsense") == (404, "")
 
 
-async def test_its_owner_and_operators_may_see_and_ask(
+async def test_owner_and_operators_may_view_and_redeliver(
     api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     path = f"/v1/predictions/{await create(api, **TOLD)}/webhooks"

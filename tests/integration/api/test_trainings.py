@@ -57,7 +57,7 @@ def trainer(scripts: Scripts, trainings: QueueName) -> PlayedDirector:
     return PlayedDirector(scripts, trainings)
 
 
-async def test_one_is_accepted_and_shown_as_a_training(api: httpx.AsyncClient, trainer: PlayedDirector) -> None:
+async def test_training_is_accepted_and_shown(api: httpx.AsyncClient, trainer: PlayedDirector) -> None:
     made = await api.post(TRAININGS, json={**WANTED, "webhook_events_filter": ["completed"]})
     training = made.json()
     assert (made.status_code, training["status"], training["destination"]) == (201, "starting", DESTINATION)
@@ -73,9 +73,7 @@ async def test_one_is_accepted_and_shown_as_a_training(api: httpx.AsyncClient, t
     assert {"predict_time", "total_time"} <= set(ended["metrics"])
 
 
-async def test_a_training_is_no_prediction_and_the_other_way_round(
-    api: httpx.AsyncClient, trainings: QueueName
-) -> None:
+async def test_trainings_and_predictions_are_separate_resources(api: httpx.AsyncClient, trainings: QueueName) -> None:
     training = (await api.post(TRAININGS, json=WANTED)).json()["id"]
     prediction = (await api.post("/v1/predictions", json={"version": VERSION, "input": {}})).json()["id"]
     for kind, others in (("predictions", training), ("trainings", prediction), ("procedures", training)):
@@ -89,14 +87,14 @@ async def test_a_training_is_no_prediction_and_the_other_way_round(
         assert [one["id"] for one in page["results"]] == its
 
 
-async def test_a_training_that_waits_is_canceled_at_once(api: httpx.AsyncClient, trainings: QueueName) -> None:
+async def test_waiting_training_is_canceled_at_once(api: httpx.AsyncClient, trainings: QueueName) -> None:
     training = (await api.post(TRAININGS, json=WANTED)).json()
     canceled = await api.post(training["urls"]["cancel"], headers={"content-type": "application/json"})
     assert (canceled.status_code, canceled.json()["status"]) == (200, "canceled")
     assert canceled.json()["destination"] == DESTINATION
 
 
-async def test_the_list_is_paged_by_addresses_of_its_own(api: httpx.AsyncClient, trainings: QueueName) -> None:
+async def test_list_of_trainings_has_its_own_page_addresses(api: httpx.AsyncClient, trainings: QueueName) -> None:
     made = [(await api.post(TRAININGS, json=WANTED)).json()["id"] for _ in range(101)]
     first = (await api.get("/v1/trainings")).json()
     assert first["next"].startswith(f"{BASE}/v1/trainings?cursor=")
@@ -104,14 +102,14 @@ async def test_the_list_is_paged_by_addresses_of_its_own(api: httpx.AsyncClient,
     assert [one["id"] for one in first["results"] + last["results"]] == made[::-1]
 
 
-async def test_its_input_is_judged_by_the_schema_of_trainings(api: httpx.AsyncClient, trainings: QueueName) -> None:
+async def test_input_is_checked_against_the_training_schema(api: httpx.AsyncClient, trainings: QueueName) -> None:
     refused = await api.post(TRAININGS, json={"destination": DESTINATION, "input": {"steps": 11, "text": "x"}})
     assert refused.status_code == 422
     assert refused.json()["detail"] == "- input: data is required\n- input.steps: Must be less than or equal to 10\n"
 
 
 @pytest.mark.parametrize("destination", ["acme/unknown", "no model", "stranger/model", "", "ACME/tuned"])
-async def test_a_destination_that_is_not_the_callers_does_not_exist(
+async def test_destination_of_another_account_does_not_exist(
     api: httpx.AsyncClient, trainings: QueueName, catalog: Catalog, destination: str
 ) -> None:
     await catalog.register("stranger/model", "e5" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
@@ -120,7 +118,7 @@ async def test_a_destination_that_is_not_the_callers_does_not_exist(
     assert refused.json() == {"detail": "The specified training destination does not exist", "status": 404}
 
 
-async def test_what_the_body_lacks_or_has_too_much_is_named(api: httpx.AsyncClient, trainings: QueueName) -> None:
+async def test_missing_and_additional_fields_are_named(api: httpx.AsyncClient, trainings: QueueName) -> None:
     refused = await api.post(TRAININGS, json={"version": VERSION})
     assert [field["description"] for field in refused.json()["invalid_fields"]] == [
         "destination is required",
@@ -129,7 +127,9 @@ async def test_what_the_body_lacks_or_has_too_much_is_named(api: httpx.AsyncClie
     ]
 
 
-async def test_a_version_that_nobody_trains_says_so(api: httpx.AsyncClient, catalog: Catalog, queue: QueueName) -> None:
+async def test_version_without_a_training_queue_is_refused(
+    api: httpx.AsyncClient, catalog: Catalog, queue: QueueName
+) -> None:
     await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
     refused = await api.post(TRAININGS, json=WANTED)
     assert (refused.status_code, refused.json()["code"]) == (422, "kind_not_served")
@@ -138,7 +138,7 @@ async def test_a_version_that_nobody_trains_says_so(api: httpx.AsyncClient, cata
     assert (await api.get("/v1/trainings")).json()["results"] == []
 
 
-async def test_a_key_stands_for_one_training_of_one_version(
+async def test_key_stands_for_one_training_of_one_version(
     api: httpx.AsyncClient, trainings: QueueName, kinds: Kinds
 ) -> None:
     headers = {"Idempotency-Key": "k"}
@@ -151,7 +151,7 @@ async def test_a_key_stands_for_one_training_of_one_version(
     assert len((await api.get("/v1/trainings")).json()["results"]) == 1
 
 
-async def test_another_account_sees_none_of_it(
+async def test_another_account_sees_no_training(
     settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, trainings: QueueName
 ) -> None:
     training = (await api.post(TRAININGS, json=WANTED)).json()["id"]
@@ -168,7 +168,7 @@ async def test_another_account_sees_none_of_it(
         assert (await reader.post(TRAININGS, json=WANTED)).status_code == 403
 
 
-async def test_a_procedure_is_a_run_apart(
+async def test_procedures_are_separate_from_predictions(
     api: httpx.AsyncClient, kinds: Kinds, queue: QueueName, scripts: Scripts
 ) -> None:
     asked = {"version": f"{MODEL}:{VERSION}", "input": {"text": "hi"}}

@@ -57,7 +57,7 @@ async def model(api: httpx.AsyncClient) -> Any:
     return (await api.get(f"/v1/models/{MODEL}")).json()
 
 
-async def test_the_newest_that_is_left_becomes_the_latest_and_runs_stay_counted(
+async def test_newest_remaining_version_becomes_latest_and_runs_stay_counted(
     api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis
 ) -> None:
     await api.post("/v1/predictions", json={"version": NEW, "input": {}})
@@ -76,13 +76,13 @@ async def test_the_newest_that_is_left_becomes_the_latest_and_runs_stay_counted(
     assert not [name for name in await redis.keys("*") if NEW[:12].encode() in name]
 
 
-async def test_a_model_that_lost_all_its_versions_can_be_taken_away(api: httpx.AsyncClient, painter: QueueName) -> None:
+async def test_model_without_remaining_versions_can_be_deleted(api: httpx.AsyncClient, painter: QueueName) -> None:
     assert [(await delete(api, version)).status_code for version in (OLD, NEW)] == [202, 202]
     assert (await model(api))["latest_version"] is None
     assert (await api.delete(f"/v1/models/{MODEL}")).status_code == 204
 
 
-async def test_what_waits_or_is_deployed_or_served_keeps_the_version_and_the_answer_says_so(
+async def test_version_in_use_is_kept_and_the_reason_given(
     api: httpx.AsyncClient, painter: QueueName, scripts: Scripts
 ) -> None:
     made = (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).json()
@@ -101,7 +101,7 @@ async def test_what_waits_or_is_deployed_or_served_keeps_the_version_and_the_ans
     assert (await model(api))["latest_version"]["id"] == NEW
 
 
-async def test_a_version_that_stays_can_still_be_trained(
+async def test_version_whose_deletion_was_refused_can_still_be_trained(
     api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts, catalog: Catalog
 ) -> None:
     kinds = Kinds(redis, scripts, catalog)
@@ -124,7 +124,7 @@ async def test_only_operators_delete_versions_of_public_models(
     assert (await delete(api)).status_code == 403
 
 
-async def test_a_deletion_that_was_cut_short_is_done_again(
+async def test_interrupted_deletion_is_completed_by_repeating_it(
     api: httpx.AsyncClient, painter: QueueName, scripts: Scripts
 ) -> None:
     assert await scripts.unregister(painter) == "done"  # and then the API ended
@@ -132,7 +132,7 @@ async def test_a_deletion_that_was_cut_short_is_done_again(
     assert (await model(api))["latest_version"]["id"] == OLD
 
 
-async def test_a_version_of_which_only_the_queue_is_left_can_be_deleted(
+async def test_version_with_only_a_queue_left_can_be_deleted(
     api: httpx.AsyncClient, painter: QueueName, redis: Redis
 ) -> None:
     # a deletion and a registration met, and neither the API nor the director lived to look again
@@ -145,7 +145,7 @@ async def test_a_version_of_which_only_the_queue_is_left_can_be_deleted(
     assert (await model(api))["latest_version"]["id"] == OLD
 
 
-async def test_the_runs_of_a_version_stay_counted_though_its_deletion_was_cut_short(
+async def test_interrupted_deletion_keeps_the_runs_counted(
     api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await api.post("/v1/predictions", json={"version": NEW, "input": {}})
@@ -158,7 +158,7 @@ async def test_the_runs_of_a_version_stay_counted_though_its_deletion_was_cut_sh
     assert (await model(api))["run_count"] == 1
 
 
-async def test_versions_that_are_deleted_through_several_processes_leave_none_behind(
+async def test_deletions_through_several_processes_leave_no_version_behind(
     api: httpx.AsyncClient, server: RedisServer, token: str, painter: QueueName, scripts: Scripts
 ) -> None:
     await api.post("/v1/predictions", json={"version": NEW, "input": {}})
@@ -173,7 +173,7 @@ async def test_versions_that_are_deleted_through_several_processes_leave_none_be
     assert (await api.delete(f"/v1/models/{MODEL}")).status_code == 204
 
 
-async def test_a_webhook_that_is_owed_is_told_though_the_last_version_is_gone(
+async def test_owed_webhook_is_delivered_after_its_last_version_is_deleted(
     api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis, catalog: Catalog
 ) -> None:
     asked = {"version": NEW, "input": {}, "webhook": "https://example.com", "webhook_events_filter": ["completed"]}
@@ -186,7 +186,7 @@ async def test_a_webhook_that_is_owed_is_told_though_the_last_version_is_gone(
     assert await scripts.deliver(made["id"], outcome="delivered", delay_s=None)
 
 
-async def test_a_director_that_comes_back_brings_its_version_back(
+async def test_returning_director_restores_its_version(
     api: httpx.AsyncClient, painter: QueueName, catalog: Catalog
 ) -> None:
     await delete(api)
@@ -195,7 +195,7 @@ async def test_a_director_that_comes_back_brings_its_version_back(
     assert (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).status_code == 201
 
 
-async def test_what_is_accepted_while_a_version_is_deleted_keeps_it_or_is_refused(
+async def test_create_during_a_deletion_keeps_the_version_or_is_refused(
     api: httpx.AsyncClient, settings: ApiSettings, token: str, painter: QueueName
 ) -> None:
     async with api_client(settings, token=token) as another:
@@ -208,7 +208,7 @@ async def test_what_is_accepted_while_a_version_is_deleted_keeps_it_or_is_refuse
         assert (await api.get(f"/v1/predictions/{prediction_id}")).json()["status"] == "starting"
 
 
-async def test_pages_of_versions_are_as_heavy_as_one_answer_may_be_and_lead_on_though_versions_go(
+async def test_heavy_pages_of_versions_continue_while_versions_are_deleted(
     api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
@@ -228,7 +228,7 @@ async def test_pages_of_versions_are_as_heavy_as_one_answer_may_be_and_lead_on_t
     assert [version["id"][0] for version in (await api.get(then["previous"])).json()["results"]] == ["f"]
 
 
-async def test_however_many_accounts_there_are_few_questions_find_whose_deployment_stands_for_a_version(
+async def test_deployments_of_a_thousand_accounts_are_searched_in_few_calls(
     redis: Redis, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Deployments(redis, scripts, SystemClock())

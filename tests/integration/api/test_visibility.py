@@ -46,7 +46,7 @@ async def operator(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.A
 
 @pytest.mark.usefixtures("private")
 @pytest.mark.parametrize("path", OF_THE_MODEL)
-async def test_it_is_not_found_by_others_and_found_by_its_owner_and_by_operators(
+async def test_only_the_owner_and_operators_find_a_private_model(
     api: httpx.AsyncClient, owner: httpx.AsyncClient, operator: httpx.AsyncClient, path: str
 ) -> None:
     answers = [(await client.get(f"/v1/models/{HELLO}{path}")).status_code for client in (api, owner, operator)]
@@ -55,7 +55,7 @@ async def test_it_is_not_found_by_others_and_found_by_its_owner_and_by_operators
 
 @pytest.mark.usefixtures("private")
 @pytest.mark.parametrize(("path", "body", "refused"), CREATES)
-async def test_nothing_is_run_on_it_but_by_those(
+async def test_only_the_owner_and_operators_run_a_private_model(
     api: httpx.AsyncClient, owner: httpx.AsyncClient, path: str, body: dict[str, str], refused: int
 ) -> None:
     asked = {**body, "input": {"text": "hi"}}
@@ -65,7 +65,7 @@ async def test_nothing_is_run_on_it_but_by_those(
 
 @pytest.mark.usefixtures("private")
 @pytest.mark.parametrize(("path", "body", "refused"), CREATES)
-async def test_to_others_it_answers_as_one_that_never_was(
+async def test_private_model_looks_nonexistent_to_others(
     api: httpx.AsyncClient, path: str, body: dict[str, str], refused: int
 ) -> None:
     def never(text: str) -> str:
@@ -79,5 +79,5 @@ async def test_to_others_it_answers_as_one_that_never_was(
 
 @pytest.mark.usefixtures("hello")
 @pytest.mark.parametrize("path", OF_THE_MODEL)
-async def test_what_a_director_registers_is_public(api: httpx.AsyncClient, path: str) -> None:
+async def test_model_registered_by_a_director_is_public(api: httpx.AsyncClient, path: str) -> None:
     assert (await api.get(f"/v1/models/{HELLO}{path}")).status_code == 200

@@ -65,7 +65,7 @@ async def ask(api: httpx.AsyncClient, prefer: str, answers: list[httpx.Response]
     ("status", "ended"),
     [(Status.SUCCEEDED, {"output": b'"done"'}), (Status.FAILED, {"error": "boom"}), (Status.CANCELED, {})],
 )
-async def test_what_ends_in_time_is_201(
+async def test_prediction_that_ends_in_time_is_201(
     api: httpx.AsyncClient, director: PlayedDirector, status: Status, ended: dict[str, object]
 ) -> None:
     answers: list[httpx.Response] = []
@@ -81,7 +81,7 @@ async def test_what_ends_in_time_is_201(
     assert answer.headers["location"] == answer.json()["urls"]["get"]
 
 
-async def test_a_cancel_ends_the_wait(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
+async def test_cancel_ends_the_wait(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
     answers: list[httpx.Response] = []
 
     async def is_queued() -> bool:
@@ -96,7 +96,7 @@ async def test_a_cancel_ends_the_wait(api: httpx.AsyncClient, redis: Redis, queu
     assert answers[0].headers["preference-applied"] == "wait"
 
 
-async def test_what_runs_on_is_202_and_shows_nothing_of_it(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_running_prediction_is_202_without_progress(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     answers: list[httpx.Response] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=0.5", answers)
@@ -108,7 +108,7 @@ async def test_what_runs_on_is_202_and_shows_nothing_of_it(api: httpx.AsyncClien
     assert (await api.get(f"/v1/predictions/{claim.id}")).json()["output"] == ["half"]
 
 
-async def test_a_replay_that_runs_on_shows_nothing_of_it_either(
+async def test_replay_of_a_running_prediction_shows_no_progress(
     api: httpx.AsyncClient, director: PlayedDirector
 ) -> None:
     headers = {"Idempotency-Key": "k", "Prefer": "wait=0.1"}
@@ -121,7 +121,7 @@ async def test_a_replay_that_runs_on_shows_nothing_of_it_either(
     assert (again.status_code, again.json()) == (202, waited)
 
 
-async def test_what_still_waits_is_202_and_says_why_as_of_now(
+async def test_waiting_prediction_is_202_with_its_current_outlook(
     api: httpx.AsyncClient, redis: Redis, queue: QueueName, scripts: Scripts
 ) -> None:
     answers: list[httpx.Response] = []
@@ -137,7 +137,7 @@ async def test_what_still_waits_is_202_and_says_why_as_of_now(
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["away", "silent"])
-async def test_who_was_held_is_answered_though_nobody_can_say_why_it_waits(
+async def test_wait_is_answered_even_without_an_outlook(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     async def away(*_: object) -> None:
@@ -151,9 +151,7 @@ async def test_who_was_held_is_answered_though_nobody_can_say_why_it_waits(
     assert (answer.status_code, "queue" in answer.json()) == (202, False)
 
 
-async def test_the_time_that_filing_took_is_not_waited_again(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_time_spent_on_filing_shortens_the_wait(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue, ended, waited = Scripts.enqueue, api_waiters.Waiters.ended, []
 
     async def slow_enqueue(*args: Any, **options: Any) -> Accepted:
@@ -173,13 +171,13 @@ async def test_the_time_that_filing_took_is_not_waited_again(
 
 
 @pytest.mark.parametrize("prefer", ["wait=0", "wait=soon", "respond-async", "wait=-1", ""])
-async def test_a_preference_that_makes_no_sense_is_as_good_as_none(api: httpx.AsyncClient, prefer: str) -> None:
+async def test_invalid_preference_is_ignored(api: httpx.AsyncClient, prefer: str) -> None:
     answer = await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer})
     assert (answer.status_code, answer.json()["status"]) == (201, "starting")
     assert "preference-applied" not in answer.headers
 
 
-async def test_progress_is_looked_at_at_a_bounded_pace_and_never_read(redis: Redis, driver: QueueDriver) -> None:
+async def test_waiting_checks_progress_at_a_bounded_rate_without_reading_it(redis: Redis, driver: QueueDriver) -> None:
     running = await driver.submit()
     looks = 0
 
@@ -208,7 +206,7 @@ async def test_progress_is_looked_at_at_a_bounded_pace_and_never_read(redis: Red
     assert 1 < looks <= api_waiters.BURST + turns + 1
 
 
-async def test_a_look_that_fails_once_all_who_asked_have_left_is_nobodys_fault(
+async def test_failed_look_without_remaining_waiters_reports_no_fault(
     redis: Redis, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_asked, may_fail, faults = asyncio.Event(), asyncio.Event(), []
@@ -234,7 +232,7 @@ async def test_a_look_that_fails_once_all_who_asked_have_left_is_nobodys_fault(
     assert faults == []
 
 
-async def test_who_hangs_up_in_the_moment_of_the_end_is_nobodys_fault(redis: Redis, driver: QueueDriver) -> None:
+async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis, driver: QueueDriver) -> None:
     async def never(_: PredictionId) -> Any:
         raise AssertionError("looked")
 
@@ -257,7 +255,7 @@ async def test_who_hangs_up_in_the_moment_of_the_end_is_nobodys_fault(redis: Red
     assert faults == []
 
 
-async def test_what_a_run_has_written_so_far_is_not_sent_to_who_waits_for_its_end(
+async def test_partial_output_is_not_sent_to_a_waiting_caller(
     api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, scripts: Scripts
 ) -> None:
     answers: list[httpx.Response] = []
@@ -284,7 +282,7 @@ async def test_what_a_run_has_written_so_far_is_not_sent_to_who_waits_for_its_en
     assert answers[0].json()["output"] == "whole"
 
 
-async def test_a_message_that_was_lost_costs_time_and_no_answer(
+async def test_lost_message_costs_time_but_no_answer(
     api: httpx.AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
@@ -296,7 +294,7 @@ async def test_a_message_that_was_lost_costs_time_and_no_answer(
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
-async def test_beyond_the_most_waits_the_answer_is_at_once(
+async def test_too_many_waits_are_answered_at_once(
     settings: ApiSettings, token: str, queue: QueueName, redis: Redis, director: PlayedDirector
 ) -> None:
     answers: list[httpx.Response] = []
@@ -315,7 +313,7 @@ async def test_beyond_the_most_waits_the_answer_is_at_once(
     assert answers[0].json()["status"] == "succeeded"
 
 
-async def test_beyond_the_bytes_that_may_be_held_the_answer_is_at_once(
+async def test_too_many_held_bytes_are_answered_at_once(
     api: httpx.AsyncClient, redis: Redis, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "MOST_BYTES", 1_500)
@@ -343,7 +341,7 @@ async def test_beyond_the_bytes_that_may_be_held_the_answer_is_at_once(
     assert [answer.json()["status"] for answer in answers] == ["starting", "succeeded"] * 2
 
 
-async def test_two_that_wait_for_one_prediction_both_hear(
+async def test_two_callers_waiting_for_one_prediction_both_get_the_end(
     api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     answers: list[httpx.Response] = []
@@ -361,7 +359,7 @@ async def test_two_that_wait_for_one_prediction_both_hear(
     assert {answer.json()["id"] for answer in answers} == {claim.id}
 
 
-async def test_who_joins_a_standing_subscription_looks_at_once(
+async def test_caller_joining_an_existing_subscription_looks_at_once(
     redis: Redis, scripts: Scripts, driver: QueueDriver
 ) -> None:
     """No confirmation and no message will come for it: the prediction ended before."""
@@ -390,7 +388,9 @@ async def test_who_joins_a_standing_subscription_looks_at_once(
         tasks.cancel_scope.cancel()
 
 
-async def test_nobody_listens_once_nobody_waits(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_subscription_ends_with_the_last_wait(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
     async def ask_by_key() -> None:
         await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30", "Idempotency-Key": "k"})
 
@@ -412,7 +412,7 @@ async def test_nobody_listens_once_nobody_waits(api: httpx.AsyncClient, director
 
 
 @pytest.mark.parametrize("size", [3, 30_000])
-async def test_an_end_brings_all_that_is_answered_but_for_a_large_one(
+async def test_message_of_the_end_carries_everything_but_a_large_output(
     settings: ApiSettings,
     token: str,
     queue: QueueName,
@@ -438,7 +438,7 @@ async def test_an_end_brings_all_that_is_answered_but_for_a_large_one(
         assert answers[0].json()["output"] == "é" * size
 
 
-async def test_what_ends_while_nothing_is_heard_is_seen_when_the_subscription_stands_again(
+async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
     api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     answers: list[httpx.Response] = []
@@ -455,7 +455,7 @@ async def test_what_ends_while_nothing_is_heard_is_seen_when_the_subscription_st
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
-async def test_what_a_director_of_the_former_release_ends_is_heard_from_the_second_on(
+async def test_end_by_a_director_of_the_former_release_is_noticed(
     api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[httpx.Response] = []
@@ -480,7 +480,7 @@ async def test_what_a_director_of_the_former_release_ends_is_heard_from_the_seco
     assert [(answer.status_code, answer.json()["output"]) for answer in answers] == [(201, 1), (201, 1)]
 
 
-async def test_what_went_to_another_version_meanwhile_ends_as_one_of_that(
+async def test_prediction_moved_to_another_version_ends_under_that_version(
     api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
@@ -502,7 +502,7 @@ async def test_what_went_to_another_version_meanwhile_ends_as_one_of_that(
     assert answers[0].json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
 
 
-async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     answers: list[httpx.Response] = []
 
     async def stands() -> bool:
@@ -517,7 +517,7 @@ async def test_a_lost_subscription_is_renewed(api: httpx.AsyncClient, director: 
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
-async def test_what_is_wrong_with_the_subscription_is_said_once(
+async def test_subscription_error_is_logged_once(
     redis: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasons = [RedisError("a"), RedisError("b"), OSError("c"), OSError("d"), RedisError("e")]
@@ -563,7 +563,7 @@ def connect(url: str, token: str) -> socket.socket:
     return connection
 
 
-async def test_a_caller_that_hangs_up_frees_its_wait_and_cancels_nothing(
+async def test_disconnected_caller_frees_its_wait_and_cancels_nothing(
     server: RedisServer, token: str, director: PlayedDirector
 ) -> None:
     async with live_api(server.url) as live, httpx.AsyncClient(base_url=live.url, trust_env=False) as api:
@@ -583,7 +583,7 @@ async def test_a_caller_that_hangs_up_frees_its_wait_and_cancels_nothing(
         await director.finish(claim, output=b"1")
 
 
-async def test_an_api_that_ends_answers_those_who_wait(server: RedisServer, token: str, queue: QueueName) -> None:
+async def test_ending_api_answers_waiting_callers(server: RedisServer, token: str, queue: QueueName) -> None:
     answers: list[httpx.Response] = []
     async with live_api(server.url) as live:
         headers = {"Authorization": f"Bearer {token}"}

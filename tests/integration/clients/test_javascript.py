@@ -32,5 +32,5 @@ async def env(pytestconfig: pytest.Config, caller: Caller, gate: Gate) -> Mappin
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-async def test_it_finds_all_as_on_replicate(env: Mapping[str, str], subject: str) -> None:
+async def test_client_works_as_on_replicate(env: Mapping[str, str], subject: str) -> None:
     assert await to_thread.run_sync(lambda: run_script(["node", str(SCRIPTS / f"{subject}.js")], env=env)) is True

@@ -90,7 +90,7 @@ async def test_every_example_is_run_or_left_out_for_a_reason(blocks: list[str]) 
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-async def test_it_runs(
+async def test_readme_example_runs(
     blocks: list[str], env: Mapping[str, str], caller: Caller, receiver: Sink, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "path" / "to").mkdir(parents=True)

@@ -71,7 +71,7 @@ async def test_create_reload_wait_get_and_list(client: replicate.Client, gate: G
     await play(script)
 
 
-async def test_what_runs_is_canceled(client: replicate.Client, gate: Gate) -> None:
+async def test_running_prediction_is_canceled(client: replicate.Client, gate: Gate) -> None:
     def script() -> None:
         made = client.predictions.create(model=CAPTIONER.name, input={"gate": str(gate)})
         while made.status != "processing":
@@ -85,20 +85,20 @@ async def test_what_runs_is_canceled(client: replicate.Client, gate: Gate) -> No
 
 @pytest.mark.parametrize("ref", [CAPTIONER.name, CAPTIONER.ref], ids=["latest", "version"])
 @pytest.mark.parametrize("wait", [True, 5, False], ids=["blocking", "five", "polling"])
-async def test_run_gives_the_output(client: replicate.Client, ref: str, wait: bool | int) -> None:
+async def test_run_returns_the_output(client: replicate.Client, ref: str, wait: bool | int) -> None:
     output = await play(lambda: client.run(ref, input={"prompt": "an astronaut"}, wait=wait))
     assert output == "an astronaut"
 
 
 @pytest.mark.parametrize("wait", [True, False], ids=["blocking", "polling"])
-async def test_run_of_an_iterator_gives_every_piece_once(client: replicate.Client, wait: bool) -> None:
+async def test_run_of_an_iterator_yields_every_piece_once(client: replicate.Client, wait: bool) -> None:
     pieces = await play(lambda: list(client.run(WRITER.ref, input={"prompt": "llamas"}, wait=wait)))
     assert pieces == ["About ", "llamas", "."]
     assert await play(lambda: client.run(WRITER.name, input={"prompt": "llamas"}, wait=wait)) == pieces
 
 
 @pytest.mark.parametrize("ref", [WRITER.name, WRITER.ref], ids=["latest", "version"])
-async def test_a_model_slower_than_the_wait_gives_no_truncated_output(
+async def test_model_slower_than_the_wait_gives_no_truncated_output(
     client: replicate.Client, gate: Gate, ref: str
 ) -> None:
     """It has shown two of three pieces by the time the wait is over."""
@@ -111,7 +111,7 @@ async def test_a_model_slower_than_the_wait_gives_no_truncated_output(
 
 
 @pytest.mark.parametrize("wait", [True, False], ids=["blocking", "polling"])
-async def test_a_failure_is_raised_with_its_prediction(client: replicate.Client, wait: bool) -> None:
+async def test_failure_is_raised_with_its_prediction(client: replicate.Client, wait: bool) -> None:
     with pytest.raises(ModelError, match="it went wrong") as failed:
         await play(lambda: client.run(CAPTIONER.name, input={"then": "raise"}, wait=wait))
     prediction = failed.value.prediction
@@ -119,7 +119,7 @@ async def test_a_failure_is_raised_with_its_prediction(client: replicate.Client,
     assert (prediction.error, "looking\n" in (prediction.logs or "")) == ("ValueError: it went wrong", True)
 
 
-async def test_a_refusal_has_a_status_a_title_and_words(client: replicate.Client, caller: Caller) -> None:
+async def test_refusal_has_a_status_a_title_and_a_detail(client: replicate.Client, caller: Caller) -> None:
     with pytest.raises(ReplicateError) as refused:
         await play(lambda: client.predictions.create(version=CAPTIONER.version, input={"prompt": 7}))
     told = refused.value
@@ -135,7 +135,7 @@ async def test_a_refusal_has_a_status_a_title_and_words(client: replicate.Client
     stranger._client.close()
 
 
-async def test_the_same_asynchronously(client: replicate.Client, gate: Gate) -> None:
+async def test_asynchronous_calls_behave_the_same(client: replicate.Client, gate: Gate) -> None:
     runs = [client.async_run(CAPTIONER.name, input={"prompt": str(n)}) for n in range(3)]
     assert await asyncio.gather(*runs) == ["0", "1", "2"]
     pieces = await client.async_run(WRITER.ref, input={"prompt": "llamas"})
@@ -155,7 +155,7 @@ async def test_the_same_asynchronously(client: replicate.Client, gate: Gate) -> 
     assert waiting.status == "canceled"
 
 
-async def test_a_model_streams(client: replicate.Client) -> None:
+async def test_model_streams(client: replicate.Client) -> None:
     def script() -> tuple[str, list[str]]:
         events = list(client.stream(WRITER.name, input={"prompt": "llamas"}))
         return "".join(map(str, events)), [event.event.value for event in events if event.event.value != "logs"]
@@ -165,12 +165,12 @@ async def test_a_model_streams(client: replicate.Client) -> None:
     assert "".join(map(str, said)) == "About llamas."
 
 
-async def test_a_model_that_cannot_stream_says_so(client: replicate.Client) -> None:
+async def test_model_that_cannot_stream_says_so(client: replicate.Client) -> None:
     with pytest.raises(ReplicateError, match="does not support streaming"):
         await play(lambda: list(client.stream(CAPTIONER.name, input={"prompt": "llamas"})))
 
 
-async def test_a_webhook_is_validated_by_the_clients_own_function(client: replicate.Client, receiver: Sink) -> None:
+async def test_clients_own_function_validates_a_webhook(client: replicate.Client, receiver: Sink) -> None:
     made = await play(
         lambda: client.predictions.create(
             model=CAPTIONER.name,
@@ -196,7 +196,7 @@ async def test_a_webhook_is_validated_by_the_clients_own_function(client: replic
 
 
 @pytest.mark.parametrize("strategy", ["url", "base64"])
-async def test_an_open_file_is_an_input(client: replicate.Client, strategy: Any) -> None:
+async def test_open_file_is_an_input(client: replicate.Client, strategy: Any) -> None:
     output = await play(lambda: client.run(CAPTIONER.name, input={"image": picture()}, file_encoding_strategy=strategy))
     assert output == "a cat"
 
@@ -216,7 +216,7 @@ async def test_files_of_an_output_are_read(client: replicate.Client) -> None:
     await play(script)
 
 
-async def test_files_of_an_iterator_come_while_it_runs(client: replicate.Client, gate: Gate) -> None:
+async def test_files_of_an_iterator_arrive_while_it_runs(client: replicate.Client, gate: Gate) -> None:
     def script() -> list[bytes]:
         read = []
         for file in client.run(DREAMER.ref, input={"prompts": "sunset", "gate": str(gate)}, wait=False):
@@ -236,9 +236,7 @@ async def test_files_are_read_asynchronously(client: replicate.Client) -> None:
 # ── trainings ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_training_makes_a_version_of_its_destination(
-    client: replicate.Client, caller: Caller, gate: Gate
-) -> None:
+async def test_training_adds_a_version_to_its_destination(client: replicate.Client, caller: Caller, gate: Gate) -> None:
     def script() -> None:
         tuned = client.models.create(owner=caller.account, name="tuned", visibility="private", hardware="cpu")
         training = client.trainings.create(
@@ -261,7 +259,7 @@ async def test_a_training_makes_a_version_of_its_destination(
     await play(script)
 
 
-async def test_a_training_is_canceled_and_one_without_a_destination_is_refused(
+async def test_training_is_canceled_and_refused_without_a_destination(
     client: replicate.Client, caller: Caller, gate: Gate
 ) -> None:
     def script() -> None:
@@ -287,7 +285,7 @@ async def test_a_training_is_canceled_and_one_without_a_destination_is_refused(
 # ── deployments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_deployment_runs_its_release(client: replicate.Client, caller: Caller) -> None:
+async def test_deployment_runs_its_release(client: replicate.Client, caller: Caller) -> None:
     def script() -> None:
         deployment = client.deployments.create(
             name="captions",

@@ -124,7 +124,7 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-async def test_it_runs(here: Path, caller: Caller, receiver: Sink, name: str) -> None:
+async def test_readme_example_runs(here: Path, caller: Caller, receiver: Sink, name: str) -> None:
     example = EXAMPLES[name]
     code = f"import replicate\n{example.before}\n{statements(block_of(example, BLOCKS))}"
     code = adapted(code, caller, {**example.instead, "https://example.com/your-webhook": receiver.url})

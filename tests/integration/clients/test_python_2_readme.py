@@ -83,7 +83,9 @@ async def test_every_example_is_run_or_left_out_for_a_reason(readme: str) -> Non
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-async def test_it_runs(readme: str, env: Mapping[str, str], caller: Caller, tmp_path: Path, name: str) -> None:
+async def test_readme_example_runs(
+    readme: str, env: Mapping[str, str], caller: Caller, tmp_path: Path, name: str
+) -> None:
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "image.jpg").write_text("an image")
     example = EXAMPLES[name]

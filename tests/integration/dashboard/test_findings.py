@@ -37,7 +37,7 @@ SNAPSHOT = Snapshot(
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-async def test_each_finding_is_shown_with_its_words_and_its_command(
+async def test_each_finding_is_shown_with_its_text_and_command(
     chromium: tuple[Any, str], service: Service, width: int, theme: str
 ) -> None:
     started, script = chromium

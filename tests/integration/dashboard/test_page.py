@@ -25,7 +25,7 @@ async def run_hello(window: Window, service: Service, **fields: str) -> None:
     await window.page.get_by_role("button", name="Run").click()
 
 
-async def test_a_wrong_token_is_told_and_not_kept(chromium: tuple[Any, str], service: Service) -> None:
+async def test_wrong_token_is_reported_and_not_kept(chromium: tuple[Any, str], service: Service) -> None:
     context = await chromium[0].new_context()
     page = await context.new_page()
     await page.goto(service.url)
@@ -36,7 +36,7 @@ async def test_a_wrong_token_is_told_and_not_kept(chromium: tuple[Any, str], ser
     await context.close()
 
 
-async def test_a_model_is_run_from_its_form_and_its_output_streams_in(window: Window, service: Service) -> None:
+async def test_model_is_run_from_its_form_and_its_output_streams(window: Window, service: Service) -> None:
     async with hello_director(service) as director:
         await director.says("model registered")
         await run_hello(window, service, text="moin", n="4", delay="0.4")
@@ -49,7 +49,7 @@ async def test_a_model_is_run_from_its_form_and_its_output_streams_in(window: Wi
     assert window.faults == []
 
 
-async def test_what_the_model_refuses_is_told_at_its_field(window: Window, service: Service) -> None:
+async def test_refused_input_is_reported_at_its_field(window: Window, service: Service) -> None:
     async with hello_director(service) as director:
         await director.says("model registered")
         await window.page.goto(f"{service.url}/#/run/{HELLO.name}")
@@ -59,7 +59,7 @@ async def test_what_the_model_refuses_is_told_at_its_field(window: Window, servi
         await window.page.locator("#in-n-error").get_by_text("100000").wait_for()
 
 
-async def test_a_slow_one_is_canceled(window: Window, service: Service) -> None:
+async def test_slow_prediction_is_canceled(window: Window, service: Service) -> None:
     async with hello_director(service) as director:
         await director.says("model registered")
         await run_hello(window, service, text="tick", n="1000", delay="0.5")
@@ -69,7 +69,7 @@ async def test_a_slow_one_is_canceled(window: Window, service: Service) -> None:
     assert window.faults == []
 
 
-async def test_output_is_never_read_as_html(window: Window, service: Service) -> None:
+async def test_output_is_never_parsed_as_html(window: Window, service: Service) -> None:
     async with hello_director(service) as director:
         await director.says("model registered")
         await run_hello(window, service, text="<img src=x onerror=alert(1)><b>bold</b>", n="1")
@@ -80,7 +80,7 @@ async def test_output_is_never_read_as_html(window: Window, service: Service) ->
     assert window.faults == []
 
 
-async def test_a_dead_letter_is_revived_and_runs(window: Window, service: Service, gate: Gate) -> None:
+async def test_dead_letter_is_revived_and_runs(window: Window, service: Service, gate: Gate) -> None:
     async with director_process(
         service.redis_url, service.frail, model=FRAIL, version="", port=0, backoff_s=0.1
     ) as one:
@@ -108,7 +108,7 @@ async def test_a_dead_letter_is_revived_and_runs(window: Window, service: Servic
         await window.page.get_by_text("alive").wait_for()
 
 
-async def test_a_director_is_seen_to_go_and_to_come_back(window: Window, service: Service) -> None:
+async def test_page_shows_a_director_leaving_and_returning(window: Window, service: Service) -> None:
     async with hello_director(service) as director:
         await director.says("model registered")
         await window.page.goto(f"{service.url}/#/")
@@ -124,7 +124,7 @@ async def test_a_director_is_seen_to_go_and_to_come_back(window: Window, service
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-async def test_nothing_serious_bars_anyone_from_a_view(
+async def test_views_have_no_serious_accessibility_violation(
     chromium: tuple[Any, str], service: Service, width: int, theme: str
 ) -> None:
     started, script = chromium

@@ -117,7 +117,7 @@ async def focused(window: Window) -> Any:
     return await window.page.evaluate("document.activeElement.textContent")
 
 
-async def test_an_address_of_a_stranger_asks_for_nothing(window: Window, place: Place) -> None:
+async def test_crafted_page_address_sends_no_account_request(window: Window, place: Place) -> None:
     asked: list[str] = []
     window.page.on("request", lambda request: asked.append(request.url))
     for view in (
@@ -135,7 +135,7 @@ async def test_an_address_of_a_stranger_asks_for_nothing(window: Window, place: 
     assert window.faults == []
 
 
-async def test_who_skips_to_the_content_stays_in_the_view(window: Window, place: Place) -> None:
+async def test_skip_link_stays_in_the_view(window: Window, place: Place) -> None:
     await window.page.goto(f"{place.url}/#/dead")
     await window.page.get_by_role("heading", name="Dead letters").wait_for()
     await window.page.get_by_role("link", name="Skip to content").focus()
@@ -144,7 +144,7 @@ async def test_who_skips_to_the_content_stays_in_the_view(window: Window, place:
     await window.page.get_by_role("heading", name="Dead letters").wait_for()
 
 
-async def test_what_has_the_focus_keeps_it_while_the_page_goes_on(window: Window, place: Place) -> None:
+async def test_focused_element_keeps_the_focus_while_the_page_updates(window: Window, place: Place) -> None:
     made = await place.submit()
     await window.page.goto(f"{place.url}/#/predictions/{made}")
     await window.page.get_by_role("button", name="Cancel").focus()
@@ -159,7 +159,7 @@ async def test_what_has_the_focus_keeps_it_while_the_page_goes_on(window: Window
     assert await focused(window) == "Pause"
 
 
-async def test_of_very_much_output_the_newest_is_shown(window: Window, place: Place) -> None:
+async def test_newest_part_of_a_very_large_output_is_shown(window: Window, place: Place) -> None:
     async with place.caller() as caller:
         made = await caller.post(f"/v1/models/{MODEL}/predictions", json={"input": {}})
     claim = await place.claimed(made.json()["id"])
@@ -175,7 +175,7 @@ async def test_of_very_much_output_the_newest_is_shown(window: Window, place: Pl
     assert len(await output.inner_text()) <= 2 * MOST_SHOWN
 
 
-async def test_an_operator_follows_what_another_account_runs(window: Window, place: Place) -> None:
+async def test_operator_follows_a_run_of_another_account(window: Window, place: Place) -> None:
     made = await place.submit("umbrella")
     await window.page.goto(f"{place.url}/#/predictions/{made}")
     await window.page.get_by_text("of umbrella").wait_for()
@@ -184,14 +184,14 @@ async def test_an_operator_follows_what_another_account_runs(window: Window, pla
     assert window.faults == []
 
 
-async def test_what_runs_for_the_last_time_is_no_dead_letter(window: Window, place: Place) -> None:
+async def test_prediction_on_its_last_attempt_is_not_a_dead_letter(window: Window, place: Place) -> None:
     claim = await place.claimed(await place.submit())
     await window.page.goto(f"{place.url}/#/predictions/{claim.id}")
     await window.page.get_by_text("it is a dead letter").wait_for()  # without a sign of life until then
     assert await window.page.get_by_role("heading", name="A dead letter").count() == 0
 
 
-async def test_the_page_is_there_below_a_path_of_a_proxy(window: Window, place: Place) -> None:
+async def test_page_works_below_a_path_of_a_proxy(window: Window, place: Place) -> None:
     async def ours(route: Any, request: Any) -> None:
         await route.continue_(url=request.url.replace("/ops/", "/", 1))
 
@@ -209,7 +209,7 @@ async def test_the_page_is_there_below_a_path_of_a_proxy(window: Window, place: 
     assert window.faults == []
 
 
-async def test_what_was_changed_last_stands_first(window: Window, place: Place) -> None:
+async def test_newest_change_is_listed_first(window: Window, place: Place) -> None:
     async with place.caller() as caller:
         for name in ("earlier", "later"):
             await caller.post("/v1/admin/accounts", json={"name": name})
@@ -218,7 +218,7 @@ async def test_what_was_changed_last_stands_first(window: Window, place: Place) 
     assert "later" in await window.page.locator("tbody tr").first.inner_text()
 
 
-async def test_a_feed_that_fell_silent_is_asked_for_again(window: Window, place: Place) -> None:
+async def test_silent_feed_is_requested_again(window: Window, place: Place) -> None:
     """As where a network forgot the connection: nothing comes any more, and nobody says so."""
     await window.page.add_init_script(SILENT)
     await window.page.clock.install()
@@ -234,7 +234,7 @@ async def test_a_feed_that_fell_silent_is_asked_for_again(window: Window, place:
     await eventually(is_asked, "the feed is asked for again")
 
 
-async def test_a_service_that_is_away_is_asked_again_with_the_same_token(window: Window, place: Place) -> None:
+async def test_unavailable_service_is_asked_again_with_the_same_token(window: Window, place: Place) -> None:
     async def away(route: Any) -> None:
         await route.fulfill(status=503, json={"detail": "Redis cannot answer now."})
 
@@ -245,7 +245,7 @@ async def test_a_service_that_is_away_is_asked_again_with_the_same_token(window:
     await window.page.get_by_role("rowheader", name=place.queue).wait_for()
 
 
-async def test_a_token_that_is_no_operators_shows_its_own_things_alone(chromium: tuple[Any, str], place: Place) -> None:
+async def test_token_without_admin_scope_shows_only_its_own_account(chromium: tuple[Any, str], place: Place) -> None:
     own, others = await place.submit("umbrella"), await place.submit()
     token = await Accounts(place.redis).create_token("umbrella", scopes=("read", "run"))
     window, context = await opened(chromium, token)
@@ -274,7 +274,7 @@ STARTS: Final = (
 
 
 @pytest.mark.parametrize(("seen", "shown"), STARTS)
-async def test_starts_a_minute_are_those_of_lately(
+async def test_starts_per_minute_use_only_recent_data(
     window: Window, place: Place, seen: list[tuple[int, int]], shown: str
 ) -> None:
     await window.page.goto(place.url)
@@ -283,7 +283,7 @@ async def test_starts_a_minute_are_those_of_lately(
     assert await window.page.evaluate(rate, samples) == shown
 
 
-async def test_what_no_keeper_noted_is_drawn_as_come_all_that_time(window: Window, place: Place) -> None:
+async def test_arrivals_missed_by_the_keeper_are_spread_over_the_gap(window: Window, place: Place) -> None:
     await window.page.goto(place.url)
     none = {"high": 0, "normal": 0, "low": 0}
     quiet = {"waiting": none, "accepted": none, "claimed": 0, "delayed": 0, "started": 0, "ended": 0, "waited_ms": 0}
@@ -297,7 +297,7 @@ async def test_what_no_keeper_noted_is_drawn_as_come_all_that_time(window: Windo
     assert await window.page.evaluate(drawn, samples) == [6, *[6] * 6, 0, 0, 0, 5]
 
 
-async def test_a_number_that_a_browser_cannot_hold_is_not_sent_as_another_one(window: Window, place: Place) -> None:
+async def test_number_beyond_the_precision_of_a_browser_is_not_altered(window: Window, place: Place) -> None:
     await window.page.goto(place.url)
     sent = """async (text) => {
         const schema = {components: {schemas: {Input: {properties: {seed: {type: "integer", title: "Seed"}}}}}};
@@ -309,7 +309,7 @@ async def test_a_number_that_a_browser_cannot_hold_is_not_sent_as_another_one(wi
     assert "more digits" in await window.page.evaluate(sent, "12345678901234567891")
 
 
-async def test_how_long_ago_goes_by_the_clock_of_the_service(window: Window, place: Place) -> None:
+async def test_ages_use_the_clock_of_the_service(window: Window, place: Place) -> None:
     made = await place.submit()
     await window.page.clock.install(time=datetime.now(UTC) + timedelta(hours=7))
     await window.page.goto(f"{place.url}/#/predictions/{made}")

@@ -31,7 +31,7 @@ async def newer(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller
     return Caller(redis, scripts, version=NEWER)
 
 
-async def test_both_queues_are_run_in_turn_on_one_slot_and_each_is_told_of_it(
+async def test_one_slot_alternates_between_both_queues(
     caller: Caller, newer: Caller, server: RedisServer, redis: Redis, cog_url: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "order"
@@ -51,7 +51,7 @@ async def test_both_queues_are_run_in_turn_on_one_slot_and_each_is_told_of_it(
         await one.nothing_is_left()
 
 
-async def test_what_comes_to_either_queue_rings_and_a_run_of_the_old_one_keeps_its_lease_and_heeds_its_cancel(
+async def test_old_queue_wakes_the_director_and_keeps_leases_and_cancels(
     caller: Caller, newer: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url, version=NEWER, also=(OLD,), lease_s=0.6):
@@ -67,7 +67,7 @@ async def test_what_comes_to_either_queue_rings_and_a_run_of_the_old_one_keeps_i
         assert (await caller.ended(held))["status"] == "canceled"
 
 
-async def test_a_drain_leaves_both_queues(
+async def test_drain_leaves_both_queues(
     caller: Caller, newer: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with director_process(server.url, cog_url, version=NEWER, also=OLD, drain_s=0) as director:
@@ -87,6 +87,6 @@ async def test_a_drain_leaves_both_queues(
         pytest.param(QueueName(f"{OLD}~training"), id="another kind"),
     ],
 )
-def test_only_queues_of_its_own_model_and_kind_can_be_read_too(queue: QueueName) -> None:
+def test_additional_queue_must_have_the_same_model_and_kind(queue: QueueName) -> None:
     with pytest.raises(SettingsError, match="is no queue of predictions of acme/echo"):
         check_settings(settings_for("redis://r", ["http://m:1"], also=(queue,)))

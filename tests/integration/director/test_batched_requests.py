@@ -51,7 +51,7 @@ async def ended(caller: Caller, asked: Sequence[PredictionId]) -> list[dict[str,
     return [await caller.ended(each) for each in asked]
 
 
-async def test_what_one_claim_brought_is_one_request_and_each_has_its_own_output(
+async def test_one_claim_is_one_request_and_each_prediction_gets_its_output(
     caller: Caller, server: RedisServer, model: ModelServer
 ) -> None:
     asked = await submitted(caller, TEXTS)
@@ -65,7 +65,7 @@ async def test_what_one_claim_brought_is_one_request_and_each_has_its_own_output
 
 
 @pytest.mark.parametrize(("template", "name"), [("tei_batch", "inputs"), ("openai_embeddings", "input")])
-async def test_what_one_request_used_is_split_over_its_predictions_by_their_cost(
+async def test_usage_of_a_request_is_split_by_cost(
     caller: Caller, server: RedisServer, model: ModelServer, template: str, name: str
 ) -> None:
     asked = [await caller.submit(cost=cost, **{name: text}) for text, cost in zip(TEXTS[:3], (1, 1, 3), strict=True)]
@@ -76,7 +76,7 @@ async def test_what_one_request_used_is_split_over_its_predictions_by_their_cost
     assert sum(each["metrics"]["input_tokens"] for each in shown) == tokens(TEXTS[:3])
 
 
-async def test_answers_in_another_order_come_to_those_they_belong_to(
+async def test_answers_in_another_order_reach_their_predictions(
     caller: Caller, server: RedisServer, model: ModelServer
 ) -> None:
     asked = [await caller.submit(input=text) for text in TEXTS]
@@ -85,7 +85,7 @@ async def test_answers_in_another_order_come_to_those_they_belong_to(
     assert [each["output"] for each in shown] == [embedding(text) for text in TEXTS]
 
 
-async def test_a_request_has_no_more_than_the_batch_by_number_and_by_cost(
+async def test_request_stays_within_the_batch_number_and_cost(
     caller: Caller, server: RedisServer, model: ModelServer
 ) -> None:
     asked = await submitted(caller, TEXTS[:4], cost=1)
@@ -96,7 +96,7 @@ async def test_a_request_has_no_more_than_the_batch_by_number_and_by_cost(
     assert await told(model) == [TEXTS[:3], TEXTS[3:4], ["large"], TEXTS[4:6], TEXTS[6:7]]
 
 
-async def test_each_slot_has_a_request_of_its_own_and_never_more_than_there_are_slots(
+async def test_each_slot_has_one_request_and_slots_are_never_exceeded(
     caller: Caller, server: RedisServer, model: ModelServer, tmp_path: Path
 ) -> None:
     gates = [Gate(tmp_path / str(number)) for number in range(3)]
@@ -111,7 +111,7 @@ async def test_each_slot_has_a_request_of_its_own_and_never_more_than_there_are_
         await ended(caller, asked)
 
 
-async def test_inputs_that_do_not_go_together_go_one_after_the_other(
+async def test_incompatible_inputs_are_sent_one_after_the_other(
     caller: Caller, server: RedisServer, model: ModelServer
 ) -> None:
     asked = [await caller.submit(inputs=text, normalize=number % 2 == 0) for number, text in enumerate(TEXTS)]
@@ -129,7 +129,7 @@ async def test_inputs_that_do_not_go_together_go_one_after_the_other(
         ("bad", "model_failed", "this one"),
     ],
 )
-async def test_the_one_that_is_to_blame_fails_alone(
+async def test_only_the_faulty_prediction_fails(
     caller: Caller, server: RedisServer, model: ModelServer, poison: str, code: str, why: str
 ) -> None:
     texts = [*TEXTS[:5], poison, *TEXTS[5:]]
@@ -144,9 +144,7 @@ async def test_the_one_that_is_to_blame_fails_alone(
     assert {(await caller.record(each)).attempt for each in asked} == {1}
 
 
-async def test_an_input_that_has_nothing_to_send_is_not_sent(
-    caller: Caller, server: RedisServer, model: ModelServer
-) -> None:
+async def test_input_with_nothing_to_send_is_not_sent(caller: Caller, server: RedisServer, model: ModelServer) -> None:
     asked = [await caller.submit(text="elsewhere"), *await submitted(caller, TEXTS)]
     async with live_director(server.url, model.url, **driven()):
         failed, *shown = await ended(caller, asked)
@@ -158,7 +156,7 @@ async def test_an_input_that_has_nothing_to_send_is_not_sent(
 @pytest.mark.parametrize(
     ("template", "name", "odd"), [("tei_batch", "inputs", "short"), ("openai_embeddings", "input", "twice")]
 )
-async def test_where_nobody_can_tell_whose_an_output_is_nobody_gets_any(
+async def test_ambiguous_outputs_reach_no_prediction(
     caller: Caller, server: RedisServer, model: ModelServer, template: str, name: str, odd: str
 ) -> None:
     asked = [await caller.submit(**{name: text}) for text in [*TEXTS, odd]]
@@ -168,7 +166,7 @@ async def test_where_nobody_can_tell_whose_an_output_is_nobody_gets_any(
     assert len(await told(model)) == 1
 
 
-async def test_one_that_is_canceled_in_flight_leaves_the_others(
+async def test_canceling_one_prediction_leaves_the_others(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     texts = [*TEXTS, f"gate:{gate}"]
@@ -185,7 +183,7 @@ async def test_one_that_is_canceled_in_flight_leaves_the_others(
     assert [each["output"] for each in shown] == [embedding(text) for text in texts[1:]]
 
 
-async def test_with_the_last_one_the_server_is_let_go_of(
+async def test_request_is_closed_with_its_last_prediction(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     texts = ["a", f"gate:{gate}"]
@@ -199,7 +197,7 @@ async def test_with_the_last_one_the_server_is_let_go_of(
         await eventually(lambda: director.servers.permits.busy, "the slot is free", until=lambda busy: busy == 0)
 
 
-async def test_leases_are_extended_for_all_of_them(
+async def test_heartbeat_extends_the_leases_of_all_predictions(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     asked = await submitted(caller, [*TEXTS, f"gate:{gate}"])
@@ -219,9 +217,7 @@ async def test_leases_are_extended_for_all_of_them(
     assert {(await caller.record(each)).attempt for each in asked} == {1}
 
 
-async def test_a_server_that_has_no_room_counts_no_attempt(
-    caller: Caller, server: RedisServer, model: ModelServer
-) -> None:
+async def test_full_server_costs_no_attempt(caller: Caller, server: RedisServer, model: ModelServer) -> None:
     asked = await submitted(caller, [*TEXTS, "busy"])
     async with live_director(server.url, model.url, **driven()) as director:
         await eventually(lambda: told(model), "it was asked", until=bool)
@@ -231,7 +227,7 @@ async def test_a_server_that_has_no_room_counts_no_attempt(
     assert {(await caller.record(each)).attempt for each in asked} == {0}
 
 
-async def test_a_server_that_is_killed_gives_all_of_them_another_attempt(
+async def test_killed_server_gives_all_predictions_another_attempt(
     caller: Caller, server: RedisServer, gate: Gate
 ) -> None:
     port = free_port()
@@ -254,7 +250,9 @@ async def test_a_server_that_is_killed_gives_all_of_them_another_attempt(
     assert {(await caller.record(each)).attempt for each in asked} == {2}
 
 
-async def test_one_that_kills_its_server_takes_the_others_along_once_only(caller: Caller, server: RedisServer) -> None:
+async def test_prediction_that_kills_its_server_affects_the_others_only_once(
+    caller: Caller, server: RedisServer
+) -> None:
     port = free_port()
     texts = [*TEXTS[:4], "exit", *TEXTS[4:]]
     asked = await submitted(caller, texts)
@@ -285,7 +283,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-async def test_a_drain_hands_all_of_them_back_and_counts_no_attempt(
+async def test_drain_releases_all_predictions_without_counting_an_attempt(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     asked = await submitted(caller, [*TEXTS, f"gate:{gate}"])

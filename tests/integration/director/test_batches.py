@@ -44,9 +44,7 @@ async def looked_at(redis_url: str, *servers: str) -> AsyncGenerator[httpx.Async
         tasks.cancel_scope.cancel()
 
 
-async def test_what_it_is_warm_for_goes_first_but_not_for_ever(
-    caller: Caller, server: RedisServer, cog_url: str
-) -> None:
+async def test_warm_predictions_go_first_but_not_forever(caller: Caller, server: RedisServer, cog_url: str) -> None:
     keys = [ONE, OTHER, *[ONE] * (MOST_SKIPS + 2)]
     asked = [await caller.submit(n=0, affinity=key) for key in keys]
     async with looked_at(server.url, cog_url) as http:
@@ -60,14 +58,14 @@ async def test_what_it_is_warm_for_goes_first_but_not_for_ever(
     assert shown["warm_hit_ratio"] == f"{(len(keys) - 1 - changes) / len(keys):.3f}"
 
 
-async def test_without_a_key_they_go_in_their_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
+async def test_predictions_without_a_key_keep_their_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
     asked = [await caller.submit(n=0) for _ in range(5)]
     async with live_director(server.url, cog_url):
         assert await claimed_in_order(caller, *asked) == asked
     assert not {"warm", "cold"} & set((await caller.scripts.stats(caller.queue)).tally)
 
 
-async def test_what_runs_at_once_never_costs_more_than_the_batch_but_for_one_alone(
+async def test_cost_at_once_exceeds_the_batch_only_for_a_single_prediction(
     caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, tmp_path: Path
 ) -> None:
     gates = [Gate(tmp_path / str(number)) for number in range(5)]
@@ -105,7 +103,7 @@ async def test_what_runs_at_once_never_costs_more_than_the_batch_but_for_one_alo
     await caller.nothing_is_left()
 
 
-async def test_of_more_slots_than_a_batch_has_places_only_those_are_used(
+async def test_slots_beyond_the_batch_are_not_used(
     caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
 ) -> None:
     asked = [await caller.submit(n=0, gate=str(gate)) for _ in range(3)]
@@ -133,7 +131,7 @@ def counted_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.parametrize("cost", [2, 3], ids=["nearly full", "full"])
-async def test_idle_director_starts_at_once_what_another_has_no_room_for(
+async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     caller: Caller,
     server: RedisServer,
     cog_url: str,

@@ -14,7 +14,7 @@ from tests.support.servers import RedisServer
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_a_cancel_stops_the_run_keeps_what_it_had_and_frees_the_slot(
+async def test_cancel_stops_the_run_keeps_its_output_and_frees_the_slot(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url, lease_s=60):  # no heartbeat brings the news: the kick does
@@ -27,7 +27,7 @@ async def test_a_cancel_stops_the_run_keeps_what_it_had_and_frees_the_slot(
     await caller.nothing_is_left()
 
 
-async def test_a_cancel_whose_kick_got_lost_is_told_by_the_heartbeat(
+async def test_heartbeat_delivers_a_cancel_whose_wakeup_was_lost(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.heartbeat.Heartbeat._listen", lambda _: anyio.sleep_forever())
@@ -38,7 +38,7 @@ async def test_a_cancel_whose_kick_got_lost_is_told_by_the_heartbeat(
         assert (await caller.ended(asked))["status"] == "canceled"
 
 
-async def test_a_cancel_that_the_server_did_not_hear_is_repeated(
+async def test_cancel_that_the_server_missed_is_repeated(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
@@ -57,7 +57,7 @@ async def test_a_cancel_that_the_server_did_not_hear_is_repeated(
     assert heard[:3] == [asked] * 3
 
 
-async def test_a_run_that_succeeds_all_the_same_is_canceled_for_its_caller(caller: Caller, server: RedisServer) -> None:
+async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Caller, server: RedisServer) -> None:
     asked = caller.new_id()
     canceled = anyio.Event()
 
@@ -78,7 +78,7 @@ async def test_a_run_that_succeeds_all_the_same_is_canceled_for_its_caller(calle
         assert (await caller.ended(asked))["status"] == "canceled"
 
 
-async def test_a_prediction_that_waits_is_canceled_without_a_run(
+async def test_waiting_prediction_is_canceled_without_a_run(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url):
@@ -94,7 +94,7 @@ async def test_a_prediction_that_waits_is_canceled_without_a_run(
 
 
 @pytest.mark.parametrize("late", ["", "aborted"])
-async def test_a_deadline_that_passes_in_the_run_cancels_it(
+async def test_deadline_during_the_run_cancels_it(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate, late: str
 ) -> None:
     async with live_director(server.url, cog_url, lease_s=0.9):
@@ -105,9 +105,7 @@ async def test_a_deadline_that_passes_in_the_run_cancels_it(
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_a_deadline_that_passes_before_the_run_could_begin_ends_it_as_one_that_waited(
-    caller: Caller, server: RedisServer
-) -> None:
+async def test_deadline_before_the_run_ends_it_as_waiting(caller: Caller, server: RedisServer) -> None:
     ends: list[dict[str, Any]] = []
     async with scripted_cog() as cog, live_director(server.url, cog.url, lease_s=0.3):  # it never has a free slot
         for late in ("", "aborted"):

@@ -57,7 +57,7 @@ async def policy(redis: Any) -> list[str]:
     return [(value or b"").decode() for value in await redis.hmget(keys.meta(queue_name(MODEL, VERSION)), names)]
 
 
-async def test_the_policy_of_the_queue_is_changed_and_taken_back(
+async def test_queue_policy_is_changed_and_reset(
     caller: Caller, server: RedisServer, model: ModelServer, operator: Operator
 ) -> None:
     async with live_director(server.url, model.url, **driven("http")):
@@ -71,7 +71,7 @@ async def test_the_policy_of_the_queue_is_changed_and_taken_back(
         await eventually(lambda: policy(caller.redis), "as before", until=lambda now: now == ["3", "retry", "hold", ""])
 
 
-async def test_a_run_that_begins_after_it_has_the_new_limit(
+async def test_run_started_after_a_change_has_the_new_limit(
     caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
 ) -> None:
     async with live_director(server.url, model.url, concurrent_predictions=2, **driven("http")):
@@ -87,7 +87,7 @@ async def test_a_run_that_begins_after_it_has_the_new_limit(
         assert (await caller.ended(before))["status"] == "succeeded"
 
 
-async def test_more_slots_start_what_waits(
+async def test_additional_slots_start_waiting_predictions(
     caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
 ) -> None:
     async with live_director(server.url, model.url, **driven("http")):
@@ -100,7 +100,7 @@ async def test_more_slots_start_what_waits(
         assert [(await caller.ended(each))["status"] for each in ids] == ["succeeded", "succeeded"]
 
 
-async def test_a_server_is_driven_in_another_way_once_its_run_has_ended(
+async def test_server_changes_its_protocol_after_its_run_has_ended(
     caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
 ) -> None:
     async with live_director(server.url, model.url, **driven("http")) as director:
@@ -116,7 +116,7 @@ async def test_a_server_is_driven_in_another_way_once_its_run_has_ended(
         assert (await caller.record(waiting)).remote != "", "this one was polled"
 
 
-async def test_a_director_that_was_started_without_servers_has_those_that_are_written_down(
+async def test_director_started_without_servers_takes_them_from_the_configuration(
     caller: Caller, server: RedisServer, model: ModelServer, operator: Operator
 ) -> None:
     await operator.redis.hset(keys.model(MODEL), "created", "1")
@@ -125,14 +125,14 @@ async def test_a_director_that_was_started_without_servers_has_those_that_are_wr
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_a_director_without_any_server_says_what_it_needs(server: RedisServer, redis: Redis) -> None:
+async def test_director_without_any_server_says_what_it_needs(server: RedisServer, redis: Redis) -> None:
     with pytest.raises(ExceptionGroup) as ended:
         async with live_director(server.url):
             await anyio.sleep_forever()
     assert ended.group_contains(SettingsError, match="at least one --server")
 
 
-async def test_what_a_director_cannot_go_by_leaves_it_as_it_was(
+async def test_unusable_configuration_leaves_the_director_unchanged(
     caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with live_director(server.url, model.url, **driven("http")):

@@ -41,7 +41,7 @@ async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
         await redis.aclose()
 
 
-async def test_what_a_killed_director_ran_is_finished_by_another(
+async def test_another_director_finishes_the_work_of_a_killed_one(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     asked = await caller.submit(n=2, gate=str(gate), count=str(tally))
@@ -59,7 +59,7 @@ async def test_what_a_killed_director_ran_is_finished_by_another(
     await caller.nothing_is_left()
 
 
-async def test_a_run_that_a_killed_director_left_behind_is_stopped_before_it_is_started_again(
+async def test_orphaned_run_is_stopped_before_it_is_started_again(
     caller: Caller, server: RedisServer, redis: Redis, answered_cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
@@ -75,7 +75,7 @@ async def test_a_run_that_a_killed_director_left_behind_is_stopped_before_it_is_
     assert tally.runs == 2
 
 
-async def test_a_director_that_slept_through_its_lease_writes_nothing(
+async def test_director_that_slept_through_its_lease_writes_nothing(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
@@ -101,7 +101,7 @@ async def test_a_director_that_slept_through_its_lease_writes_nothing(
         assert events.index("retried") < len(events) - 1 - events[::-1].index("started")
 
 
-async def test_a_claim_that_was_taken_away_ends_its_run_and_leaves_no_word(
+async def test_lost_claim_ends_its_run_and_writes_nothing(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url, lease_s=0.6) as director:
@@ -115,7 +115,7 @@ async def test_a_claim_that_was_taken_away_ends_its_run_and_leaves_no_word(
     assert (await caller.record(asked)).status == "processing"
 
 
-async def test_a_model_server_that_is_killed_costs_an_attempt(
+async def test_killed_model_server_costs_an_attempt(
     caller: Caller, server: RedisServer, redis: Redis, folder: Path, gate: Gate, tally: Tally
 ) -> None:
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url):
@@ -131,7 +131,7 @@ async def test_a_model_server_that_is_killed_costs_an_attempt(
     assert tally.runs == 2
 
 
-async def test_what_ended_while_redis_was_away_is_written_when_it_is_back(cog_url: str, gate: Gate) -> None:
+async def test_end_during_an_outage_of_redis_is_written_afterwards(cog_url: str, gate: Gate) -> None:
     with redis_server() as server:
         async with calling(server) as caller, live_director(server.url, cog_url) as director:
             asked = await caller.submit(n=2, gate=str(gate))
@@ -146,7 +146,7 @@ async def test_what_ended_while_redis_was_away_is_written_when_it_is_back(cog_ur
             assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_an_emptied_redis_is_told_of_the_queue_again(
+async def test_emptied_redis_gets_the_queue_registered_again(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, catalog: Catalog
 ) -> None:
     async with live_director(server.url, cog_url):

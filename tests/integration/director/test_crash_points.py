@@ -76,13 +76,13 @@ def matrix() -> list[Any]:
     ]
 
 
-def test_every_point_has_its_outcome() -> None:
+def test_every_crash_point_has_its_outcome() -> None:
     assert set(EXPECTED) == set(DIRECTOR_POINTS)
     assert API_POINTS == ("after_enqueue",)
 
 
 @pytest.mark.parametrize(("point", "how"), matrix())
-async def test_a_director_that_dies_at(
+async def test_director_that_dies_at_a_crash_point_leaves_the_expected_outcome(
     caller: Caller,
     server: RedisServer,
     redis: Redis,
@@ -131,7 +131,7 @@ async def test_a_director_that_dies_at(
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_an_api_that_dies_between_commit_and_answer_has_accepted_it_once(
+async def test_api_that_dies_between_commit_and_answer_accepted_exactly_once(
     caller: Caller, server: RedisServer, redis: Redis, how: How
 ) -> None:
     token = await Accounts(redis).create_token("another")

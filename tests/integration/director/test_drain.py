@@ -19,7 +19,7 @@ from tests.support.sink import Answer, sink
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_a_drain_finishes_what_runs_and_claims_nothing_more(
+async def test_drain_finishes_runs_and_claims_nothing_more(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with director_process(server.url, cog_url) as director:
@@ -36,7 +36,7 @@ async def test_a_drain_finishes_what_runs_and_claims_nothing_more(
     assert (record.status, record.claims) == ("starting", 0)
 
 
-async def test_a_server_that_heeds_no_sigterm_is_asked_to_end_once_nothing_runs_there(
+async def test_server_that_ignores_sigterm_is_asked_to_end_when_idle(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate
 ) -> None:
     async with cog_process(folder) as cog, director_process(server.url, cog.url, end_servers=True) as director:
@@ -51,7 +51,7 @@ async def test_a_server_that_heeds_no_sigterm_is_asked_to_end_once_nothing_runs_
     assert (await caller.ended(running))["status"] == "succeeded"
 
 
-async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_another(
+async def test_run_beyond_the_drain_time_is_released_and_run_elsewhere(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     async with director_process(server.url, cog_url, drain_s=0) as director:
@@ -71,7 +71,7 @@ async def test_what_cannot_finish_in_time_is_handed_back_unspent_and_run_by_anot
     assert tally.runs == 2
 
 
-async def test_drained_run_ends_where_nothing_may_run_twice(
+async def test_drained_run_ends_where_retries_are_forbidden(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     async with director_process(server.url, cog_url, drain_s=0, on_lost="fail") as director:
@@ -92,7 +92,7 @@ async def test_drained_run_ends_where_nothing_may_run_twice(
     assert tally.runs == 2, "each once"
 
 
-async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
+async def test_run_that_ignores_its_cancel_is_released_unspent(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.active_claims.DRAIN_WAIT_S", 0.2)
@@ -108,7 +108,7 @@ async def test_a_run_that_heeds_no_cancel_is_handed_back_unspent(
         gate.open()
 
 
-async def test_a_second_signal_ends_it_at_once_and_leaves_the_claim_to_its_lease(
+async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with director_process(server.url, cog_url, drain_s=3600) as director:
@@ -125,7 +125,7 @@ async def test_a_second_signal_ends_it_at_once_and_leaves_the_claim_to_its_lease
     assert await caller.redis.zrange(keys.lease(caller.queue), 0, -1) == [asked.encode()]
 
 
-async def test_a_director_that_never_had_a_server_ends_at_once(caller: Caller, server: RedisServer) -> None:
+async def test_director_without_any_server_exits_at_once(caller: Caller, server: RedisServer) -> None:
     async with director_process(server.url, "http://127.0.0.1:9") as director:
         said = await director.says("the health of a model server changed")
         assert said["status"] == "unreachable"
@@ -133,7 +133,7 @@ async def test_a_director_that_never_had_a_server_ends_at_once(caller: Caller, s
         assert await director.exit_code() == 0
 
 
-async def test_a_claim_under_way_when_the_drain_begins_still_runs(
+async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
     caller: Caller, server: RedisServer, cog_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with live_director(server.url, cog_url) as director:
@@ -148,7 +148,7 @@ async def test_a_claim_under_way_when_the_drain_begins_still_runs(
         assert len(director.claims) == 0
 
 
-async def test_a_claim_that_comes_in_after_the_drains_time_is_handed_back_unstarted(
+async def test_claim_that_arrives_after_the_drain_time_is_released_unstarted(
     caller: Caller, server: RedisServer, cog_url: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with live_director(server.url, cog_url, drain_s=0) as director:
@@ -181,9 +181,7 @@ def _slow_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> tuple[a
     return claimed, answered
 
 
-async def test_it_does_not_wait_for_a_receiver_that_keeps_silent(
-    caller: Caller, server: RedisServer, cog_url: str
-) -> None:
+async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, server: RedisServer, cog_url: str) -> None:
     async with sink() as receiver, director_process(server.url, cog_url, webhook_allow="loopback") as director:
         receiver.answer = Answer(delay_s=12)
         asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
