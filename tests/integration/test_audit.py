@@ -73,7 +73,7 @@ async def test_file_gets_a_line_per_entry_and_continues_where_it_ended(
     assert len({(line["partition"], line["entry"]) for line in lines(file)}) == 6
 
 
-async def test_what_a_file_missed_is_a_line_of_its_own(to_file: Any, file: Path, driver: QueueDriver) -> None:
+async def test_lost_entries_become_a_line_of_their_own(to_file: Any, file: Path, driver: QueueDriver) -> None:
     await live(driver)
     await to_file()
     await live(driver)
@@ -83,7 +83,7 @@ async def test_what_a_file_missed_is_a_line_of_its_own(to_file: Any, file: Path,
     assert lines(file)[4]["kind"] == "ended"
 
 
-async def test_a_line_that_a_crash_left_unfinished_is_cut_off(to_file: Any, file: Path, driver: QueueDriver) -> None:
+async def test_unfinished_line_of_a_crash_is_removed(to_file: Any, file: Path, driver: QueueDriver) -> None:
     await live(driver)
     await to_file()
     for rest in (b'{"partition":72', b"1" * 100_000):
@@ -131,7 +131,7 @@ def no_file_longer_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_file_has_one_writer(redis: Redis, to_file: Any, file: Path) -> None:
+async def test_file_has_one_writer(redis: Redis, to_file: Any, file: Path) -> None:
     async with aclosing(FileSink(file)) as sink:
         await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
         with pytest.raises(SettingsError, match="being written by another process"):
@@ -139,7 +139,7 @@ async def test_a_file_has_one_writer(redis: Redis, to_file: Any, file: Path) -> 
     assert await to_file() == Fed()
 
 
-async def test_a_file_of_somebody_else_is_left_alone(to_file: Any, file: Path, driver: QueueDriver) -> None:
+async def test_foreign_file_is_not_touched(to_file: Any, file: Path, driver: QueueDriver) -> None:
     await live(driver)
     file.write_bytes(b"no line of ours")
     with pytest.raises(SettingsError, match="is not ours"):
@@ -147,7 +147,7 @@ async def test_a_file_of_somebody_else_is_left_alone(to_file: Any, file: Path, d
     assert file.read_bytes() == b"no line of ours"
 
 
-async def test_a_file_that_cannot_be_is_one_line(redis: Redis, tmp_path: Path) -> None:
+async def test_unwritable_file_is_reported_in_one_line(redis: Redis, tmp_path: Path) -> None:
     (tmp_path / "a.cursor").write_text("nonsense")
     os.mkfifo(tmp_path / "pipe")
     for name, what in (
@@ -240,7 +240,7 @@ async def test_receiver_that_refuses_even_one_entry_is_waited_for(server: RedisS
             await feeder.run_once()
 
 
-async def test_a_log_goes_to_no_address_that_is_forbidden(server: RedisServer, driver: QueueDriver) -> None:
+async def test_log_is_sent_to_no_forbidden_address(server: RedisServer, driver: QueueDriver) -> None:
     await live(driver)
     async with feeding(to(server, "http://10.0.0.1/?token=secret"), SystemClock()) as feeder:
         with pytest.raises(SettingsError, match="may not go there") as caught:
@@ -295,7 +295,7 @@ async def ended(process: Process) -> tuple[int, str]:
         return await process.wait(), said.decode().strip().rpartition("\n")[2]
 
 
-async def test_the_command_carries_what_there_is(server: RedisServer, driver: QueueDriver, file: Path) -> None:
+async def test_command_delivers_existing_entries(server: RedisServer, driver: QueueDriver, file: Path) -> None:
     await live(driver)
     async with command(server, "--to", str(file), "--once") as process:
         code, said = await ended(process)
@@ -303,9 +303,7 @@ async def test_the_command_carries_what_there_is(server: RedisServer, driver: Qu
     assert [line["kind"] for line in lines(file)] == list(STEPS)
 
 
-async def test_the_command_goes_on_until_it_is_asked_to_end(
-    server: RedisServer, driver: QueueDriver, file: Path
-) -> None:
+async def test_command_runs_until_it_is_asked_to_end(server: RedisServer, driver: QueueDriver, file: Path) -> None:
     async with command(server, "--to", str(file)) as process:
         await live(driver)
         await eventually(lambda: file.exists() and len(lines(file)) == 3, "it is carried")
@@ -346,7 +344,7 @@ async def test_kill_before_the_answer_repeats_the_batch(server: RedisServer, dri
         assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
 
 
-async def test_it_ends_when_asked_to_while_the_receiver_is_silent(server: RedisServer, driver: QueueDriver) -> None:
+async def test_shutdown_does_not_wait_for_a_silent_receiver(server: RedisServer, driver: QueueDriver) -> None:
     async with sink() as receiver:
         await live(driver)
         receiver.answer = Answer(delay_s=60)
@@ -378,7 +376,7 @@ async def test_returning_receiver_gets_everything_and_no_log_has_its_url(
         assert secret not in said
 
 
-async def test_the_command_without_a_place_to_go_is_one_line(server: RedisServer) -> None:
+async def test_command_without_a_destination_is_refused_in_one_line(server: RedisServer) -> None:
     async with command(server, "--once") as process:
         code, said = await ended(process)
     assert (code, said) == (1, "director audit: say where the log goes: --to FILE or --to https://…")

@@ -50,7 +50,7 @@ async def queue_of(server: RedisServer) -> AsyncGenerator[QueueDriver]:
             await redis.aclose()
 
 
-async def test_everything_comes_once_and_in_order(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
+async def test_every_entry_arrives_once_and_in_order(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
     assert await feeder.run_once() == Fed()
     ids = [await live(driver) for _ in range(3)]
     assert await feeder.run_once() == Fed(entries=9)
@@ -75,7 +75,7 @@ async def test_all_partitions_are_read(
     }
 
 
-async def test_a_new_process_goes_on_where_the_last_one_ended(
+async def test_new_process_continues_where_the_last_one_ended(
     feeder: Feeder, kept: KeptSink, driver: QueueDriver, redis: Redis, catalog: Catalog
 ) -> None:
     await live(driver)
@@ -86,7 +86,7 @@ async def test_a_new_process_goes_on_where_the_last_one_ended(
     assert later.told == [(after, step) for step in STEPS]
 
 
-async def test_what_is_cut_before_it_was_read_is_counted(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
+async def test_entries_cut_before_reading_are_counted(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
     await live(driver)
     await feeder.run_once()
     for _ in range(4):
@@ -109,15 +109,13 @@ async def test_entries_cut_after_reading_are_not_missed(feeder: Feeder, kept: Ke
     assert await feeder.run_once() == Fed(entries=3)
 
 
-async def test_who_comes_first_begins_with_what_is_there(feeder: Feeder, driver: QueueDriver) -> None:
+async def test_first_reader_starts_with_the_existing_entries(feeder: Feeder, driver: QueueDriver) -> None:
     await live(driver)
     await cut(driver, to=1)
     assert await feeder.run_once() == Fed(entries=1)
 
 
-async def test_a_log_that_began_anew_is_read_from_its_start(
-    feeder: Feeder, kept: KeptSink, driver: QueueDriver
-) -> None:
+async def test_recreated_log_is_read_from_its_start(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
     await live(driver)
     await feeder.run_once()
     await driver.redis.delete(keys.log(partition_of(driver.new_id())))
@@ -183,7 +181,7 @@ async def test_as_many_new_entries_as_lost_ones_are_still_found(
     assert await feeder.run_once() == Fed(entries=4)
 
 
-async def test_what_happened_before_a_queue_was_deleted_is_still_told(
+async def test_entries_from_before_the_deletion_of_a_queue_are_still_delivered(
     feeder: Feeder, kept: KeptSink, driver: QueueDriver, redis: Redis
 ) -> None:
     await live(driver)
@@ -194,7 +192,7 @@ async def test_what_happened_before_a_queue_was_deleted_is_still_told(
     assert await Feeder(AuditLog(redis), later, SystemClock()).run_once() == Fed(entries=3)
 
 
-async def test_a_busy_partition_keeps_no_other_one_waiting(
+async def test_busy_partition_delays_no_other(
     redis: Redis, kept: KeptSink, driver: QueueDriver, catalog: Catalog, scripts: Scripts
 ) -> None:
     queue = await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())

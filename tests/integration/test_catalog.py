@@ -29,34 +29,34 @@ async def latest(catalog: Catalog) -> str:
     return model.latest
 
 
-async def test_the_version_that_is_new_is_the_latest(catalog: Catalog) -> None:
+async def test_newest_version_is_the_latest(catalog: Catalog) -> None:
     await register(catalog, OLD)
     await register(catalog, NEW)
     assert await latest(catalog) == NEW
 
 
-async def test_a_director_of_an_older_version_that_restarts_does_not_take_over(catalog: Catalog) -> None:
+async def test_restarted_director_of_an_older_version_does_not_take_over(catalog: Catalog) -> None:
     await register(catalog, OLD)
     await register(catalog, NEW)
     await register(catalog, OLD)
     assert await latest(catalog) == NEW
 
 
-async def test_a_rollback_is_said(catalog: Catalog) -> None:
+async def test_explicit_rollback_makes_the_old_version_latest(catalog: Catalog) -> None:
     await register(catalog, OLD)
     await register(catalog, NEW)
     await register(catalog, OLD, is_latest=True)
     assert await latest(catalog) == OLD
 
 
-async def test_registering_again_what_stands_writes_nothing(catalog: Catalog, redis: Redis) -> None:
+async def test_repeated_registration_writes_nothing(catalog: Catalog, redis: Redis) -> None:
     await register(catalog, OLD)
     before = await dump(redis)
     await register(catalog, OLD)
     assert await dump(redis) == before
 
 
-async def test_a_registration_that_was_cut_short_is_done_again(catalog: Catalog, redis: Redis) -> None:
+async def test_interrupted_registration_is_completed(catalog: Catalog, redis: Redis) -> None:
     await register(catalog, OLD)
     await register(catalog, NEW)
     await redis.hset(keys.model(MODEL), "latest", OLD)
@@ -65,7 +65,7 @@ async def test_a_registration_that_was_cut_short_is_done_again(catalog: Catalog,
     assert await latest(catalog) == NEW
 
 
-async def test_another_schema_of_the_same_version_is_kept(catalog: Catalog) -> None:
+async def test_different_schema_of_the_same_version_is_kept(catalog: Catalog) -> None:
     await register(catalog, OLD)
     await register(catalog, OLD, schema=Raw(b'{"openapi":"3.0.2"}'))
     version = await catalog.version(MODEL, OLD)
@@ -73,7 +73,7 @@ async def test_another_schema_of_the_same_version_is_kept(catalog: Catalog) -> N
     assert bytes(version.schema) == b'{"openapi":"3.0.2"}'
 
 
-async def test_a_director_can_register_what_stands_beside_a_full_server(catalog: Catalog, redis: Redis) -> None:
+async def test_full_server_still_accepts_a_repeated_registration(catalog: Catalog, redis: Redis) -> None:
     await register(catalog, OLD)
     await redis.config_set("maxmemory", "1")
     try:
@@ -86,12 +86,12 @@ async def test_a_director_can_register_what_stands_beside_a_full_server(catalog:
 
 
 @pytest.mark.parametrize(("model", "version"), [("Acme/Painter", OLD), ("painter", OLD), (MODEL, "v1"), ("a/b:c", OLD)])
-async def test_a_name_that_no_caller_could_ask_for_is_refused(catalog: Catalog, model: str, version: str) -> None:
+async def test_unusable_name_is_refused(catalog: Catalog, model: str, version: str) -> None:
     with pytest.raises(SettingsError, match="owner/name"):
         await catalog.register(model, version, schema=OPEN_SCHEMA, server="cog", policy=Policy())
 
 
-async def test_a_revoked_token_speaks_for_nobody(redis: Redis) -> None:
+async def test_revoked_token_does_not_authenticate(redis: Redis) -> None:
     accounts = Accounts(redis)
     token = await accounts.create_token("team-1")
     assert await accounts.authenticate(token) is not None
@@ -101,14 +101,12 @@ async def test_a_revoked_token_speaks_for_nobody(redis: Redis) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"lanes": ()}, {"lanes": ("urgent",)}, {"account": "Team 1"}])
-async def test_an_account_or_lane_that_is_none_is_refused(redis: Redis, wrong: dict[str, Any]) -> None:
+async def test_invalid_account_or_lane_is_refused(redis: Redis, wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         await Accounts(redis).create_token(**{"account": "team-1", **wrong})
 
 
-async def test_what_a_deletion_left_of_a_version_that_was_being_registered_is_made_whole_by_the_next(
-    redis: Redis, catalog: Catalog
-) -> None:
+async def test_next_registration_repairs_the_remains_of_a_deletion(redis: Redis, catalog: Catalog) -> None:
     for left in ({"announced": "2"}, {"announced": "2", "weights": ""}):
         await redis.delete(keys.version(MODEL, NEW))
         await redis.hset(keys.version(MODEL, NEW), mapping=left)

@@ -47,7 +47,7 @@ async def told(changes: Changes) -> list[tuple[str, str, Any]]:
     return [(change.kind, change.account, msgspec.json.decode(change.detail)) for change in found]
 
 
-async def test_what_is_done_with_an_account_is_there_in_order_and_without_a_secret(
+async def test_account_changes_are_recorded_in_order_without_secrets(
     administration: Administration, changes: Changes, queue: QueueName
 ) -> None:
     await administration.create("acme", "user", by=BY)
@@ -76,9 +76,7 @@ async def test_what_is_done_with_an_account_is_there_in_order_and_without_a_secr
     assert not [secret for secret in secrets if secret in str(found)]
 
 
-async def test_a_change_that_was_refused_or_changed_nothing_is_void(
-    administration: Administration, changes: Changes
-) -> None:
+async def test_refused_or_ineffective_change_is_void(administration: Administration, changes: Changes) -> None:
     assert await administration.create("acme", "user", by=BY)
     assert not await administration.create("acme", "organization", by=BY)
     with pytest.raises(SettingsError):
@@ -90,14 +88,14 @@ async def test_a_change_that_was_refused_or_changed_nothing_is_void(
     assert len(set(ids)) == 3
 
 
-async def test_a_change_whose_outcome_nobody_knows_stands(changes: Changes) -> None:
+async def test_change_with_an_unknown_outcome_stands(changes: Changes) -> None:
     with pytest.raises(BackendUnavailable):
         async with changes.noting("account_created", by=BY, account="acme"):
             raise BackendUnavailable("Redis is away")
     assert [kind for kind, _, _ in await told(changes)] == ["account_created"]
 
 
-async def test_what_cannot_be_written_down_is_not_done(
+async def test_change_that_cannot_be_recorded_is_not_made(
     changes: Changes, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*args: Any, **options: Any) -> bool:
@@ -109,7 +107,7 @@ async def test_what_cannot_be_written_down_is_not_done(
             pytest.fail("it was done")
 
 
-async def test_how_a_model_is_run_is_told_by_its_fields_alone(
+async def test_model_configuration_is_recorded_by_field_names_only(
     redis: Redis, scripts: Scripts, changes: Changes, queue: QueueName
 ) -> None:
     configs = ModelConfigs(redis, scripts, SystemClock())
@@ -123,7 +121,7 @@ async def test_how_a_model_is_run_is_told_by_its_fields_alone(
     ]
 
 
-async def test_what_is_done_with_a_queue_is_told_with_its_name(
+async def test_queue_change_is_recorded_with_the_name_of_the_queue(
     scripts: Scripts, changes: Changes, queue: QueueName, catalog: Catalog
 ) -> None:
     other = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
@@ -149,7 +147,7 @@ async def test_what_is_done_with_a_queue_is_told_with_its_name(
     ]
 
 
-async def test_of_letters_it_says_which_were_meant_and_not_all_of_many(
+async def test_dead_letter_changes_name_at_most_twenty_ids(
     redis: Redis, scripts: Scripts, changes: Changes, driver: QueueDriver
 ) -> None:
     dead = DeadLetters(redis, scripts, SystemClock())
@@ -163,7 +161,7 @@ async def test_of_letters_it_says_which_were_meant_and_not_all_of_many(
     ]
 
 
-async def test_it_is_read_a_page_at_a_time(administration: Administration, changes: Changes) -> None:
+async def test_changes_are_read_one_page_at_a_time(administration: Administration, changes: Changes) -> None:
     for name in ("a", "b", "c"):
         await administration.create(name, "user", by=BY)
     first = await changes.after(FIRST, count=2)
@@ -171,7 +169,7 @@ async def test_it_is_read_a_page_at_a_time(administration: Administration, chang
     assert [change.account for change in [*first, *rest]] == ["a", "b", "c"]
 
 
-async def test_the_audit_carries_it_beside_the_logs_of_the_partitions(
+async def test_audit_delivers_changes_beside_the_logs_of_the_partitions(
     administration: Administration, redis: Redis
 ) -> None:
     kept = KeptSink()

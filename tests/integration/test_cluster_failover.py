@@ -126,7 +126,7 @@ async def replicated(redis: Redis) -> bool:
     return found["slave0"]["offset"] == found["master_repl_offset"]
 
 
-async def test_a_master_dies_and_its_replica_takes_over(tmp_path: Path) -> None:
+async def test_replica_takes_over_from_a_dead_master(tmp_path: Path) -> None:
     with redis_cluster(replicas=True) as cluster:
         async with at_work(cluster, tmp_path / "model") as asker:
             meta = keys.meta(asker.caller.queue)
@@ -146,7 +146,7 @@ async def test_a_master_dies_and_its_replica_takes_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["key by key", "at once"])
-async def test_a_slot_moves_under_load(tmp_path: Path, how: str) -> None:
+async def test_slot_moves_under_load(tmp_path: Path, how: str) -> None:
     with redis_cluster() as cluster:
         async with at_work(cluster, tmp_path / "model") as asker:
             meta = keys.meta(asker.caller.queue)
@@ -167,7 +167,7 @@ async def test_a_slot_moves_under_load(tmp_path: Path, how: str) -> None:
             assert (asker.answers[503] > 0) == (how == "key by key")
 
 
-async def test_a_part_without_a_master_is_away_and_comes_back(tmp_path: Path) -> None:
+async def test_slots_without_a_master_are_unavailable_and_recover(tmp_path: Path) -> None:
     with redis_cluster() as cluster:
         async with at_work(cluster, tmp_path / "model") as asker:
             master = cluster.serving(keys.meta(asker.caller.queue))

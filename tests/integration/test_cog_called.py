@@ -71,7 +71,7 @@ async def follow(runner: CogRunner) -> list[RunEvent]:
             return [event async for event in events]
 
 
-async def test_the_last_callback_is_the_end_and_the_server_is_not_held(old: ScriptedCog, runner: CogRunner) -> None:
+async def test_last_callback_is_the_end_and_no_request_stays_open(old: ScriptedCog, runner: CogRunner) -> None:
     told = [{"output": ["a"]}, {"output": ["a", "b"], "status": "succeeded", "metrics": {"predict_time": 1}}]
     events, _ = await asyncio.gather(follow(runner), callbacks(old, *told))
     assert events[:3] == [Began(), Produced(Raw(b'"a"'), 0), Produced(Raw(b'"b"'), 1)]
@@ -83,26 +83,26 @@ async def test_the_last_callback_is_the_end_and_the_server_is_not_held(old: Scri
     assert [exchange.path for exchange in old.asked("POST")] == [f"{PATH}/cancel"], "what a dead director left is ended"
 
 
-async def test_what_is_no_callback_of_this_run_is_passed_over(old: ScriptedCog, runner: CogRunner) -> None:
+async def test_foreign_callback_is_ignored(old: ScriptedCog, runner: CogRunner) -> None:
     told = [{"id": "b" * 26, "status": "failed"}, {"status": 7}, {"status": "canceled"}]
     events, _ = await asyncio.gather(follow(runner), callbacks(old, *told))
     assert [type(event) for event in events] == [Began, Ended]
     assert events[-1] == Ended(outcome=Outcome.CANCELED)
 
 
-async def test_an_input_that_is_refused_is_answered_and_not_waited_for(old: ScriptedCog, runner: CogRunner) -> None:
+async def test_refused_input_is_answered_without_waiting(old: ScriptedCog, runner: CogRunner) -> None:
     old.on("PUT", PATH, answer(422, {"detail": [{"loc": ["body", "input", "n"], "msg": "no integer"}]}))
     assert await follow(runner) == [Ended(outcome=Outcome.INVALID, error="n: no integer")]
 
 
-async def test_a_worker_that_died_has_lost_the_run(old: ScriptedCog, runner: CogRunner) -> None:
+async def test_dead_worker_loses_the_run(old: ScriptedCog, runner: CogRunner) -> None:
     error = "Prediction failed for an unknown reason. It might have run out of memory? (exitcode -9)"
     events, _ = await asyncio.gather(follow(runner), callbacks(old, {"status": "failed", "error": error}))
     assert events[-1] == Ended(outcome=Outcome.LOST, error=error, server_is_dead=True)
 
 
 @pytest.mark.parametrize("status", ["DEFUNCT", "SETUP_FAILED"])
-async def test_a_server_that_went_away_under_the_run_has_lost_it(
+async def test_server_that_disappears_during_the_run_loses_it(
     old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     monkeypatch.setattr(cog_called, "LOOK_AFTER_S", 0.01)
@@ -112,7 +112,7 @@ async def test_a_server_that_went_away_under_the_run_has_lost_it(
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
 
 
-async def test_a_server_that_is_ready_again_and_told_no_end_has_lost_the_run(
+async def test_server_that_is_ready_without_an_end_has_lost_the_run(
     old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cog_called, "LOOK_AFTER_S", 0.01)
@@ -121,7 +121,7 @@ async def test_a_server_that_is_ready_again_and_told_no_end_has_lost_the_run(
     assert (await follow(runner))[-1] == cog_called.NO_END
 
 
-async def test_the_first_cancel_waits_until_the_run_can_hear_it_since_no_other_one_is_heard(
+async def test_first_cancel_waits_until_the_run_can_receive_it(
     old: ScriptedCog, runner: CogRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.runners.cog.FIRST_CANCEL_AFTER_S", 0.3)
@@ -136,7 +136,7 @@ async def test_the_first_cancel_waits_until_the_run_can_hear_it_since_no_other_o
 
 
 @pytest.mark.parametrize("fast", [False, True])
-async def test_a_run_that_has_to_be_held_open_leaves_the_server_busy_and_asks_it_nothing(
+async def test_run_with_an_open_request_leaves_the_server_busy_and_unasked(
     old: ScriptedCog, inbox: Inbox, fast: bool
 ) -> None:
     """Of a model whose output may be files, which are in the answer alone; or where no callbacks are wanted."""

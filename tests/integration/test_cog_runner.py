@@ -226,7 +226,7 @@ def gate(tmp_path: Path) -> Path:
 # ---- a run, on a real server, over both transports ----
 
 
-async def test_output_and_logs_come_in_order_and_the_end_has_all_of_them(runner: CogRunner) -> None:
+async def test_output_and_logs_arrive_in_order_and_the_end_is_complete(runner: CogRunner) -> None:
     first, *progress, ended = await follow(runner, request(n=3))
     assert first == Began()
     assert items(progress) == ["a0", "a1", "a2"]
@@ -261,7 +261,7 @@ async def test_text_of_any_kind_arrives_as_it_was_sent(runner: CogRunner) -> Non
     assert items(await follow(runner, request(n=1, text=text))) == [f"{text}0"]
 
 
-async def test_a_failure_has_its_error_its_logs_and_what_it_had_produced(runner: CogRunner) -> None:
+async def test_failure_has_its_error_its_logs_and_its_partial_output(runner: CogRunner) -> None:
     ended = await the_end(runner, request(n=2, then="raise"))
     assert ended.outcome is Outcome.FAILED
     assert ended.error is not None
@@ -272,19 +272,19 @@ async def test_a_failure_has_its_error_its_logs_and_what_it_had_produced(runner:
     assert not ended.server_is_dead
 
 
-async def test_who_wants_no_progress_gets_none_but_still_all_of_a_failure(runner: CogRunner) -> None:
+async def test_run_without_progress_still_reports_a_complete_failure(runner: CogRunner) -> None:
     began, ended = await follow(runner, request(n=2, then="raise", wants_progress=False))
     assert began == Began()
     assert isinstance(ended, Ended)
     assert (ended.outcome, ended.logs) == (Outcome.FAILED, "token 0\ntoken 1\n")
 
 
-async def test_wrong_input_is_invalid_and_never_began(runner: CogRunner) -> None:
+async def test_invalid_input_never_begins(runner: CogRunner) -> None:
     ended = await end_of(runner, request(n="three"))
     assert ended == Ended(outcome=Outcome.INVALID, error='n: "three" is not of type "integer"')
 
 
-async def test_a_cancel_repeated_until_the_end_ends_it_as_canceled(runner: CogRunner, gate: Path) -> None:
+async def test_repeated_cancel_ends_the_run_as_canceled(runner: CogRunner, gate: Path) -> None:
     ending = asyncio.create_task(the_end(runner, request(gate=str(gate))))
     with anyio.fail_after(10):
         while not ending.done():
@@ -293,7 +293,7 @@ async def test_a_cancel_repeated_until_the_end_ends_it_as_canceled(runner: CogRu
     assert (await ending).outcome is Outcome.CANCELED
 
 
-async def test_a_cancel_of_what_is_not_there_is_not_known(runner: CogRunner) -> None:
+async def test_cancel_of_a_missing_run_is_unknown(runner: CogRunner) -> None:
     assert not await runner.cancel(OTHER_ID)
 
 
@@ -305,7 +305,7 @@ async def test_closing_early_stops_the_run(runner: CogRunner, gate: Path) -> Non
     assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
 
 
-async def test_a_second_run_waits_for_the_slot(runner: CogRunner, gate: Path) -> None:
+async def test_second_run_waits_for_the_slot(runner: CogRunner, gate: Path) -> None:
     async with aclosing(runner.run(request(gate=str(gate)))) as first:
         assert await anext(first) == Began()
         second = asyncio.create_task(follow(runner, request(OTHER_ID, n=1)))
@@ -315,7 +315,7 @@ async def test_a_second_run_waits_for_the_slot(runner: CogRunner, gate: Path) ->
         assert items(await second) == ["a0"]
 
 
-async def test_a_second_run_that_waited_long_enough_is_refused_and_never_began(
+async def test_second_run_that_waited_too_long_is_refused_and_never_begins(
     runner: CogRunner, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cog, "SLOT_PATIENCE_S", 0.1)
@@ -333,9 +333,7 @@ async def test_a_second_run_that_waited_long_enough_is_refused_and_never_began(
     await ready(runner)
 
 
-async def test_a_run_that_a_dead_director_left_behind_is_ended_before_its_id_runs_again(
-    runner: CogRunner, gate: Path
-) -> None:
+async def test_orphaned_run_is_ended_before_its_id_runs_again(runner: CogRunner, gate: Path) -> None:
     async with httpx.AsyncClient(base_url=runner.url, trust_env=False) as dead_director:
         body = {"input": {"text": "old", "gate": str(gate)}}
         left = await dead_director.put(PATH, json=body, headers={"prefer": "respond-async"})
@@ -344,12 +342,12 @@ async def test_a_run_that_a_dead_director_left_behind_is_ended_before_its_id_run
     assert items(events) == ["new0", "new1"]
 
 
-async def test_a_hundred_runs_one_after_another_all_succeed(runner: CogRunner) -> None:
+async def test_hundred_consecutive_runs_all_succeed(runner: CogRunner) -> None:
     for n in range(100):
         assert (await the_end(runner, request(f"{n:026d}", n=1))).outcome is Outcome.SUCCEEDED
 
 
-async def test_closing_the_runner_ends_what_is_open_as_lost(
+async def test_closing_the_runner_ends_open_runs_as_lost(
     streamed_url: str, answered_url: str, inbox: Inbox, gate: Path
 ) -> None:
     for url in (streamed_url, answered_url):
@@ -367,7 +365,7 @@ async def test_closing_the_runner_ends_what_is_open_as_lost(
 # ---- what only one transport, or one kind of model, shows ----
 
 
-async def test_a_scalar_output_is_told_once_at_the_end(scalar_url: str, inbox: Inbox) -> None:
+async def test_scalar_output_is_reported_once_at_the_end(scalar_url: str, inbox: Inbox) -> None:
     async with runner_for(scalar_url, inbox=inbox) as runner:
         events = await follow(runner, request(n=2, text="é"))
     assert items(events) == []
@@ -376,7 +374,7 @@ async def test_a_scalar_output_is_told_once_at_the_end(scalar_url: str, inbox: I
     assert events[-1].output == Raw('"éé"'.encode())
 
 
-async def test_a_scalar_output_is_told_once_at_the_end_of_a_stream_too(tmp_path: Path) -> None:
+async def test_scalar_output_is_reported_once_at_the_end_of_a_stream_too(tmp_path: Path) -> None:
     openapi = schema(streams=True, output={"type": "string"})
     async with (
         cog_server(write_model(tmp_path, MODEL, openapi), stub="predict.py:Scalar") as url,
@@ -388,7 +386,7 @@ async def test_a_scalar_output_is_told_once_at_the_end_of_a_stream_too(tmp_path:
     assert events[-1].output == Raw(b'"aa"')
 
 
-async def test_fast_asks_for_no_callbacks_so_a_failure_has_no_logs(scalar_url: str, inbox: Inbox) -> None:
+async def test_fast_runs_request_no_callbacks_so_a_failure_has_no_logs(scalar_url: str, inbox: Inbox) -> None:
     async with runner_for(scalar_url, inbox=inbox, fast=True) as runner:
         began, ended = await follow(runner, request(then="raise"))
     assert began == Began()
@@ -396,12 +394,12 @@ async def test_fast_asks_for_no_callbacks_so_a_failure_has_no_logs(scalar_url: s
     assert (ended.outcome, ended.logs) == (Outcome.FAILED, None)
 
 
-async def test_without_an_inbox_the_output_of_an_array_model_is_told_at_the_end(answered_url: str) -> None:
+async def test_array_output_is_reported_at_the_end_without_an_inbox(answered_url: str) -> None:
     async with runner_for(answered_url) as runner:
         assert items(await follow(runner, request(n=3))) == ["a0", "a1", "a2"]
 
 
-async def test_metrics_of_the_model_are_told_as_they_come(tmp_path: Path) -> None:
+async def test_metrics_of_the_model_are_reported_as_they_arrive(tmp_path: Path) -> None:
     async with (
         cog_server(write_model(tmp_path, MODEL, STREAMED), stub="predict.py:Metered") as url,
         runner_for(url) as runner,
@@ -415,7 +413,7 @@ async def test_metrics_of_the_model_are_told_as_they_come(tmp_path: Path) -> Non
 # ---- health, setup, death ----
 
 
-async def test_a_ready_server_names_itself_and_shows_its_schema(streamed_url: str) -> None:
+async def test_ready_server_names_itself_and_shows_its_schema(streamed_url: str) -> None:
     async with runner_for(streamed_url) as runner:
         health = await runner.health()
         document = await runner.openapi_schema()
@@ -424,7 +422,7 @@ async def test_a_ready_server_names_itself_and_shows_its_schema(streamed_url: st
     assert msgspec.json.decode(document or b"") == STREAMED
 
 
-async def test_a_server_that_starts_runs_and_is_unwell_says_so_each_time(tmp_path: Path, gate: Path) -> None:
+async def test_starting_running_and_unhealthy_server_reports_its_state(tmp_path: Path, gate: Path) -> None:
     folder, setup_gate = write_model(tmp_path / "slow", MODEL, SCALAR), tmp_path / "setup"
     env = {"SETUP_GATE": str(setup_gate)}
     async with (
@@ -446,7 +444,7 @@ async def test_a_server_that_starts_runs_and_is_unwell_says_so_each_time(tmp_pat
         await ready(runner)
 
 
-async def test_a_failed_setup_says_why(tmp_path: Path) -> None:
+async def test_failed_setup_says_why(tmp_path: Path) -> None:
     folder = write_model(tmp_path, MODEL)
     async with (
         cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
@@ -461,7 +459,7 @@ async def test_a_failed_setup_says_why(tmp_path: Path) -> None:
     assert ended.outcome is Outcome.REFUSED
 
 
-async def test_nobody_there_is_unreachable_and_a_run_is_refused_for_nothing_was_sent(tmp_path: Path) -> None:
+async def test_missing_server_is_unreachable_and_refuses_the_run(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     async with runner_for(url) as runner:
@@ -473,7 +471,7 @@ async def test_nobody_there_is_unreachable_and_a_run_is_refused_for_nothing_was_
 
 
 @pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
-async def test_a_worker_that_dies_takes_the_run_with_it_and_leaves_a_defunct_server(
+async def test_dead_worker_loses_the_run_and_leaves_a_defunct_server(
     tmp_path: Path, inbox: Inbox, openapi: dict[str, Any]
 ) -> None:
     async with (
@@ -488,9 +486,7 @@ async def test_a_worker_that_dies_takes_the_run_with_it_and_leaves_a_defunct_ser
 
 
 @pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
-async def test_a_server_that_is_killed_loses_the_run(
-    tmp_path: Path, inbox: Inbox, gate: Path, openapi: dict[str, Any]
-) -> None:
+async def test_killed_server_loses_the_run(tmp_path: Path, inbox: Inbox, gate: Path, openapi: dict[str, Any]) -> None:
     async with (
         cog_process(write_model(tmp_path, MODEL, openapi)) as server,
         runner_for(server.url, inbox=inbox) as runner,
@@ -503,7 +499,7 @@ async def test_a_server_that_is_killed_loses_the_run(
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
 
 
-async def test_a_server_that_comes_back_with_another_model_is_learned_anew(tmp_path: Path) -> None:
+async def test_server_that_returns_with_another_model_is_learned_again(tmp_path: Path) -> None:
     async with cog_process(write_model(tmp_path / "old", MODEL, SCALAR), stub="predict.py:Scalar") as server:
         port = int(server.url.rpartition(":")[2])
         runner = CogRunner(server.url)
@@ -534,7 +530,7 @@ async def answering() -> AsyncGenerator[ScriptedCog, None]:
         yield server
 
 
-async def test_letting_go_of_a_run_waits_for_no_server_that_hangs(
+async def test_closing_a_run_does_not_wait_for_a_hanging_server(
     streaming: ScriptedCog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.runners.cog.LET_GO_PATIENCE_S", 0.1)
@@ -552,7 +548,7 @@ async def test_letting_go_of_a_run_waits_for_no_server_that_hangs(
         assert streaming.asked("POST", f"{PATH}/cancel")
 
 
-async def test_silence_is_a_beginning_and_the_answer_may_take_its_time(answering: ScriptedCog) -> None:
+async def test_silent_server_counts_as_begun_and_may_take_its_time(answering: ScriptedCog) -> None:
     released = asyncio.Event()
 
     async def act(exchange: Exchange) -> None:
@@ -566,14 +562,14 @@ async def test_silence_is_a_beginning_and_the_answer_may_take_its_time(answering
         assert [type(event) for event in [event async for event in events]] == [Produced, Ended]
 
 
-async def test_a_server_without_a_free_slot_for_a_moment_is_asked_again(answering: ScriptedCog) -> None:
+async def test_server_without_a_free_slot_is_asked_again(answering: ScriptedCog) -> None:
     answering.on("PUT", PATH, answer(409, b"{}"), answer(409, b"{}"), answer(200, SUCCEEDED))
     async with runner_for(answering.url) as runner:
         assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
     assert len(answering.asked("PUT")) == 3
 
 
-async def test_not_ready_is_refused_with_retry_after(answering: ScriptedCog) -> None:
+async def test_server_that_is_not_ready_is_refused_with_retry_after(answering: ScriptedCog) -> None:
     answering.on("PUT", PATH, answer(503, {"error": "not yet"}, retry_after="7"))
     async with runner_for(answering.url) as runner:
         assert await follow(runner, request()) == [Ended(outcome=Outcome.REFUSED, error="not yet", retry_after_s=7.0)]
@@ -583,9 +579,7 @@ async def test_not_ready_is_refused_with_retry_after(answering: ScriptedCog) -> 
     ("status", "body", "is_dead"),
     [(200, b"<html>", False), (200, b"", False), (200, b"[]", False), (500, b"Internal Server Error", True)],
 )
-async def test_an_answer_that_makes_no_sense_is_lost(
-    answering: ScriptedCog, status: int, body: bytes, is_dead: bool
-) -> None:
+async def test_invalid_answer_loses_the_run(answering: ScriptedCog, status: int, body: bytes, is_dead: bool) -> None:
     answering.on("PUT", PATH, answer(status, body))
     async with runner_for(answering.url) as runner:
         ended = await end_of(runner, request())
@@ -597,7 +591,7 @@ async def test_an_answer_that_makes_no_sense_is_lost(
 @pytest.mark.parametrize(
     "head", [b"", b"HTTP/1.1 200 OK\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"]
 )
-async def test_a_connection_that_closes_without_an_answer_is_lost(answering: ScriptedCog, head: bytes) -> None:
+async def test_connection_closed_without_an_answer_loses_the_run(answering: ScriptedCog, head: bytes) -> None:
     answering.on("PUT", PATH, Script(lambda exchange: exchange.write(head)))
     async with runner_for(answering.url) as runner:
         ended = await end_of(runner, request())
@@ -606,7 +600,7 @@ async def test_a_connection_that_closes_without_an_answer_is_lost(answering: Scr
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_huge_output_is_not_read_to_its_end(streams: bool) -> None:
+async def test_huge_output_is_not_read_to_its_end(streams: bool) -> None:
     async def endless(exchange: Exchange) -> None:
         while not exchange.client_left.is_set():
             await exchange.write(b"10000\r\n%s\r\n" % (b"x" * 0x10000))
@@ -619,7 +613,7 @@ async def test_a_huge_output_is_not_read_to_its_end(streams: bool) -> None:
     assert ended == Ended(outcome=Outcome.FAILED, error="The model's output is larger than 1000000 bytes")
 
 
-async def test_a_server_that_does_not_stream_after_all_is_asked_for_an_answer_and_remembered(
+async def test_server_that_turns_out_not_to_stream_is_remembered(
     streaming: ScriptedCog,
 ) -> None:
     streaming.on("PUT", PATH, answer(406, {"error": "no"}), answer(200, SUCCEEDED))
@@ -630,7 +624,7 @@ async def test_a_server_that_does_not_stream_after_all_is_asked_for_an_answer_an
     assert accepts == ["text/event-stream", "application/json", "application/json"]
 
 
-async def test_a_server_that_ignores_the_wish_for_a_stream_is_understood(streaming: ScriptedCog) -> None:
+async def test_server_that_ignores_the_request_for_a_stream_is_understood(streaming: ScriptedCog) -> None:
     streaming.on("PUT", PATH, answer(200, SUCCEEDED, content_type="application/json"))
     async with runner_for(streaming.url) as runner:
         assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
@@ -648,7 +642,7 @@ async def test_a_server_that_ignores_the_wish_for_a_stream_is_understood(streami
         ([frame("completed", {"id": OTHER_ID, "status": "succeeded"})], "about another prediction"),
     ],
 )
-async def test_a_stream_without_a_proper_end_is_lost_but_kills_nothing(
+async def test_unfinished_stream_loses_the_run_but_not_the_server(
     streaming: ScriptedCog, chunks: list[bytes], error: str
 ) -> None:
     streaming.on("PUT", PATH, stream(START, *chunks))
@@ -660,7 +654,7 @@ async def test_a_stream_without_a_proper_end_is_lost_but_kills_nothing(
     assert error in (ended.error or "")
 
 
-async def test_a_run_that_outpaces_its_stream_is_put_again_whole(streaming: ScriptedCog) -> None:
+async def test_run_that_outpaces_its_stream_is_sent_again(streaming: ScriptedCog) -> None:
     lagged = frame("error", {"error": "SSE stream lagged; events were dropped", "skipped": 9})
     shown = frame("output", {"chunk": "a", "index": 0})
     streaming.on("PUT", PATH, stream(START, shown, lagged), answer(200, SUCCEEDED))
@@ -673,7 +667,7 @@ async def test_a_run_that_outpaces_its_stream_is_put_again_whole(streaming: Scri
     assert accepts == ["text/event-stream", "application/json"]
 
 
-async def test_files_of_a_run_that_is_put_again_take_no_room_from_it(streaming: ScriptedCog) -> None:
+async def test_files_of_a_repeated_run_do_not_reduce_its_space(streaming: ScriptedCog) -> None:
     arrivals = Arrivals("secret")
     statuses = []
 
@@ -692,20 +686,20 @@ async def test_files_of_a_run_that_is_put_again_take_no_room_from_it(streaming: 
     assert (statuses, ended.outcome) == ([201, 201], Outcome.SUCCEEDED)
 
 
-async def test_a_stream_whose_connection_breaks_is_lost_with_its_server(streaming: ScriptedCog) -> None:
+async def test_broken_stream_connection_loses_the_run_with_its_server(streaming: ScriptedCog) -> None:
     streaming.on("PUT", PATH, stream(START, whole=False))
     async with runner_for(streaming.url) as runner:
         ended = await the_end(runner, request())
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
 
 
-async def test_events_of_a_later_version_are_passed_over(streaming: ScriptedCog) -> None:
+async def test_events_of_a_later_version_are_ignored(streaming: ScriptedCog) -> None:
     streaming.on("PUT", PATH, stream(START, frame("novelty", b"?"), frame("completed", SUCCEEDED)))
     async with runner_for(streaming.url) as runner:
         assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
 
 
-async def test_a_fault_of_the_runner_itself_still_gives_an_end(
+async def test_internal_error_of_the_runner_still_gives_an_end(
     answering: ScriptedCog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def faulty(*_: object, **__: object) -> Ended:
@@ -719,9 +713,7 @@ async def test_a_fault_of_the_runner_itself_still_gives_an_end(
     assert "following a run failed" in caplog.text
 
 
-async def test_an_earlier_run_that_does_not_end_is_waited_for_only_so_long(
-    answering: ScriptedCog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_wait_for_an_earlier_run_is_bounded(answering: ScriptedCog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cog, "STRANGER_PATIENCE_S", 0.1)
     answering.on("PUT", PATH, answer(202, {"id": ID, "status": "processing"}))
     answering.on("POST", f"{PATH}/cancel", answer(200, {}))
@@ -732,7 +724,7 @@ async def test_an_earlier_run_that_does_not_end_is_waited_for_only_so_long(
     assert len(answering.asked("POST")) > 1
 
 
-async def test_a_python_server_is_named_and_told_to_stop_what_is_closed_early(answering: ScriptedCog) -> None:
+async def test_python_server_is_named_and_stopped_when_closed_early(answering: ScriptedCog) -> None:
     async def silence(exchange: Exchange) -> None:
         await exchange.client_left.wait()
 
@@ -746,7 +738,7 @@ async def test_a_python_server_is_named_and_told_to_stop_what_is_closed_early(an
         assert [exchange.path for exchange in answering.asked("POST")] == [f"{PATH}/cancel"]
 
 
-async def test_nothing_that_a_server_says_is_carried_over_to_the_next_request(answering: ScriptedCog) -> None:
+async def test_state_of_one_answer_is_not_carried_to_the_next_request(answering: ScriptedCog) -> None:
     answering.on("PUT", PATH, answer(200, SUCCEEDED, set_cookie="a=b"), answer(307, b"", location="/elsewhere"))
     async with runner_for(answering.url) as runner:
         await the_end(runner, request())

@@ -91,7 +91,7 @@ CONDITIONS: dict[str, tuple[Callable[[Any], Awaitable[object]], dict[str, str]]]
 
 
 @pytest.mark.parametrize(("change", "expected"), CONDITIONS.values(), ids=list(CONDITIONS))
-async def test_each_condition_is_found_with_its_mend(
+async def test_each_problem_is_found_with_its_remedy(
     server: RedisServer, change: Callable[[Any], Awaitable[object]], expected: dict[str, str]
 ) -> None:
     assert not_ok(await examined(server)) == {}
@@ -102,7 +102,7 @@ async def test_each_condition_is_found_with_its_mend(
     assert all(findings[name].fix for name in expected)
 
 
-async def test_less_durability_is_fine_where_it_is_asked_for(server: RedisServer) -> None:
+async def test_lower_durability_is_accepted_where_it_is_configured(server: RedisServer) -> None:
     async with Redis(unix_socket_path=str(server.socket)) as operator:
         await operator.config_set("appendonly", "no")
     findings = await examined(server, durability="memory")
@@ -116,7 +116,7 @@ async def test_replicas_make_the_level_replicated(server: RedisServer) -> None:
     assert (await examined(server, durability="replicated"))["durability"].verdict == "ok"
 
 
-async def test_a_server_that_forbids_config_needs_its_level_named(server: RedisServer) -> None:
+async def test_server_without_config_needs_its_level_in_the_settings(server: RedisServer) -> None:
     async with Redis(unix_socket_path=str(server.socket)) as operator:
         await operator.execute_command("ACL SETUSER app on >secret ~* &* +@all -config")
     url = server.url.replace("unix://", "unix://app:secret@")
@@ -126,7 +126,7 @@ async def test_a_server_that_forbids_config_needs_its_level_named(server: RedisS
     assert not_ok(await examined(server, redis_url=url, assume_durability="always")) == {}
 
 
-async def test_work_without_a_director_is_told_once_some_waits(server: RedisServer, driver: QueueDriver) -> None:
+async def test_missing_director_is_reported_once_work_waits(server: RedisServer, driver: QueueDriver) -> None:
     assert not_ok(await examined(server)) == {}
     await driver.submit()
     finding = (await examined(server))["directors"]
@@ -136,20 +136,20 @@ async def test_work_without_a_director_is_told_once_some_waits(server: RedisServ
     assert not_ok(await examined(server)) == {}
 
 
-async def test_dead_letters_are_told(server: RedisServer, driver: QueueDriver) -> None:
+async def test_dead_letters_are_reported(server: RedisServer, driver: QueueDriver) -> None:
     await driver.die()
     finding = (await examined(server))["dead letters"]
     assert (finding.verdict, f"({driver.queue}): 1 prediction used up" in finding.found) == ("warn", True)
     assert "director dead show" in finding.fix
 
 
-async def test_owed_webhooks_that_are_overdue_are_told(server: RedisServer, driver: QueueDriver) -> None:
+async def test_overdue_webhooks_are_reported(server: RedisServer, driver: QueueDriver) -> None:
     await driver.submit(webhook="https://example.com/hook", events="completed")
     await driver.finish(await driver.claim_one())
     assert not_ok(await examined(server)) == {"webhooks": "warn"}
 
 
-async def test_a_machine_whose_clock_is_wrong_is_told_that_and_nothing_else(
+async def test_wrong_clock_is_the_only_finding_on_its_machine(
     server: RedisServer, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.now_ms += 60_000
@@ -177,7 +177,7 @@ async def passed_deadline(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("neglect", [expired_lease, due_retry, passed_deadline])
-async def test_what_a_keeper_should_have_done_is_told(
+async def test_neglected_work_of_the_keeper_is_reported(
     server: RedisServer, driver: QueueDriver, neglect: Callable[[QueueDriver], Awaitable[None]]
 ) -> None:
     await neglect(driver)
@@ -187,14 +187,14 @@ async def test_what_a_keeper_should_have_done_is_told(
     assert "director keeper" in finding.fix
 
 
-async def test_it_leaves_the_server_as_it_was(server: RedisServer, driver: QueueDriver) -> None:
+async def test_doctor_leaves_the_server_unchanged(server: RedisServer, driver: QueueDriver) -> None:
     await driver.submit()
     before = await dump(driver.redis)
     await examined(server)
     assert await dump(driver.redis) == before
 
 
-async def test_the_command_prints_a_line_for_each_check_and_ends_with_1_where_one_fails(server: RedisServer) -> None:
+async def test_command_prints_one_line_per_check_and_fails_with_one(server: RedisServer) -> None:
     sound = await to_thread.run_sync(doctor, "--redis", server.url)
     assert (sound.returncode, sound.stderr) == (0, "")
     lines = [line for line in sound.stdout.splitlines() if "→" not in line]
@@ -212,14 +212,14 @@ async def test_the_command_prints_a_line_for_each_check_and_ends_with_1_where_on
     assert {"check": "eviction", "verdict": "fail"}.items() <= report["checks"][list(CHECKS).index("eviction")].items()
 
 
-async def test_a_server_that_is_not_there_is_one_failed_check(tmp_path: Path) -> None:
+async def test_missing_server_is_one_failed_check(tmp_path: Path) -> None:
     ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/nobody")
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout.startswith("fail  reachable  no answer from Redis at unix://")
     assert "→ start the server" in ended.stdout
 
 
-async def test_a_password_that_is_refused_is_told_as_that(server: RedisServer) -> None:
+async def test_refused_password_is_reported_as_such(server: RedisServer) -> None:
     async with Redis(unix_socket_path=str(server.socket)) as operator:
         await operator.config_set("requirepass", "another")
     ended = await to_thread.run_sync(doctor, "--redis", server.url)

@@ -32,9 +32,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))
-async def test_a_sigterm_that_comes_early_waits_until_it_is_heeded(
-    server: RedisServer, command: tuple[str, ...]
-) -> None:
+async def test_early_sigterm_takes_effect_once_it_can_be_handled(server: RedisServer, command: tuple[str, ...]) -> None:
     env = dict(os.environ) | {"DIRECTOR_REDIS_URL": server.url}
     with anyio.fail_after(60):
         ended = await anyio.run_process([sys.executable, "-c", PROGRAM, *command], env=env, check=False)

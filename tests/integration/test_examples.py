@@ -84,7 +84,7 @@ def input_property(order: int, name: str, hint: Any, info: cog.FieldInfo) -> dic
 
 
 @each_example
-def test_the_schema_takes_the_inputs_that_the_predictor_takes(example):
+def test_schema_accepts_the_inputs_of_the_predictor(example):
     predict = predict_of(example)
     hints = typing.get_type_hints(predict)
     inputs = {name: given.default for name, given in inspect.signature(predict).parameters.items() if name != "self"}
@@ -102,13 +102,13 @@ def test_the_schema_takes_the_inputs_that_the_predictor_takes(example):
 
 
 @each_example
-def test_the_schema_gives_the_output_that_the_predictor_gives(example):
+def test_schema_describes_the_output_of_the_predictor(example):
     hint = typing.get_type_hints(predict_of(example))["return"]
     assert schema_of(example)["components"]["schemas"]["Output"] == OUTPUT_TYPES[hint]
 
 
 @each_example
-def test_the_schema_allows_event_streams_where_the_predictor_is_marked_streaming(example):
+def test_schema_allows_event_streams_for_streaming_predictors(example):
     # at run time the decorator leaves no mark: `cog build` reads it from the source, and so does this
     tree = ast.parse(example.predictor_file.read_text())
     predict = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "predict")
@@ -117,7 +117,7 @@ def test_the_schema_allows_event_streams_where_the_predictor_is_marked_streaming
     assert schema_of(example)["paths"]["/predictions"]["post"].get("x-cog-streaming", False) is marked
 
 
-def test_the_schemas_are_the_same_around_what_is_the_models_own():
+def test_schemas_differ_only_in_what_the_model_defines():
     def frame(example: Example) -> dict[str, Any]:
         schema = schema_of(example)
         del schema["components"]["schemas"]["Input"], schema["components"]["schemas"]["Output"]
@@ -135,19 +135,19 @@ def test_the_schemas_are_the_same_around_what_is_the_models_own():
 
 
 @each_example
-def test_cog_yaml_names_the_predictor_that_is_served(example):
+def test_cog_yaml_names_the_served_predictor(example):
     assert f'predict: "{example.predict}"\n' in (example.folder / "cog.yaml").read_text()
 
 
 # ---- the version id ----
 
 
-def test_a_version_id_stays_the_same_while_nothing_changes():
+def test_version_id_is_stable_while_nothing_changes():
     assert version_id("example/hello", b"{}", b"pass") == version_id("example/hello", b"{}", b"pass")
     assert re.fullmatch(r"[0-9a-f]{64}", version_id("example/hello", b"{}", b"pass"))
 
 
-def test_a_version_id_tells_every_split_of_the_same_bytes_apart():
+def test_version_id_differs_for_every_split_of_the_same_bytes():
     splits = [("a", b"b", b"c"), ("ab", b"", b"c"), ("", b"ab", b"c"), ("a", b"bc", b""), ("", b"", b"abc")]
     assert len({version_id(*split) for split in splits}) == len(splits)
 
@@ -191,13 +191,13 @@ def opened(data_uri: str) -> Image.Image:
 
 
 @pytest.mark.cog
-async def test_hello_says_its_text_n_times(hello):
+async def test_hello_repeats_its_text_n_times(hello):
     answer = (await predict(hello, "says", text="hi", n=3)).json()
     assert (answer["status"], answer["output"]) == ("succeeded", ["hi 1\n", "hi 2\n", "hi 3\n"])
 
 
 @pytest.mark.cog
-async def test_hello_says_it_five_times_unless_told_otherwise_and_may_say_nothing(hello):
+async def test_hello_repeats_five_times_by_default_and_accepts_zero(hello):
     assert len((await predict(hello, "default", text="hi")).json()["output"]) == 5
     assert (await predict(hello, "nothing", text="hi", n=0)).json()["output"] == []
 
@@ -233,14 +233,14 @@ async def test_hello_streams_each_string_as_an_event(hello):
     ],
     ids=["a number for a text", "no text", "fewer than none", "a word for a number"],
 )
-async def test_hello_refuses_what_its_schema_does_not_allow(hello, given, field):
+async def test_hello_refuses_what_its_schema_forbids(hello, given, field):
     response = await predict(hello, "refused", **given)
     assert response.status_code == 422
     assert response.json()["detail"][0]["loc"] == ["body", "input", field]
 
 
 @pytest.mark.cog
-async def test_a_long_wait_between_two_strings_can_be_canceled(hello):
+async def test_long_pause_between_two_strings_can_be_canceled(hello):
     async def cancel_until_it_ends() -> None:
         while True:  # one is not enough: Cog may overhear it in the first milliseconds of a run
             await hello.post("/predictions/cancels/cancel")
@@ -255,7 +255,7 @@ async def test_a_long_wait_between_two_strings_can_be_canceled(hello):
 
 @pytest.mark.cog
 @each_example
-async def test_the_server_shows_the_schema_that_is_shipped(example, hello, thumbnail):
+async def test_server_shows_the_shipped_schema(example, hello, thumbnail):
     client = {HELLO.name: hello, THUMBNAIL.name: thumbnail}[example.name]
     assert (await client.get("/openapi.json")).json() == schema_of(example)
 
@@ -273,7 +273,7 @@ async def test_the_server_shows_the_schema_that_is_shipped(example, hello, thumb
     ],
     ids=["wide", "smaller still", "small enough", "see-through", "for print", "held upright"],
 )
-async def test_thumbnail_gives_a_smaller_picture(thumbnail, given, size, mode):
+async def test_thumbnail_returns_a_smaller_picture(thumbnail, given, size, mode):
     answer = (await predict(thumbnail, "smaller", **given)).json()
     assert answer["status"] == "succeeded", answer
     result = opened(answer["output"])
@@ -281,7 +281,7 @@ async def test_thumbnail_gives_a_smaller_picture(thumbnail, given, size, mode):
 
 
 @pytest.mark.cog
-async def test_thumbnail_says_so_when_the_file_is_no_picture(thumbnail):
+async def test_thumbnail_reports_a_file_that_is_no_picture(thumbnail):
     answer = (await predict(thumbnail, "text", image="data:text/plain;base64,aGVsbG8=")).json()
     assert answer["status"] == "failed"
     assert "image is not a picture that this model can read" in answer["error"]
@@ -291,7 +291,7 @@ async def test_thumbnail_says_so_when_the_file_is_no_picture(thumbnail):
 
 
 @pytest.mark.cog
-async def test_a_model_that_cannot_start_is_served_as_setup_failed(tmp_path):
+async def test_model_that_cannot_start_is_served_as_setup_failed(tmp_path):
     broken = write_model(
         tmp_path,
         """
@@ -314,7 +314,7 @@ async def test_a_model_that_cannot_start_is_served_as_setup_failed(tmp_path):
 
 
 @pytest.mark.cog
-async def test_a_server_with_two_slots_runs_two_predictions_at_once(tmp_path):
+async def test_server_with_two_slots_runs_two_predictions_at_once(tmp_path):
     meeting = write_model(
         tmp_path,
         """
@@ -349,7 +349,7 @@ async def test_a_server_with_two_slots_runs_two_predictions_at_once(tmp_path):
 # ---- the wheel ----
 
 
-def test_the_wheel_has_the_examples_with_their_schemas(tmp_path):
+def test_wheel_contains_the_examples_with_their_schemas(tmp_path):
     [wheel] = WheelBuilder(str(REPOSITORY)).build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

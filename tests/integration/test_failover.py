@@ -43,7 +43,7 @@ async def replicated(redis: Redis) -> None:
     await eventually(lambda: redis.wait(1, 1000), "a replica has it", limit_s=LIMIT_S)
 
 
-async def test_the_service_heals_by_itself_when_the_master_dies(tmp_path) -> None:
+async def test_service_recovers_by_itself_from_the_death_of_the_master(tmp_path) -> None:
     folder, gate = write_model(tmp_path / "model", SOURCE), Gate(tmp_path / "gate")
     config = {"min-replicas-to-write": "1", "min-replicas-max-lag": "2"}
     with failover_group(config=config) as group:
@@ -128,7 +128,7 @@ async def ended(caller: Caller, prediction_id: str) -> bool:
 
 
 @pytest.mark.heavy
-async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> None:
+async def test_commands_and_blocking_calls_leave_a_frozen_master() -> None:
     with failover_group(replicas=1) as group:
         redis, waits = client(group.url), blocking_client(group.url, block_s=5)
         queue = queue_name(MODEL, VERSION)
@@ -155,7 +155,7 @@ async def test_a_master_that_is_frozen_is_left_by_commands_and_by_the_bell() -> 
             await waits.aclose()
 
 
-async def test_sentinels_that_know_no_such_master_are_an_outage() -> None:
+async def test_unknown_master_name_is_an_outage() -> None:
     with failover_group(replicas=0) as group:
         redis = client(group.url.replace("mymaster", "theirs"))
         with pytest.raises(BackendUnavailable, match="MasterNotFoundError"):

@@ -63,7 +63,7 @@ async def drive(redis: Redis) -> QueueDriver:
 # ── one write ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_calls_of_one_turn_leave_in_one_pipeline(driver: QueueDriver, gatherer: CountingGatherer) -> None:
+async def test_calls_of_one_turn_are_sent_in_one_pipeline(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     await driver.submit()  # the server knows the script now
     gatherer.pipelines.clear()
     ids = await asyncio.gather(*(driver.submit() for _ in range(20)))
@@ -72,9 +72,7 @@ async def test_calls_of_one_turn_leave_in_one_pipeline(driver: QueueDriver, gath
     assert len(set(ids)) == 20
 
 
-async def test_calls_of_one_turn_are_carried_out_in_their_order(
-    driver: QueueDriver, gatherer: CountingGatherer
-) -> None:
+async def test_calls_of_one_turn_are_executed_in_order(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     prediction_id = driver.new_id()
     gatherer.pipelines.clear()
     _, _, stored = await asyncio.gather(
@@ -85,9 +83,7 @@ async def test_calls_of_one_turn_are_carried_out_in_their_order(
     assert stored is not None
 
 
-async def test_more_calls_than_a_pipeline_takes_leave_in_several(
-    driver: QueueDriver, gatherer: CountingGatherer
-) -> None:
+async def test_calls_beyond_one_pipeline_are_sent_in_several(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     prediction_id = await driver.submit()
     await driver.scripts.get(prediction_id)
     gatherer.pipelines.clear()
@@ -96,7 +92,7 @@ async def test_more_calls_than_a_pipeline_takes_leave_in_several(
     assert sorted(gatherer.pipelines) == [44, 256]
 
 
-async def test_calls_of_later_turns_wait_for_no_earlier_answer(driver: QueueDriver, gatherer: CountingGatherer) -> None:
+async def test_later_calls_do_not_wait_for_earlier_answers(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     await driver.submit()
     gatherer.pipelines.clear()
     first = asyncio.ensure_future(driver.submit())
@@ -107,7 +103,7 @@ async def test_calls_of_later_turns_wait_for_no_earlier_answer(driver: QueueDriv
     assert gatherer.pipelines == [1, 1]
 
 
-async def test_a_crowd_shares_a_few_writes_where_no_more_may_be_on_their_way(driver: QueueDriver, redis: Redis) -> None:
+async def test_crowd_shares_a_few_writes_when_their_number_is_bounded(driver: QueueDriver, redis: Redis) -> None:
     prediction_id = await driver.submit()
     await driver.scripts.get(prediction_id)
     gatherer = CountingGatherer(redis, at_once=2)
@@ -124,7 +120,7 @@ async def test_a_crowd_shares_a_few_writes_where_no_more_may_be_on_their_way(dri
     await gatherer.aclose()
 
 
-async def test_more_callers_than_connections_all_have_their_turn(server: RedisServer) -> None:
+async def test_more_callers_than_connections_are_all_served(server: RedisServer) -> None:
     redis = client(server.url, connections=3)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
@@ -150,7 +146,7 @@ async def test_more_callers_than_connections_all_have_their_turn(server: RedisSe
 # ── each caller has its own fate ────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_one_callers_fault_is_not_its_neighbours(driver: QueueDriver) -> None:
+async def test_error_of_one_caller_does_not_affect_its_neighbours(driver: QueueDriver) -> None:
     await driver.redis.set(keys.listing("broken"), "not a list")
     refused, accepted = await asyncio.gather(
         driver.scripts.enlist(driver.new_id(), account="broken", oldest=lowest_id_at(0)),
@@ -162,7 +158,7 @@ async def test_one_callers_fault_is_not_its_neighbours(driver: QueueDriver) -> N
     await driver.redis.delete(keys.listing("broken"))
 
 
-async def test_text_that_cannot_be_sent_fails_its_own_caller_only(driver: QueueDriver) -> None:
+async def test_text_that_cannot_be_sent_fails_only_its_caller(driver: QueueDriver) -> None:
     await driver.submit()
     claim = await driver.claim_one()
     refused, accepted = await asyncio.gather(
@@ -173,7 +169,7 @@ async def test_text_that_cannot_be_sent_fails_its_own_caller_only(driver: QueueD
     assert await driver.finish(claim)
 
 
-async def test_the_call_of_a_canceled_caller_still_happens(driver: QueueDriver, gatherer: CountingGatherer) -> None:
+async def test_call_of_a_canceled_caller_still_happens(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     prediction_id = driver.new_id()
     caller = asyncio.ensure_future(driver.submit(prediction_id))
     await asyncio.sleep(0)
@@ -184,9 +180,7 @@ async def test_the_call_of_a_canceled_caller_still_happens(driver: QueueDriver, 
     assert (await driver.record(prediction_id)).status == "starting"
 
 
-async def test_closing_lets_a_call_that_was_only_just_made_come_back(
-    driver: QueueDriver, gatherer: CountingGatherer
-) -> None:
+async def test_closing_waits_for_a_call_just_made(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     caller = asyncio.ensure_future(driver.submit())
     await asyncio.sleep(0)
     await gatherer.aclose()
@@ -210,7 +204,7 @@ async def mortal_driver(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
     await redis.aclose()
 
 
-async def test_a_server_that_forgot_its_scripts_is_told_again(driver: QueueDriver) -> None:
+async def test_server_that_lost_its_scripts_gets_them_again(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.redis.script_flush()
     first, second = await asyncio.gather(driver.submit(), driver.submit())
@@ -218,9 +212,7 @@ async def test_a_server_that_forgot_its_scripts_is_told_again(driver: QueueDrive
     assert len(await driver.members(keys.live(driver.queue))) == 3
 
 
-async def test_a_server_that_was_killed_and_came_back_lost_nothing(
-    mortal: RedisServer, mortal_driver: QueueDriver
-) -> None:
+async def test_killed_and_restarted_server_lost_nothing(mortal: RedisServer, mortal_driver: QueueDriver) -> None:
     driver = mortal_driver
     await driver.submit(streams=[0])
     await asyncio.gather(*(driver.submit() for _ in range(10)))
@@ -234,7 +226,7 @@ async def test_a_server_that_was_killed_and_came_back_lost_nothing(
     assert len(await driver.claim_all()) == 20
 
 
-async def test_a_server_that_is_away_is_an_error_for_every_caller_in_bounded_time(
+async def test_outage_is_an_error_for_every_caller_in_bounded_time(
     mortal: RedisServer, mortal_driver: QueueDriver
 ) -> None:
     driver = mortal_driver
@@ -247,7 +239,7 @@ async def test_a_server_that_is_away_is_an_error_for_every_caller_in_bounded_tim
     assert await driver.submit()
 
 
-async def test_a_call_that_was_begun_and_left_fails_without_a_word(mortal: RedisServer) -> None:
+async def test_abandoned_call_fails_silently(mortal: RedisServer) -> None:
     gatherer = Gatherer(client(mortal.url))
     mortal.kill()
     gatherer.begin("get", [keys.record(lowest_id_at(0))], [lowest_id_at(0)])
@@ -282,7 +274,7 @@ async def far_driver(losing: LosingProxy) -> AsyncIterator[QueueDriver]:
     await redis.aclose()
 
 
-async def test_an_enqueue_whose_reply_was_lost_is_accepted_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+async def test_enqueue_with_a_lost_reply_is_accepted_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     prediction_id = far_driver.new_id()
     losing.lose_next_reply(prediction_id.encode())
     assert await far_driver.submit(prediction_id) == prediction_id
@@ -290,7 +282,7 @@ async def test_an_enqueue_whose_reply_was_lost_is_accepted_once(losing: LosingPr
     assert sum(len(ids) for ids in (await far_driver.entries()).values()) == 1
 
 
-async def test_where_a_reply_was_lost_nobody_says_that_nothing_was_done(
+async def test_lost_reply_is_never_reported_as_not_executed(
     losing: LosingProxy, far_driver: QueueDriver, mortal: RedisServer
 ) -> None:
     class GoneAfterwards(Gatherer):
@@ -316,7 +308,7 @@ async def test_where_a_reply_was_lost_nobody_says_that_nothing_was_done(
     await redis.aclose()
 
 
-async def test_a_full_server_refuses_before_it_does_anything() -> None:
+async def test_full_server_refuses_before_it_writes() -> None:
     with redis_server(config={"maxmemory": "1mb"}) as full:
         redis = client(full.url)
         gatherer = Gatherer(redis)
@@ -327,7 +319,7 @@ async def test_a_full_server_refuses_before_it_does_anything() -> None:
         await redis.aclose()
 
 
-async def test_a_claim_whose_reply_was_lost_is_the_same_claim(losing: LosingProxy, far_driver: QueueDriver) -> None:
+async def test_claim_with_a_lost_reply_is_the_same_claim(losing: LosingProxy, far_driver: QueueDriver) -> None:
     for _ in range(4):
         await far_driver.submit()
     losing.lose_next_reply(b"rare-nonce")
@@ -338,7 +330,7 @@ async def test_a_claim_whose_reply_was_lost_is_the_same_claim(losing: LosingProx
     assert len(await far_driver.members(keys.lease(far_driver.queue))) == 2
 
 
-async def test_progress_whose_reply_was_lost_is_written_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+async def test_progress_with_a_lost_reply_is_written_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     await far_driver.submit()
     claim = await far_driver.claim_one()
     losing.lose_next_reply(b'"rare words"')
@@ -347,7 +339,7 @@ async def test_progress_whose_reply_was_lost_is_written_once(losing: LosingProxy
     assert await far_driver.kinds(claim.id) == ["created", "started", "logs"]
 
 
-async def test_a_finish_whose_reply_was_lost_is_finished_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+async def test_finish_with_a_lost_reply_is_done_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     await far_driver.submit()
     claim = await far_driver.claim_one()
     losing.lose_next_reply(b"rare words")
@@ -356,7 +348,7 @@ async def test_a_finish_whose_reply_was_lost_is_finished_once(losing: LosingProx
     assert (await far_driver.kinds(claim.id)).count("completed") == 1
 
 
-async def test_a_release_whose_reply_was_lost_gives_back_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
+async def test_release_with_a_lost_reply_is_done_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     await far_driver.submit()
     claim = await far_driver.claim_one()
     losing.lose_next_reply(claim.token.encode())
@@ -367,9 +359,7 @@ async def test_a_release_whose_reply_was_lost_gives_back_once(losing: LosingProx
     assert (again.id, again.record.attempt) == (claim.id, 2)
 
 
-async def test_a_version_whose_replies_were_lost_is_still_the_latest(
-    losing: LosingProxy, far_driver: QueueDriver
-) -> None:
+async def test_version_with_lost_replies_is_still_the_latest(losing: LosingProxy, far_driver: QueueDriver) -> None:
     catalog = Catalog(far_driver.redis, far_driver.scripts, SystemClock())
     newer = "b2" * 32
     losing.lose_next_reply(b"HSETNX")

@@ -38,7 +38,7 @@ async def served(health: Health, routes: Sequence[BaseRoute] = ()) -> AsyncGener
         tasks.cancel_scope.cancel()
 
 
-async def test_a_process_without_a_check_is_alive_and_ready() -> None:
+async def test_process_without_a_check_is_alive_and_ready() -> None:
     async with served(Health()) as http:
         assert (await http.get("/livez")).json() == {"status": "alive"}
         assert (await http.get("/readyz")).json() == {"status": "ready", "missing": {}}
@@ -67,7 +67,7 @@ async def test_readyz_names_what_is_missing_while_livez_is_fine() -> None:
         assert (await http.get("/readyz")).status_code == 200
 
 
-async def test_a_check_that_hangs_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_check_is_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_S", 0.05)
     hanging = Health()
 
@@ -79,7 +79,7 @@ async def test_a_check_that_hangs_is_an_answer_too(monkeypatch: pytest.MonkeyPat
     assert await hanging.missing() == {"redis": "no answer within 0.05 s"}
 
 
-async def test_redis_that_is_not_there_is_missing() -> None:
+async def test_unreachable_redis_is_missing() -> None:
     redis = client("unix:///nowhere/at/all")
     try:
         assert (await redis_check(redis)()).startswith("Redis is away")
@@ -87,7 +87,7 @@ async def test_redis_that_is_not_there_is_missing() -> None:
         await redis.aclose()
 
 
-async def test_routes_of_the_process_stand_beside_them() -> None:
+async def test_routes_of_the_process_are_served_too() -> None:
     async def inbox(_: Request) -> PlainTextResponse:
         return PlainTextResponse("taken")
 
@@ -96,7 +96,7 @@ async def test_routes_of_the_process_stand_beside_them() -> None:
         assert (await http.get("/livez")).status_code == 200
 
 
-async def test_when_it_is_canceled_the_port_is_free_again() -> None:
+async def test_cancellation_frees_the_port() -> None:
     async with served(Health()) as http:
         url = str(http.base_url)
         await http.get("/livez")

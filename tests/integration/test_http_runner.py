@@ -25,7 +25,7 @@ def runner_of(kind: str, scripted: ScriptedCog, **given: Any) -> Runner:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-async def test_the_secret_header_goes_with_every_request(kind: str) -> None:
+async def test_secret_header_is_sent_with_every_request(kind: str) -> None:
     async with scripted_cog() as scripted, opened(runner_of(kind, scripted, headers=SECRET)) as runner:
         scripted.on("POST", "/jobs", answer(200, {"job": {"id": 7}}))
         scripted.on("GET", "/jobs/7", answer(200, {"state": "failed"}))
@@ -42,9 +42,7 @@ async def test_the_secret_header_goes_with_every_request(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("status", [401, 403, 407])
-async def test_a_server_that_does_not_let_us_in_is_no_end_and_its_repeating_the_secret_no_news(
-    kind: str, status: int
-) -> None:
+async def test_rejected_secret_is_no_end_and_is_not_repeated_back(kind: str, status: int) -> None:
     said = answer(status, {"error": {"message": "Incorrect API key: s3cret"}, "problem": "not s3cret"})
     async with scripted_cog() as scripted, opened(runner_of(kind, scripted, headers=SECRET)) as runner:
         for path in ("/predict", "/predict_all", "/jobs", "/v1/chat/completions"):
@@ -70,7 +68,7 @@ async def test_a_server_that_does_not_let_us_in_is_no_end_and_its_repeating_the_
         ("application/octet-stream", b'"data:application/octet-stream;base64,iVAA/w=="'),
     ],
 )
-async def test_an_answer_that_is_a_file_is_the_output(content_type: str, output: bytes) -> None:
+async def test_file_answer_is_the_output(content_type: str, output: bytes) -> None:
     async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:
         scripted.on("POST", "/predict", answer(200, b"\x89P\x00\xff", content_type=content_type))
         ended = the_end(await follow(runner, REQUEST))
@@ -78,7 +76,7 @@ async def test_an_answer_that_is_a_file_is_the_output(content_type: str, output:
 
 
 @pytest.mark.parametrize("none", [None, False, 0, "", {}, []], ids=json.dumps)
-async def test_an_error_that_is_none_is_no_failure(none: object) -> None:
+async def test_invalid_error_is_no_failure(none: object) -> None:
     async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:
         scripted.on("POST", "/predict", answer(200, {"result": {"items": [1]}, "problem": none}))
         ended = the_end(await follow(runner, REQUEST))
@@ -86,7 +84,7 @@ async def test_an_error_that_is_none_is_no_failure(none: object) -> None:
 
 
 @pytest.mark.parametrize(("status", "size"), [(500, 4), (200, MOST_BYTES + 1)], ids=["failed", "too large"])
-async def test_a_file_that_is_no_success_or_no_whole_one_is_no_output(status: int, size: int) -> None:
+async def test_unsuccessful_or_incomplete_file_is_no_output(status: int, size: int) -> None:
     async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:
         scripted.on("POST", "/predict", answer(status, b"x" * size, content_type="image/png"))
         ended = the_end(await follow(runner, REQUEST))

@@ -24,13 +24,13 @@ async def register(kinds: Kinds, *, attempts: int = 3) -> QueueName:
     return await kinds.register(MODEL, VERSION, "training", schema=OPEN_SCHEMA, server="", policy=policy)
 
 
-def test_a_queue_of_another_kind_is_named_after_it_and_stays_in_the_partition_of_the_model() -> None:
+def test_queue_of_another_kind_shares_the_partition_of_the_model() -> None:
     trainings = queue_name(MODEL, VERSION, "training")
     assert trainings == "acme/echo:a1a1a1a1a1a1~training"
     assert keys.queue_partition(trainings) == keys.queue_partition(queue_name(MODEL, VERSION))
 
 
-async def test_it_has_streams_and_a_policy_of_its_own(
+async def test_other_kind_has_its_own_streams_and_policy(
     kinds: Kinds, catalog: Catalog, queue: QueueName, redis: Redis
 ) -> None:
     version = await catalog.version(MODEL, VERSION)
@@ -46,7 +46,7 @@ async def test_it_has_streams_and_a_policy_of_its_own(
     assert await redis.hget(keys.meta(trainings), "attempts") == b"7"
 
 
-async def test_keepers_find_it_and_the_list_of_versions_does_not(
+async def test_keepers_find_another_kind_but_the_version_list_does_not(
     kinds: Kinds, catalog: Catalog, queue: QueueName
 ) -> None:
     trainings = await register(kinds)
@@ -54,9 +54,7 @@ async def test_keepers_find_it_and_the_list_of_versions_does_not(
     assert await catalog.version_ids(MODEL) == [VERSION]
 
 
-async def test_of_a_version_that_nobody_knew_the_queue_of_predictions_is_made_too(
-    kinds: Kinds, catalog: Catalog
-) -> None:
+async def test_prediction_queue_is_created_for_an_unknown_version(kinds: Kinds, catalog: Catalog) -> None:
     trainings = await register(kinds)
     assert await catalog.queues() == [queue_name(MODEL, VERSION), trainings]
     version = await catalog.version(MODEL, VERSION)
@@ -64,14 +62,14 @@ async def test_of_a_version_that_nobody_knew_the_queue_of_predictions_is_made_to
     assert version.queue == queue_name(MODEL, VERSION)
 
 
-async def test_twice_is_once(kinds: Kinds, redis: Redis) -> None:
+async def test_repeated_registration_changes_nothing(kinds: Kinds, redis: Redis) -> None:
     await register(kinds)
     before = await dump(redis)
     await register(kinds)
     assert await dump(redis) == before
 
 
-async def test_who_claims_predictions_is_handed_none_of_another_kind(kinds: Kinds, driver: QueueDriver) -> None:
+async def test_claim_of_predictions_returns_no_other_kind(kinds: Kinds, driver: QueueDriver) -> None:
     trainings = await register(kinds)
     made = driver.new_id()
     await driver.scripts.enqueue(
@@ -91,7 +89,7 @@ async def test_who_claims_predictions_is_handed_none_of_another_kind(kinds: Kind
 
 
 @pytest.mark.parametrize("kind", ["", "procedure"])
-async def test_a_cancel_reaches_none_of_another_kind(driver: QueueDriver, kind: str) -> None:
+async def test_cancel_reaches_no_other_kind(driver: QueueDriver, kind: str) -> None:
     prediction_id = await driver.submit(kind="training")
     before = await dump(driver.redis)
     assert await driver.scripts.cancel(prediction_id, account=ACCOUNT, kind=kind) == "unknown"  # type: ignore[arg-type]

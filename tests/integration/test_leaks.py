@@ -10,7 +10,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_queue_at_work_leaks_nothing(driver: QueueDriver) -> None:
+async def test_working_queue_leaks_nothing(driver: QueueDriver) -> None:
     waiting = await driver.submit(lifetime_ms=60_000)
     await driver.scripts.enlist(waiting, account=ACCOUNT, oldest=waiting)
     for _ in range(2):
@@ -23,7 +23,7 @@ async def test_a_queue_at_work_leaks_nothing(driver: QueueDriver) -> None:
 
 
 @pytest.mark.parametrize("part", [keys.record, keys.input_data, keys.output_data, keys.events])
-async def test_what_has_ended_must_have_a_lifetime(driver: QueueDriver, part: object) -> None:
+async def test_ended_prediction_must_have_a_lifetime(driver: QueueDriver, part: object) -> None:
     assert callable(part)
     prediction_id = await driver.submit()
     await driver.finish(await driver.claim_one(), output=b"1")
@@ -33,7 +33,7 @@ async def test_what_has_ended_must_have_a_lifetime(driver: QueueDriver, part: ob
 
 
 @pytest.mark.parametrize("index", [keys.live, keys.lease, keys.delayed, keys.deadline])
-async def test_an_index_must_not_name_what_has_ended(driver: QueueDriver, index: object) -> None:
+async def test_index_must_not_name_an_ended_prediction(driver: QueueDriver, index: object) -> None:
     assert callable(index)
     prediction_id = await driver.submit()
     await driver.finish(await driver.claim_one())
@@ -43,13 +43,13 @@ async def test_an_index_must_not_name_what_has_ended(driver: QueueDriver, index:
 
 
 @pytest.mark.parametrize("name", ["stray", "{p1}:stray", "{p721}:q:acme/echo:a1a1a1a1a1a1:bell"])
-async def test_a_key_on_no_list_is_a_leak(driver: QueueDriver, name: str) -> None:
+async def test_unlisted_key_is_a_leak(driver: QueueDriver, name: str) -> None:
     await driver.redis.set(name, "1")
     assert await leaks(driver.redis) == [name]
     await driver.redis.delete(name)
 
 
-async def test_a_dump_sees_a_changed_byte_and_a_changed_lifetime(driver: QueueDriver) -> None:
+async def test_dump_shows_a_changed_byte_and_a_changed_lifetime(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(data=b"1")
     before = await dump(driver.redis)
     assert await dump(driver.redis) == before

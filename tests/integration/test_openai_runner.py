@@ -69,7 +69,7 @@ async def test_each_piece_is_an_output_and_the_numbers_are_metrics(server: Model
     assert {name: msgspec.json.decode(value) for name, value in ended.metrics.items()} == measured
 
 
-async def test_who_wants_no_progress_gets_all_of_it_at_the_end(server: ModelServer) -> None:
+async def test_run_without_progress_returns_everything_at_the_end(server: ModelServer) -> None:
     async with opened(runner_of(server.url)) as runner:
         began, ended = await follow(runner, request(wants_progress=False, prompt=json.dumps({"n": 2})))
     assert began == Began()
@@ -77,7 +77,7 @@ async def test_who_wants_no_progress_gets_all_of_it_at_the_end(server: ModelServ
     assert set(the_end([ended]).metrics) == {"time_to_first_token", "input_tokens", "output_tokens"}
 
 
-async def test_completions_of_a_prompt(server: ModelServer) -> None:
+async def test_prompt_gets_completions(server: ModelServer) -> None:
     async with opened(runner_of(server.url, endpoint="completions")) as runner:
         ended = the_end(await follow(runner, request(prompt=json.dumps({"n": 2}), max_tokens=5)))
     assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(b'["a0","a1"]'))
@@ -95,7 +95,9 @@ async def test_completions_of_a_prompt(server: ModelServer) -> None:
     ],
     ids=["prompt", "system", "messages"],
 )
-async def test_what_is_asked_of_the_server(scripted: ScriptedCog, given: dict[str, Any], messages: list[Any]) -> None:
+async def test_request_to_the_server_has_the_expected_fields(
+    scripted: ScriptedCog, given: dict[str, Any], messages: list[Any]
+) -> None:
     scripted.on("POST", CHAT, stream(piece("ok", "stop"), DONE))
     async with opened(runner_of(scripted.url)) as runner:
         assert the_end(await follow(runner, request(**given, temperature=0.5))).outcome is Outcome.SUCCEEDED
@@ -119,7 +121,7 @@ async def test_what_is_asked_of_the_server(scripted: ScriptedCog, given: dict[st
     ],
     ids=["nothing", "stream", "model"],
 )
-async def test_what_cannot_be_asked_never_leaves(scripted: ScriptedCog, given: dict[str, Any], why: str) -> None:
+async def test_invalid_request_is_never_sent(scripted: ScriptedCog, given: dict[str, Any], why: str) -> None:
     async with opened(runner_of(scripted.url)) as runner:
         (ended,) = await follow(runner, request(**given))
     assert (the_end([ended]).outcome, the_end([ended]).error) == (Outcome.INVALID, why)
@@ -142,7 +144,7 @@ async def test_what_cannot_be_asked_never_leaves(scripted: ScriptedCog, given: d
     ],
     ids=["length", "not done", "nothing", "cut", "no reason", "error", "overload", "text", "garbage", "comment"],
 )
-async def test_only_a_stream_that_was_finished_is_a_success(
+async def test_only_a_finished_stream_is_a_success(
     scripted: ScriptedCog, chunks: list[bytes], outcome: Outcome, output: bytes | None
 ) -> None:
     scripted.on("POST", CHAT, stream(*chunks))
@@ -151,14 +153,14 @@ async def test_only_a_stream_that_was_finished_is_a_success(
     assert (ended.outcome, ended.output) == (outcome, None if output is None else Raw(output))
 
 
-async def test_a_stream_without_end_is_not_kept(scripted: ScriptedCog) -> None:
+async def test_endless_stream_is_not_kept(scripted: ScriptedCog) -> None:
     scripted.on("POST", CHAT, stream(*[piece("x" * 10_000)] * 50))
     async with opened(runner_of(scripted.url)) as runner:
         ended = the_end(await follow(runner, request(prompt="a")))
     assert (ended.outcome, ended.error) == (Outcome.FAILED, f"The model's output is larger than {MOST_BYTES} bytes")
 
 
-async def test_a_cancel_hangs_up(scripted: ScriptedCog) -> None:
+async def test_cancel_closes_the_connection(scripted: ScriptedCog) -> None:
     async def wait(exchange: Any) -> None:
         await exchange.client_left.wait()
 
@@ -171,7 +173,7 @@ async def test_a_cancel_hangs_up(scripted: ScriptedCog) -> None:
         await exchange.client_left.wait()
 
 
-async def test_where_there_is_no_health_the_list_of_models_is(scripted: ScriptedCog) -> None:
+async def test_list_of_models_replaces_a_missing_health_route(scripted: ScriptedCog) -> None:
     scripted.on("GET", "/health", answer(404, b"{}"))
     async with opened(runner_of(scripted.url)) as runner:
         assert (await runner.health()).status is HealthStatus.READY
@@ -180,7 +182,7 @@ async def test_where_there_is_no_health_the_list_of_models_is(scripted: Scripted
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-async def test_its_schema_says_that_it_streams(server: ModelServer, endpoint: str) -> None:
+async def test_schema_says_that_it_streams(server: ModelServer, endpoint: str) -> None:
     async with opened(runner_of(server.url, endpoint=endpoint)) as runner:
         schema = await runner.openapi_schema()
     assert schema is not None

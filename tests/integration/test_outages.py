@@ -71,7 +71,7 @@ REFUSALS: dict[str, tuple[Operate, Operate]] = {
 
 
 @pytest.mark.parametrize(("refuse", "mend"), REFUSALS.values(), ids=list(REFUSALS))
-async def test_every_refusal_is_a_503_that_says_when_to_come_back_and_heals(
+async def test_every_refusal_is_a_503_with_retry_after_and_recovers(
     server: RedisServer, token: str, refuse: Operate, mend: Operate
 ) -> None:
     async with (
@@ -88,7 +88,7 @@ async def test_every_refusal_is_a_503_that_says_when_to_come_back_and_heals(
         assert (await api.post("/v1/predictions", json=BODY)).status_code == 201
 
 
-async def test_a_full_server_still_lets_work_end(server: RedisServer, token: str) -> None:
+async def test_full_server_still_lets_work_end(server: RedisServer, token: str) -> None:
     redis = client(server.url)
     async with api_client(ApiSettings(redis_url=server.url, cache_s=60), token=token) as api:
         made = (await api.post("/v1/predictions", json=BODY)).json()
@@ -102,7 +102,7 @@ async def test_a_full_server_still_lets_work_end(server: RedisServer, token: str
 @pytest.mark.parametrize(
     "leave", [REFUSALS["a replica"][0], REFUSALS["too few replicas"][0]], ids=["demoted", "cut off"]
 )
-async def test_a_client_by_name_follows_it_to_the_new_master(server: RedisServer, leave: Operate) -> None:
+async def test_client_that_connects_by_name_follows_to_the_new_master(server: RedisServer, leave: Operate) -> None:
     with redis_server(loopback=True) as promoted:
         async with losing_proxy(server.port) as name:
             redis = client(name.url)
@@ -123,7 +123,7 @@ async def test_a_client_by_name_follows_it_to_the_new_master(server: RedisServer
                 await redis.aclose()
 
 
-async def test_a_bell_on_a_server_that_was_demoted_waits_at_the_new_one(server: RedisServer) -> None:
+async def test_blocking_call_on_a_demoted_server_continues_at_the_new_master(server: RedisServer) -> None:
     with redis_server(loopback=True) as promoted:
         async with losing_proxy(server.port) as name:
             waits = blocking_client(name.url, block_s=5)
@@ -178,7 +178,7 @@ async def refused(call: Callable[[], Awaitable[object]]) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("is_connected", [True, False], ids=["connected", "not yet connected"])
 @pytest.mark.parametrize("call", FROZEN_CALLS.values(), ids=list(FROZEN_CALLS))
-async def test_no_call_of_a_frozen_server_hangs(
+async def test_call_to_a_frozen_server_does_not_hang(
     server: RedisServer, call: Callable[[Redis, Gatherer], Awaitable[object]], is_connected: bool
 ) -> None:
     redis = client(server.url)
@@ -197,7 +197,7 @@ async def test_no_call_of_a_frozen_server_hangs(
         await redis.aclose()
 
 
-async def test_a_blocking_client_of_a_frozen_server_gives_up_soon_after_its_wait(server: RedisServer) -> None:
+async def test_blocking_client_of_a_frozen_server_gives_up_soon_after_its_wait(server: RedisServer) -> None:
     waits = blocking_client(server.url, block_s=0.1)
     try:
         assert await waits.blpop(["nothing"], timeout=0.1) is None
@@ -210,7 +210,7 @@ async def test_a_blocking_client_of_a_frozen_server_gives_up_soon_after_its_wait
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_frozen_server_is_a_503_of_the_api(server: RedisServer, token: str) -> None:
+async def test_frozen_server_is_a_503_of_the_api(server: RedisServer, token: str) -> None:
     async with api_client(ApiSettings(redis_url=server.url, cache_s=60), token=token) as api:
         assert (await api.post("/v1/predictions", json=BODY)).status_code == 201
         server.freeze()

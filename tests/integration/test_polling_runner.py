@@ -46,7 +46,7 @@ async def jobs(server: ModelServer) -> int:
         return int((await client.get(f"{server.url}/jobs")).json()["jobs"])
 
 
-async def test_who_takes_a_run_over_follows_it_and_starts_none(server: ModelServer, tmp_path: Path) -> None:
+async def test_resumed_run_is_followed_and_not_started_again(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     async with opened(runner_of(server.url)) as first:
         run = first.run(request(gate=str(gate)))
@@ -65,7 +65,7 @@ async def test_who_takes_a_run_over_follows_it_and_starts_none(server: ModelServ
     assert await jobs(server) == started
 
 
-async def test_a_run_of_another_server_is_not_asked_for_here(server: ModelServer) -> None:
+async def test_run_of_another_server_is_not_polled_here(server: ModelServer) -> None:
     async with opened(runner_of(server.url)) as runner:
         events = await follow(runner, request("0123456789ab:job/0 ?#"))
     assert the_end(events).outcome is Outcome.SUCCEEDED
@@ -73,7 +73,7 @@ async def test_a_run_of_another_server_is_not_asked_for_here(server: ModelServer
     assert events[1].remote != "0123456789ab:job/0 ?#"
 
 
-async def test_a_run_that_the_server_forgot_is_lost_and_the_server_is_not(server: ModelServer) -> None:
+async def test_run_that_the_server_forgot_is_lost_but_the_server_stays(server: ModelServer) -> None:
     runner = runner_of(server.url)
     async with opened(runner):
         events = await follow(runner, request(f"{runner._scope}nothing"))
@@ -82,9 +82,7 @@ async def test_a_run_that_the_server_forgot_is_lost_and_the_server_is_not(server
     assert "not known there any more" in (ended.error or "")
 
 
-async def test_a_run_that_nobody_can_stop_is_canceled_at_once_and_uses_its_slot_to_its_end(
-    server: ModelServer, tmp_path: Path
-) -> None:
+async def test_unstoppable_run_is_canceled_at_once_and_keeps_its_slot(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     async with (
         opened(runner_of(server.url, cancel_endpoint_template="", interval_s=0.02)) as runner,
@@ -103,7 +101,7 @@ async def test_a_run_that_nobody_can_stop_is_canceled_at_once_and_uses_its_slot_
 
 
 @pytest.mark.parametrize("given", [{"longest_s": 0.3}, {"away_s": 0.1}], ids=str)
-async def test_such_a_slot_is_free_again_after_the_longest_time_or_with_the_server(
+async def test_kept_slot_is_freed_after_the_limit_or_with_the_server(
     scripted: ScriptedCog, given: dict[str, Any]
 ) -> None:
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}))
@@ -121,7 +119,7 @@ async def test_such_a_slot_is_free_again_after_the_longest_time_or_with_the_serv
         await goes_on
 
 
-async def test_a_server_that_hears_a_cancel_and_does_not_heed_it_keeps_the_slot(
+async def test_server_that_ignores_a_cancel_keeps_the_slot(
     scripted: ScriptedCog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.runners.polling.UNHEEDED_S", 0.05)
@@ -141,7 +139,7 @@ async def test_a_server_that_hears_a_cancel_and_does_not_heed_it_keeps_the_slot(
         await ended.goes_on
 
 
-async def test_what_goes_on_when_the_runner_closes_is_let_go_of(server: ModelServer, tmp_path: Path) -> None:
+async def test_remaining_runs_are_abandoned_when_the_runner_closes(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     async with (
         opened(runner_of(server.url, cancel_endpoint_template="")) as runner,
@@ -155,7 +153,7 @@ async def test_what_goes_on_when_the_runner_closes_is_let_go_of(server: ModelSer
     gate.touch()
 
 
-async def test_a_run_that_takes_too_long_is_stopped_and_has_failed(server: ModelServer, tmp_path: Path) -> None:
+async def test_run_that_takes_too_long_is_stopped_and_fails(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     async with opened(runner_of(server.url, longest_s=0.1)) as runner:
         ended = the_end(await follow(runner, request(gate=str(gate))))
@@ -189,7 +187,7 @@ async def scripted() -> AsyncGenerator[ScriptedCog, None]:
         (True, Outcome.FAILED),
     ],
 )
-async def test_many_words_mean_the_same_and_an_unknown_one_is_named(
+async def test_many_state_names_are_known_and_an_unknown_one_is_reported(
     scripted: ScriptedCog, word: object, outcome: Outcome
 ) -> None:
     done = {"state": word, "result": {"items": []}}
@@ -205,7 +203,7 @@ async def test_many_words_mean_the_same_and_an_unknown_one_is_named(
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
-async def test_a_server_that_stumbles_for_a_moment_is_asked_again(scripted: ScriptedCog, status: int) -> None:
+async def test_brief_server_error_is_polled_again(scripted: ScriptedCog, status: int) -> None:
     stumbles = [answer(status, b"busy"), answer(200, b"<html>"), answer(200, {"state": "ok", "result": {"items": []}})]
     scripted.on("GET", "/jobs/7", *stumbles)
     async with opened(runner_of(scripted.url)) as runner:
@@ -213,7 +211,7 @@ async def test_a_server_that_stumbles_for_a_moment_is_asked_again(scripted: Scri
 
 
 @pytest.mark.parametrize("status", [500, 503])
-async def test_one_stumble_loses_no_run_that_is_asked_for_seldom(scripted: ScriptedCog, status: int) -> None:
+async def test_one_error_loses_no_run_that_is_polled_rarely(scripted: ScriptedCog, status: int) -> None:
     done = answer(200, {"state": "ok", "result": {"items": []}})
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(status, b"busy"), done)
     async with opened(runner_of(scripted.url, interval_s=0.3, away_s=0.2)) as runner:
@@ -221,7 +219,7 @@ async def test_one_stumble_loses_no_run_that_is_asked_for_seldom(scripted: Scrip
     assert len(scripted.asked("POST", "/jobs")) == 1
 
 
-async def test_a_server_that_only_stumbles_has_lost_the_run(scripted: ScriptedCog) -> None:
+async def test_server_with_only_errors_has_lost_the_run(scripted: ScriptedCog) -> None:
     scripted.on("GET", "/jobs/7", answer(500, b"oh no"))
     async with opened(runner_of(scripted.url, away_s=2)) as runner:
         ended = the_end(await follow(runner, request()))
@@ -230,7 +228,7 @@ async def test_a_server_that_only_stumbles_has_lost_the_run(scripted: ScriptedCo
 
 
 @pytest.mark.parametrize("name", ["..", "", None, "x" * 300, "a\nb", {"a": 1}], ids=str)
-async def test_a_name_that_cannot_be_asked_for_is_none(scripted: ScriptedCog, name: object) -> None:
+async def test_unusable_run_id_counts_as_missing(scripted: ScriptedCog, name: object) -> None:
     scripted.on("POST", "/jobs", answer(200, {"job": {"id": name}}))
     async with opened(runner_of(scripted.url)) as runner:
         ended = the_end(await follow(runner, request()))
@@ -238,7 +236,7 @@ async def test_a_name_that_cannot_be_asked_for_is_none(scripted: ScriptedCog, na
     assert not scripted.asked("GET", "/jobs/")
 
 
-async def test_a_cancel_is_seen_at_once_and_not_when_it_is_time_to_ask(scripted: ScriptedCog) -> None:
+async def test_cancel_is_seen_without_waiting_for_the_next_poll(scripted: ScriptedCog) -> None:
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(200, {"state": "canceled"}))
     scripted.on("POST", "/cancel/7", answer(200, {}))
     async with (
@@ -253,7 +251,7 @@ async def test_a_cancel_is_seen_at_once_and_not_when_it_is_time_to_ask(scripted:
         assert [type(event) async for event in run] == [Ended]
 
 
-async def test_a_cancel_that_comes_before_the_id_is_not_forgotten(scripted: ScriptedCog) -> None:
+async def test_cancel_before_the_run_id_is_known_takes_effect_later(scripted: ScriptedCog) -> None:
     accepting = asyncio.Event()
 
     async def accept_late(exchange: Exchange) -> None:

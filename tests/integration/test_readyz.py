@@ -59,7 +59,7 @@ async def directing(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("process", [api, keeping, directing])
-async def test_the_level_is_shown_and_one_that_has_become_too_weak_is_not_ready(
+async def test_durability_level_is_shown_and_a_weakened_one_is_not_ready(
     server: RedisServer, process: Callable[[str], AbstractAsyncContextManager[httpx.AsyncClient]]
 ) -> None:
     async with process(server.url) as http:
@@ -78,7 +78,7 @@ async def test_the_level_is_shown_and_one_that_has_become_too_weak_is_not_ready(
         assert "DIRECTOR_DURABILITY=everysec" in weak.text
 
 
-async def test_before_redis_answers_a_director_lives_and_is_not_ready(server: RedisServer) -> None:
+async def test_director_is_live_but_not_ready_before_redis_answers(server: RedisServer) -> None:
     server.stop()
     port = free_port()
     settings = settings_for(server.url, [f"http://127.0.0.1:{free_port()}"], health_port=port)

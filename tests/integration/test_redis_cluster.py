@@ -70,7 +70,7 @@ async def test_every_master_has_a_part_and_answers_for_it(redis: Redis) -> None:
     assert len({info["run_id"] for info in await infos(redis, "server")}) == 3
 
 
-async def test_a_transaction_is_one_slots(redis: Redis) -> None:
+async def test_transaction_is_limited_to_one_slot(redis: Redis) -> None:
     pipe = redis.pipeline(transaction=True)
     pipe.set("{a}1", 1)
     pipe.incr("{a}1")
@@ -83,24 +83,24 @@ async def test_a_transaction_is_one_slots(redis: Redis) -> None:
     assert await redis.dbsize() == 1
 
 
-async def test_what_moved_is_found_by_a_command(redis: Redis, moved: str) -> None:
+async def test_command_finds_a_moved_key(redis: Redis, moved: str) -> None:
     assert await redis.get(moved) == b"v"
 
 
-async def test_what_moved_is_found_by_a_pipeline(redis: Redis, moved: str) -> None:
+async def test_pipeline_finds_a_moved_key(redis: Redis, moved: str) -> None:
     pipe = redis.pipeline(transaction=False)
     for name in (*NAMES, moved):
         pipe.get(name)
     assert (await pipe.execute())[-1] == b"v"
 
 
-async def test_what_moved_is_found_by_a_transaction(redis: Redis, moved: str) -> None:
+async def test_transaction_finds_a_moved_key(redis: Redis, moved: str) -> None:
     pipe = redis.pipeline(transaction=True)
     pipe.get(moved)
     assert await pipe.execute() == [b"v"]
 
 
-async def test_the_first_fault_of_a_pipeline_is_raised(redis: Redis) -> None:
+async def test_first_error_of_a_pipeline_is_raised(redis: Redis) -> None:
     pipe = redis.pipeline(transaction=False)
     for name in NAMES:
         pipe.set(name, "no number")
@@ -111,16 +111,14 @@ async def test_the_first_fault_of_a_pipeline_is_raised(redis: Redis) -> None:
     assert replies == [], "nothing of it is left"
 
 
-async def test_scripts_go_to_their_master_which_may_have_changed(server: RedisCluster, driver: QueueDriver) -> None:
+async def test_scripts_follow_their_slot_to_another_master(server: RedisCluster, driver: QueueDriver) -> None:
     first = await driver.submit()
     server.move(keys.meta(driver.queue))
     second = await driver.submit()
     assert [claim.id for claim in await driver.claim(count=9)] == [first, second]
 
 
-async def test_a_slot_that_is_on_its_way_is_away_and_nothing_is_written(
-    server: RedisCluster, driver: QueueDriver
-) -> None:
+async def test_slot_in_transit_is_unavailable_and_nothing_is_written(server: RedisCluster, driver: QueueDriver) -> None:
     prediction = await driver.submit()
     with server.moving(keys.meta(driver.queue)) as move_keys:
         for half_moved in (False, True):
@@ -135,7 +133,7 @@ async def test_a_slot_that_is_on_its_way_is_away_and_nothing_is_written(
     assert [claim.id for claim in await driver.claim(count=9)] == [prediction]
 
 
-async def test_one_master_that_is_away_takes_nothing_from_what_another_answers(redis: Cluster) -> None:
+async def test_dead_master_does_not_affect_answers_of_another(redis: Cluster) -> None:
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
     await redis.get("k1")
@@ -157,7 +155,7 @@ async def test_one_master_that_is_away_takes_nothing_from_what_another_answers(r
     await gatherer.aclose()
 
 
-async def test_where_no_master_can_be_found_nothing_was_done() -> None:
+async def test_nothing_is_executed_when_no_master_is_found() -> None:
     redis = client(f"redis+cluster://127.0.0.1:{free_port()}")
     with pytest.raises(BackendUnavailable) as refused:
         await Scripts(Gatherer(redis)).enlist(PREDICTION, account="a", oldest=PREDICTION)
@@ -165,7 +163,7 @@ async def test_where_no_master_can_be_found_nothing_was_done() -> None:
     await redis.aclose()
 
 
-async def test_a_master_that_is_silent_holds_up_no_calls_to_another(server: RedisCluster, redis: Cluster) -> None:
+async def test_silent_master_delays_no_calls_to_another(server: RedisCluster, redis: Cluster) -> None:
     gatherer = Gatherer(redis, at_once=1)
     scripts = Scripts(gatherer)
     here, there = await two_accounts(redis)
@@ -192,7 +190,7 @@ async def two_accounts(redis: Cluster) -> tuple[str, str]:
     return here, there
 
 
-async def test_a_key_that_is_on_its_way_is_read_and_written_where_it_is(server: RedisCluster, redis: Redis) -> None:
+async def test_key_in_transit_is_read_and_written_at_its_location(server: RedisCluster, redis: Redis) -> None:
     await redis.set("{k2}here", "1")
     with server.moving("{k2}") as move_keys:
         move_keys(9)
@@ -205,7 +203,7 @@ async def test_a_key_that_is_on_its_way_is_read_and_written_where_it_is(server: 
     assert await redis.get("{k2}new") == b"2"
 
 
-async def test_a_bell_rings_wherever_it_hangs(server: RedisCluster, redis: Redis) -> None:
+async def test_blocking_pop_works_on_every_master(server: RedisCluster, redis: Redis) -> None:
     waits = blocking_client(server.url, block_s=5)
     try:
         for name in NAMES[:3]:
@@ -215,7 +213,7 @@ async def test_a_bell_rings_wherever_it_hangs(server: RedisCluster, redis: Redis
         await waits.aclose()
 
 
-async def test_a_channel_is_heard_from_every_master(server: RedisCluster, redis: Redis) -> None:
+async def test_channel_is_received_from_every_master(server: RedisCluster, redis: Redis) -> None:
     waits = blocking_client(server.url, block_s=5)
     async with waits.pubsub() as heard:
         await heard.subscribe("news")
@@ -226,7 +224,7 @@ async def test_a_channel_is_heard_from_every_master(server: RedisCluster, redis:
     await waits.aclose()
 
 
-async def test_a_node_is_refused_as_a_server_and_a_server_as_a_node(server: RedisCluster) -> None:
+async def test_node_is_refused_as_a_server_and_a_server_as_a_node(server: RedisCluster) -> None:
     redis = client(f"redis://127.0.0.1:{server.masters[0].port}")
     with pytest.raises(UnsafeBackend, match=r"redis\+cluster://"):
         await check(redis, CommonSettings())
@@ -238,7 +236,7 @@ async def test_a_node_is_refused_as_a_server_and_a_server_as_a_node(server: Redi
         await redis.aclose()
 
 
-async def test_the_weakest_master_says_what_is_promised(server: RedisCluster, redis: Redis) -> None:
+async def test_weakest_master_determines_the_durability_level(server: RedisCluster, redis: Redis) -> None:
     assert (await check(redis, CommonSettings())).level == "always"
     weak = (await servers(redis))[1]
     await weak.config_set("appendfsync", "everysec")
@@ -249,14 +247,14 @@ async def test_the_weakest_master_says_what_is_promised(server: RedisCluster, re
         await weak.config_set("appendfsync", "always")
 
 
-async def test_doctor_finds_it_well(server: RedisCluster, redis: Redis) -> None:
+async def test_doctor_reports_a_healthy_cluster(server: RedisCluster, redis: Redis) -> None:
     answers = examine(await look(redis, CommonSettings(redis_url=server.url), SystemClock()))
     told = {answer.check: answer for answer in answers}
     assert told["cluster"].found == "16384 slots"
     assert [answer for answer in answers if answer.verdict == "fail"] == []
 
 
-async def test_a_crowd_asks_once_who_has_what(server: RedisCluster) -> None:
+async def test_concurrent_clients_share_one_lookup_of_the_slots(server: RedisCluster) -> None:
     async def asked() -> int:
         stats = [await master.info("commandstats") for master in await servers(redis)]
         return sum(each.get("cmdstat_cluster|slots", {"calls": 0})["calls"] for each in stats)

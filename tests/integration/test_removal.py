@@ -112,7 +112,7 @@ async def start_over(redis: Redis, scripts: Scripts) -> tuple[Catalog, QueueName
     return catalog, await register(catalog)
 
 
-async def test_a_queue_registered_while_it_is_forgotten_stays_listed_and_swept(
+async def test_queue_registered_during_its_removal_stays_listed_and_swept(
     redis: Redis, server: Started, catalog: Catalog, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removal = Removal(redis, driver.scripts, catalog)
@@ -137,9 +137,7 @@ async def test_a_queue_registered_while_it_is_forgotten_stays_listed_and_swept(
     await assert_known(redis, catalog, driver.queue)
 
 
-async def test_a_registration_at_any_step_of_a_deletion_leaves_the_version_known(
-    redis: Redis, scripts: Scripts
-) -> None:
+async def test_registration_at_any_step_of_a_deletion_keeps_the_version_known(redis: Redis, scripts: Scripts) -> None:
     answers = set()
     for number in range(MOST_STEPS):
         catalog, queue = await start_over(redis, scripts)
@@ -154,9 +152,7 @@ async def test_a_registration_at_any_step_of_a_deletion_leaves_the_version_known
     assert answers == {"done", "served"}
 
 
-async def test_a_deletion_at_any_step_of_a_registration_leaves_the_version_known(
-    redis: Redis, scripts: Scripts
-) -> None:
+async def test_deletion_at_any_step_of_a_registration_keeps_the_version_known(redis: Redis, scripts: Scripts) -> None:
     for number in range(MOST_STEPS):
         catalog, queue = await start_over(redis, scripts)
         steps = Steps(number, partial(Removal(redis, scripts, catalog).remove, MODEL, VERSION))
@@ -216,7 +212,7 @@ async def collection_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
 
 @pytest.mark.parametrize("begin", [model_both_ways, token_both_ways, collection_both_ways])
 @pytest.mark.parametrize("is_cut", ["the making", "the removal"])
-async def test_what_is_there_is_listed_whenever_its_removal_met_its_making(
+async def test_existing_entry_is_listed_despite_a_concurrent_removal(
     redis: Redis, scripts: Scripts, begin: Callable[[Redis, Scripts], Awaitable[Interplay]], is_cut: str
 ) -> None:
     for number in range(MOST_STEPS):

@@ -95,11 +95,11 @@ def is_well_formed(events: list[RunEvent]) -> bool:
 # ---- a run ----
 
 
-async def test_its_server_is_the_one_that_was_meant(kind: Kind, runner: Runner) -> None:
+async def test_server_is_the_expected_one(kind: Kind, runner: Runner) -> None:
     assert (await healthy(runner)).server.startswith(kind.server)
 
 
-async def test_a_run_begins_and_ends_once_with_its_output(kind: Kind, runner: Runner) -> None:
+async def test_run_begins_and_ends_once_with_its_output(kind: Kind, runner: Runner) -> None:
     events = await follow(runner, kind.request(n=3, text='ü\u2028"'))
     assert is_well_formed(events)
     assert events[0] == Began()
@@ -110,7 +110,7 @@ async def test_a_run_begins_and_ends_once_with_its_output(kind: Kind, runner: Ru
     assert found == kind.metrics
 
 
-async def test_a_slow_run_has_begun_before_it_ends(kind: Kind, runner: Runner, gate: Path) -> None:
+async def test_slow_run_begins_before_it_ends(kind: Kind, runner: Runner, gate: Path) -> None:
     with anyio.fail_after(30):
         async with aclosing(runner.run(kind.request(gate=str(gate)))) as events:
             seen = [await anext(events)]
@@ -121,7 +121,7 @@ async def test_a_slow_run_has_begun_before_it_ends(kind: Kind, runner: Runner, g
     assert the_end(seen).outcome is Outcome.SUCCEEDED
 
 
-async def test_what_it_puts_out_is_seen_before_the_end_where_it_can_be(kind: Kind, runner: Runner, gate: Path) -> None:
+async def test_output_is_seen_before_the_end_where_possible(kind: Kind, runner: Runner, gate: Path) -> None:
     with anyio.fail_after(30):
         async with aclosing(runner.run(kind.request(n=2, gate=str(gate)))) as events:
             seen: list[RunEvent] = []
@@ -135,7 +135,7 @@ async def test_what_it_puts_out_is_seen_before_the_end_where_it_can_be(kind: Kin
     assert msgspec.json.decode(output(seen) or b"") == ["a0", "a1"]
 
 
-async def test_a_model_that_raises_has_failed_and_says_why(kind: Kind, runner: Runner) -> None:
+async def test_model_that_raises_fails_and_says_why(kind: Kind, runner: Runner) -> None:
     events = await follow(runner, kind.request(then="raise"))
     assert is_well_formed(events)
     ended = the_end(events)
@@ -144,14 +144,14 @@ async def test_a_model_that_raises_has_failed_and_says_why(kind: Kind, runner: R
     assert not ended.server_is_dead
 
 
-async def test_an_input_that_is_refused_is_invalid_and_says_why(kind: Kind, runner: Runner) -> None:
+async def test_refused_input_is_invalid_and_says_why(kind: Kind, runner: Runner) -> None:
     ended = the_end(await follow(runner, kind.request(**kind.invalid)))
     assert ended.outcome is Outcome.INVALID
     assert ended.error
 
 
 @pytest.mark.parametrize("then", ["full", "busy", "conflict"])
-async def test_a_server_that_has_no_room_means_elsewhere(kind: Kind, runner: Runner, then: str) -> None:
+async def test_full_server_refuses_the_run_with_retry_after(kind: Kind, runner: Runner, then: str) -> None:
     if not kind.refuses:
         pytest.skip("its server refuses by the number of its runs, which its own tests show")
     # no word of whether it began: a machine that is busy may take longer to refuse than is waited before it has
@@ -160,7 +160,7 @@ async def test_a_server_that_has_no_room_means_elsewhere(kind: Kind, runner: Run
     assert "not now" in (ended.error or "")
 
 
-async def test_output_that_is_too_large_is_not_read_to_its_end(kind: Kind, runner: Runner) -> None:
+async def test_too_large_output_is_not_read_to_its_end(kind: Kind, runner: Runner) -> None:
     if kind.name.startswith("cog"):
         pytest.skip("what is read of Cog has a bound of its own, for files in outputs")
     events = await follow(runner, kind.request(size=4 * MOST_BYTES))
@@ -171,7 +171,7 @@ async def test_output_that_is_too_large_is_not_read_to_its_end(kind: Kind, runne
     assert (await follow(runner, kind.request(n=1)))[-1] != ended, "the next run is not disturbed"
 
 
-async def test_many_runs_on_one_runner_do_not_mix(kind: Kind, runner: Runner) -> None:
+async def test_concurrent_runs_on_one_runner_do_not_mix(kind: Kind, runner: Runner) -> None:
     for number in range(5):
         await healthy(runner)
         events = await follow(runner, kind.request(f"{number}" * 26, n=1, text=f"run {number} item "))
@@ -181,7 +181,7 @@ async def test_many_runs_on_one_runner_do_not_mix(kind: Kind, runner: Runner) ->
 # ---- being stopped ----
 
 
-async def test_a_run_that_is_canceled_stops_on_the_server_and_ends_so(kind: Kind, runner: Runner, gate: Path) -> None:
+async def test_canceled_run_stops_on_the_server_and_ends_as_canceled(kind: Kind, runner: Runner, gate: Path) -> None:
     events: list[RunEvent] = []
     with anyio.fail_after(30):
         async with aclosing(runner.run(kind.request(gate=str(gate)))) as run:
@@ -201,13 +201,11 @@ async def cancel_until_canceled(runner: Runner) -> None:
         await anyio.sleep(0.1)
 
 
-async def test_a_run_that_nobody_knows_cannot_be_canceled(kind: Kind, runner: Runner) -> None:
+async def test_unknown_run_cannot_be_canceled(kind: Kind, runner: Runner) -> None:
     assert await runner.cancel("b" * 26) is False
 
 
-async def test_a_run_that_is_let_go_of_stops_or_is_left_to_who_takes_it_over(
-    kind: Kind, runner: Runner, gate: Path
-) -> None:
+async def test_abandoned_run_stops_or_waits_for_a_successor(kind: Kind, runner: Runner, gate: Path) -> None:
     async with aclosing(runner.run(kind.request(gate=str(gate)))) as run:
         assert await anext(run) == Began()
         await anyio.sleep(0.05)  # coglet does not hear a cancel in a run's first milliseconds
@@ -216,7 +214,7 @@ async def test_a_run_that_is_let_go_of_stops_or_is_left_to_who_takes_it_over(
     gate.touch()
 
 
-async def test_runs_that_are_open_when_it_closes_are_lost(kind: Kind, server: LiveServer, gate: Path) -> None:
+async def test_closing_the_runner_loses_open_runs(kind: Kind, server: LiveServer, gate: Path) -> None:
     runner = kind.runner(server.url, INBOX)
     await healthy(runner)
     run = runner.run(kind.request(gate=str(gate)))
@@ -235,7 +233,7 @@ async def test_runs_that_are_open_when_it_closes_are_lost(kind: Kind, server: Li
 # ---- a server that is not well ----
 
 
-async def test_where_nobody_listens_a_run_never_began_and_health_says_so(kind: Kind) -> None:
+async def test_run_without_a_listening_server_never_begins_and_health_reports_it(kind: Kind) -> None:
     async with opened(kind.runner(f"http://127.0.0.1:{free_port()}", INBOX)) as runner:
         assert (await runner.health()).status is HealthStatus.UNREACHABLE
         (ended,) = await follow(runner, kind.request())
@@ -244,7 +242,7 @@ async def test_where_nobody_listens_a_run_never_began_and_health_says_so(kind: K
         assert await runner.shutdown() is False
 
 
-async def test_a_server_that_starts_is_not_given_work(kind: Kind) -> None:
+async def test_starting_server_gets_no_work(kind: Kind) -> None:
     async with scripted_cog() as scripted, opened(kind.runner(scripted.url, INBOX)) as runner:
         scripted.on("GET", kind.health_path, answer(*kind.starting))
         health = await runner.health()
@@ -252,15 +250,13 @@ async def test_a_server_that_starts_is_not_given_work(kind: Kind) -> None:
     assert health.detail
 
 
-async def test_a_server_that_answers_health_with_nonsense_is_unwell(kind: Kind) -> None:
+async def test_server_with_an_invalid_health_answer_is_unhealthy(kind: Kind) -> None:
     async with scripted_cog() as scripted, opened(kind.runner(scripted.url, INBOX)) as runner:
         scripted.on("GET", kind.health_path, answer(500, b"<html>\xff"))
         assert (await runner.health()).status is HealthStatus.UNHEALTHY
 
 
-async def test_a_server_that_is_killed_loses_its_run_and_is_another_one_when_it_is_back(
-    kind: Kind, tmp_path: Path, gate: Path
-) -> None:
+async def test_killed_server_loses_its_run_and_returns_as_another(kind: Kind, tmp_path: Path, gate: Path) -> None:
     port = free_port()
     async with opened(kind.runner(f"http://127.0.0.1:{port}", INBOX)) as runner:
         async with kind.serve(folder=tmp_path, port=port) as server:
@@ -281,7 +277,7 @@ async def test_a_server_that_is_killed_loses_its_run_and_is_another_one_when_it_
             assert the_end(await follow(runner, kind.request(n=1))).outcome is Outcome.SUCCEEDED
 
 
-async def test_a_model_that_ends_its_process_loses_the_run_and_the_server_with_it(kind: Kind, tmp_path: Path) -> None:
+async def test_model_that_ends_its_process_loses_run_and_server(kind: Kind, tmp_path: Path) -> None:
     async with kind.serve(folder=tmp_path) as server, opened(kind.runner(server.url, INBOX)) as runner:
         await healthy(runner)
         events = await follow(runner, kind.request(n=1, then="exit"))
@@ -326,7 +322,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
-async def test_an_answer_that_makes_no_sense_is_no_success_and_breaks_nothing(kind: Kind, said: bytes) -> None:
+async def test_invalid_answer_is_no_success_and_breaks_nothing(kind: Kind, said: bytes) -> None:
     async with speaking(said) as url, opened(kind.runner(url, INBOX)) as runner:
         with anyio.fail_after(30):
             health = await runner.health()

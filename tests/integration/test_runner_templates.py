@@ -50,12 +50,12 @@ def request(given: Any) -> RunRequest:
     return RunRequest(id="a" * 26, input=Raw(msgspec.json.encode(given)))
 
 
-def test_every_template_is_tried() -> None:
+def test_every_template_is_tested() -> None:
     assert set(CASES) == set(TEMPLATES)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-async def test_its_server_is_asked_and_understood(server: ModelServer, template: str) -> None:
+async def test_server_of_a_template_is_called_and_understood(server: ModelServer, template: str) -> None:
     configured, given, output, wrong, outcome, why = CASES[template]
     async with opened(runner_of(server.url, template, **configured)) as runner:
         assert (await runner.health()).status is HealthStatus.READY
@@ -69,7 +69,7 @@ async def test_its_server_is_asked_and_understood(server: ModelServer, template:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-async def test_its_schemas_hold_for_what_goes_in_and_comes_out(server: ModelServer, template: str) -> None:
+async def test_schemas_match_input_and_output(server: ModelServer, template: str) -> None:
     configured, given, output, *_ = CASES[template]
     async with opened(runner_of(server.url, template, **configured)) as runner:
         document = msgspec.json.decode(await runner.openapi_schema() or b"")

@@ -108,7 +108,7 @@ async def test_stored_file_is_read_back_and_fetched_by_its_address(store: S3File
     assert await content(store, name) is None
 
 
-async def test_nothing_is_kept_of_what_breaks_off(store: S3Files) -> None:
+async def test_interrupted_upload_keeps_nothing(store: S3Files) -> None:
     await empty(store)
 
     async def breaking() -> AsyncIterator[bytes]:
@@ -123,9 +123,7 @@ async def test_nothing_is_kept_of_what_breaks_off(store: S3Files) -> None:
     assert await callers(store) == []
 
 
-async def test_an_upload_that_takes_too_long_leaves_no_pieces(
-    api: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_upload_leaves_no_parts(api: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.files.files.LONGEST_S", 1.0)
 
     async def silent() -> AsyncIterator[bytes]:
@@ -140,7 +138,7 @@ async def test_an_upload_that_takes_too_long_leaves_no_pieces(
         assert "<Upload>" not in (await client.get(f"{endpoint}/bucket?uploads")).text
 
 
-async def test_outputs_are_kept_by_their_prediction(store: S3Files) -> None:
+async def test_outputs_are_stored_by_prediction(store: S3Files) -> None:
     mine, yours = (new_prediction_id(model="acme/echo", now_ms=n) for n in (1, 2))
     names = [file_name(each, data, content_type="image/png") for each in (mine, yours) for data in (b"a", b"b", b"c")]
     for name in names:
@@ -178,7 +176,7 @@ async def test_upload_stays_in_the_bucket_until_deleted_or_swept(
     [(b'--b\r\ncontent-disposition: form-data; name="content"\r\n\r\ncut', 400), (None, 413)],
     ids=["cut", "too large"],
 )
-async def test_why_a_form_is_refused_is_told_through_the_bucket(
+async def test_reason_for_refusing_a_form_is_reported_with_a_bucket(
     api: httpx.AsyncClient, store: S3Files, monkeypatch: pytest.MonkeyPatch, body: bytes | None, status: int
 ) -> None:
     monkeypatch.setattr("api.files.files.MAX_FILE_BYTES", MIB)

@@ -187,7 +187,7 @@ def lock(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("status", [422, 500])
-async def test_a_refusal_that_repeats_our_key_is_told_without_it(status: int) -> None:
+async def test_refusal_that_repeats_our_key_is_reported_without_it(status: int) -> None:
     headers = {"authorization": f"Bearer {HEADER}"}
     async with parrot() as url:
         runner = HttpRunner(url, HttpConfig(path="/run"), slots=1, max_body=1 << 20, headers=headers)
@@ -203,7 +203,7 @@ async def test_a_refusal_that_repeats_our_key_is_told_without_it(status: int) ->
 
 @pytest.mark.cog
 @pytest.mark.heavy
-async def test_no_secret_is_in_a_log_or_in_what_is_shown(locked: RedisServer, tmp_path: Path) -> None:
+async def test_no_secret_appears_in_a_log_or_output(locked: RedisServer, tmp_path: Path) -> None:
     url = f"redis://:{REDIS}@127.0.0.1:{locked.port}/0"
     redis = client(url)
     accounts = Accounts(redis)

@@ -59,14 +59,14 @@ def one_line(trace: Trace, *, slots: int) -> list[int]:
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("load", [0.7, 1.3])
-async def test_of_one_line_every_start_is_as_reckoned(scratch: Redis, slots: int, load: float) -> None:
+async def test_single_line_starts_match_the_calculation(scratch: Redis, slots: int, load: float) -> None:
     trace = made(MadeOptions(shape="even", slots=slots, load=load, minutes=10 / slots))
     played = await play(scratch, trace, FIFO, slots=slots)
     assert list(played.started_ms) == one_line(trace, slots=slots)
 
 
 @pytest.mark.heavy
-async def test_one_account_waits_as_the_formula_for_constant_runs_says(scratch: Redis) -> None:
+async def test_waits_of_one_account_match_the_formula_for_constant_runs(scratch: Redis) -> None:
     load, run_s = 0.6, 1.0
     trace = made(MadeOptions(shape="constant", slots=1, load=load, run_s=run_s, minutes=60, seed=3))
     found = await reported(scratch, trace, FAIR, slots=1)
@@ -74,7 +74,7 @@ async def test_one_account_waits_as_the_formula_for_constant_runs_says(scratch: 
     assert found.utilisation == pytest.approx(load, rel=0.05)
 
 
-async def test_no_slot_is_idle_while_something_waits_whatever_the_policy(scratch: Redis) -> None:
+async def test_slot_is_never_idle_while_work_waits(scratch: Redis) -> None:
     trace = made(MadeOptions(shape="lanes", slots=3, minutes=3))
     for tried in (FAIR, FIFO):
         played = await play(scratch, trace, tried, slots=3)
@@ -104,7 +104,7 @@ def idle_while_waiting(trace: Trace, played: PlayResult, *, slots: int) -> int:
 
 
 @pytest.mark.heavy
-async def test_light_accounts_hardly_wait_beside_a_heavy_one_except_in_one_line(scratch: Redis) -> None:
+async def test_light_accounts_hardly_wait_beside_a_heavy_one_except_under_fifo(scratch: Redis) -> None:
     trace = made(MadeOptions(shape="heavy-light", minutes=4, load=1.4))
     fair, fifo = [await reported(scratch, trace, tried, slots=4) for tried in (FAIR, FIFO)]
     assert fair.waits["lightest"].p90 < 3 < 20 < fifo.waits["lightest"].p90
@@ -114,7 +114,7 @@ async def test_light_accounts_hardly_wait_beside_a_heavy_one_except_in_one_line(
     assert fair.jain > 0.95 > 0.85 > fifo.jain
 
 
-async def test_weights_shift_the_shares_as_they_say(scratch: Redis) -> None:
+async def test_weights_shift_the_shares_as_configured(scratch: Redis) -> None:
     trace = of(*((0, account, 1000) for account in "ab" for _ in range(200)))
     weighted = TriedPolicy(name="weighted", accounts={"a": Share(weight=3)})
     for tried, share in ((FAIR, 0.5), (weighted, 0.75)):
@@ -122,7 +122,7 @@ async def test_weights_shift_the_shares_as_they_say(scratch: Redis) -> None:
         assert first.count("a") / len(first) == pytest.approx(share, abs=0.02)
 
 
-async def test_an_account_runs_no_more_than_it_may(scratch: Redis) -> None:
+async def test_account_stays_within_its_concurrency_limit(scratch: Redis) -> None:
     trace = of(*((0, "a", 1000) for _ in range(20)))
     found = await reported(scratch, trace, TriedPolicy(name="limited", accounts={"*": Share(max_running=2)}), slots=4)
     assert found.span_s == 10
@@ -137,9 +137,7 @@ async def test_an_account_runs_no_more_than_it_may(scratch: Redis) -> None:
         (TriedPolicy(accounts={"*": Share(max_queued=3)}), "too_many_queued", 3 + 1),
     ],
 )
-async def test_what_is_too_much_is_refused_and_counted(
-    scratch: Redis, tried: TriedPolicy, code: str, accepted: int
-) -> None:
+async def test_excess_work_is_refused_and_counted(scratch: Redis, tried: TriedPolicy, code: str, accepted: int) -> None:
     # the first has begun when the others come
     trace = of((0, "a", 60_000), *((30_000 + n, "a", 60_000) for n in range(10)))
     played = await play(scratch, trace, tried, slots=1 if code != "no_capacity" else 2)
@@ -148,14 +146,14 @@ async def test_what_is_too_much_is_refused_and_counted(
     assert all(played.started_ms[number] >= 0 for number in range(accepted))
 
 
-async def test_batch_of_thousands_at_one_moment_is_played_to_its_end(scratch: Redis) -> None:
+async def test_simultaneous_batch_of_thousands_is_played_to_its_end(scratch: Redis) -> None:
     trace = of(*((0, "a", 10) for _ in range(1500)))
     played = await play(scratch, trace, FIFO, slots=100)
     assert list(played.order) == sorted(played.order)
     assert max(played.started_ms) == 140
 
 
-async def test_what_has_ended_leaves_the_server(scratch: Redis) -> None:
+async def test_simulation_removes_everything_from_the_server(scratch: Redis) -> None:
     trace = made(MadeOptions(shape="even", minutes=2))
     await play(scratch, trace, FAIR, slots=8)
     of_predictions = [key async for key in scratch.scan_iter() if b":q:" not in key and b":log" not in key]
@@ -182,7 +180,7 @@ def test_same_command_prints_the_same_bytes(capsys: Any) -> None:
     ]
 
 
-def test_a_file_is_compared_side_by_side_and_drawn(tmp_path: Path, capsys: Any) -> None:
+def test_file_is_compared_side_by_side_and_drawn(tmp_path: Path, capsys: Any) -> None:
     dice = random.Random(1)
     lines = [{"at_s": n / 4, "account": dice.choice("ab"), "run_s": 1.0} for n in range(80)]
     trace, policy, picture = tmp_path / "trace.jsonl", tmp_path / "soon.toml", tmp_path / "waits.svg"

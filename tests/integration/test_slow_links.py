@@ -155,7 +155,7 @@ async def test_48_ends_of_8_mb_are_written_where_every_write_is_synced(mortal: R
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_large_prediction_is_read_over_a_narrow_link(mortal: RedisServer, link: Link) -> None:
+async def test_large_prediction_is_read_over_a_narrow_link(mortal: RedisServer, link: Link) -> None:
     async with driving(mortal.url) as near, driving(url_of(link)) as far:
         [claim] = await claimed(near, 1)
         assert await near.finish(claim, output=b'"%s"' % (b"x" * 3 * MIB), ran_ms=0)
@@ -215,7 +215,7 @@ async def test_30_reads_of_8_mb_over_60_mb_a_second_delay_no_create(mortal: Redi
     assert max(took) < 1
 
 
-async def test_what_a_get_leaves_out_is_read_by_its_size(mortal: RedisServer) -> None:
+async def test_size_decides_what_a_get_leaves_out(mortal: RedisServer) -> None:
     async with driving(mortal.url) as driver:
         small, large = await claimed(driver, 2)
         await driver.finish(small, output=b'"few"', ran_ms=0)
@@ -232,7 +232,7 @@ async def test_what_a_get_leaves_out_is_read_by_its_size(mortal: RedisServer) ->
         assert (len(whole.output or b""), whole.left_out) == (MIB + 2, 0)
 
 
-async def test_one_that_waits_with_a_large_input_is_shown_with_its_outlook(mortal: RedisServer) -> None:
+async def test_waiting_prediction_with_a_large_input_is_shown_with_its_outlook(mortal: RedisServer) -> None:
     async with driving(mortal.url) as driver:
         found = await driver.scripts.get(await driver.submit(data=b'"%s"' % (b"x" * MIB)))
         assert found is not None
@@ -240,7 +240,7 @@ async def test_one_that_waits_with_a_large_input_is_shown_with_its_outlook(morta
         assert len(found.input or b"") == MIB + 2
 
 
-async def test_a_large_reply_to_a_plain_command_takes_longer_than_its_time_out(
+async def test_large_reply_to_a_plain_command_may_outlast_its_timeout(
     mortal: RedisServer, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.broker.redis_client.SOCKET_TIMEOUT_S", SHORT_S)
@@ -252,7 +252,7 @@ async def test_a_large_reply_to_a_plain_command_takes_longer_than_its_time_out(
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-async def test_a_server_that_hangs_is_noticed(mortal: RedisServer, size: int) -> None:
+async def test_hanging_server_is_noticed(mortal: RedisServer, size: int) -> None:
     redis = client(mortal.tcp_url)
     pipes = Pipes(redis, timeout_s=SHORT_S)
     ping = b"*2\r\n$4\r\nPING\r\n$%d\r\n%s\r\n" % (size, b"x" * size)
@@ -268,7 +268,7 @@ async def test_a_server_that_hangs_is_noticed(mortal: RedisServer, size: int) ->
     await redis.aclose()
 
 
-async def test_a_plain_command_to_a_server_that_hangs_is_given_up(mortal: RedisServer) -> None:
+async def test_plain_command_to_a_hanging_server_is_given_up(mortal: RedisServer) -> None:
     redis = blocking_client(mortal.tcp_url, block_s=SHORT_S - 5)
     assert await redis.ping()
     mortal.freeze()
@@ -279,7 +279,7 @@ async def test_a_plain_command_to_a_server_that_hangs_is_given_up(mortal: RedisS
     await redis.aclose()
 
 
-async def test_a_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> None:
+async def test_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> None:
     redis = client(mortal.tcp_url)
     pipes = Pipes(redis, timeout_s=SHORT_S)
     mortal.freeze()
@@ -314,7 +314,7 @@ async def counting(mortal: RedisServer) -> AsyncIterator[Counting]:
     await redis.aclose()
 
 
-async def test_a_pipeline_is_bounded_in_bytes(counting: Counting) -> None:
+async def test_pipeline_is_bounded_in_bytes(counting: Counting) -> None:
     await asyncio.gather(
         *(counting.call("bound", ["{p}:x"], ["x" * size]) for size in [100] + 8 * [200_000] + 2 * [2 * MIB]),
         return_exceptions=True,
@@ -324,7 +324,7 @@ async def test_a_pipeline_is_bounded_in_bytes(counting: Counting) -> None:
     assert [len(sizes) for sizes in counting.pipelines if max(sizes) > 2 * MIB][:2] == [1, 1]
 
 
-async def test_a_heartbeat_has_a_pipeline_of_its_own(mortal: RedisServer, counting: Counting) -> None:
+async def test_heartbeat_has_its_own_pipeline(mortal: RedisServer, counting: Counting) -> None:
     async with driving(mortal.url) as near:
         driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
         await asyncio.gather(driver.submit(), driver.extend())
@@ -334,7 +334,7 @@ async def test_a_heartbeat_has_a_pipeline_of_its_own(mortal: RedisServer, counti
 
 
 @pytest.mark.parametrize("size", [1_000, 200_000, MIB])
-async def test_a_create_is_listed_before_it_is_queued(mortal: RedisServer, counting: Counting, size: int) -> None:
+async def test_create_is_listed_before_it_is_queued(mortal: RedisServer, counting: Counting, size: int) -> None:
     async with driving(mortal.url) as near:
         driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
         prediction_id = driver.new_id()
@@ -344,7 +344,7 @@ async def test_a_create_is_listed_before_it_is_queued(mortal: RedisServer, count
         assert len(counting.pipelines[0]) == 2
 
 
-async def test_a_large_read_that_nobody_waits_for_is_not_made(mortal: RedisServer, counting: Counting) -> None:
+async def test_large_read_without_a_waiting_caller_is_skipped(mortal: RedisServer, counting: Counting) -> None:
     async with driving(mortal.url) as near:
         [claim] = await claimed(near, 1)
         scripts = Scripts(counting)
@@ -358,7 +358,7 @@ async def test_a_large_read_that_nobody_waits_for_is_not_made(mortal: RedisServe
         assert len(counting.pipelines) == 1
 
 
-async def test_large_writes_go_one_after_the_other(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_writes_run_one_after_the_other(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
 
     async def count(calls: list[gatherers.Call]) -> list[gatherers.Call]:

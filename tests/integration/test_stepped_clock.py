@@ -122,7 +122,7 @@ async def service(attempts: int) -> AsyncIterator[Service]:
         await redis.aclose()
 
 
-async def test_a_step_forward_takes_no_claim_from_a_living_director(service: Service) -> None:
+async def test_clock_step_forward_takes_no_claim_from_a_living_director(service: Service) -> None:
     director = await service.director("alive")
     await service.prove_contact(director)
     await service.beat(director)
@@ -135,7 +135,7 @@ async def test_a_step_forward_takes_no_claim_from_a_living_director(service: Ser
     assert await service.beat(director) == ["held"] * CLAIMS
 
 
-async def test_a_claim_of_the_dead_is_taken_back_after_a_step_forward(service: Service) -> None:
+async def test_dead_directors_claim_is_recovered_after_a_step_forward(service: Service) -> None:
     dead = await service.director("dead", claims=1)
     await service.prove_contact(dead)
     service.clock.step(60)
@@ -143,7 +143,7 @@ async def test_a_claim_of_the_dead_is_taken_back_after_a_step_forward(service: S
     assert service.taken == {claim.id for claim in dead.claims}
 
 
-async def test_after_a_step_back_only_the_dead_lose_their_claims_and_soon(service: Service) -> None:
+async def test_step_back_delays_no_recovery_and_spares_living_directors(service: Service) -> None:
     alive, dead = await service.director("alive"), await service.director("dead", claims=2)
     await service.prove_contact(alive, dead)
     await service.beat(dead)

@@ -137,7 +137,7 @@ def check_whole(found: Trace, told: list[str]) -> None:
 STEPS = ("enqueue", "wait", "claim", "run", "webhook")
 
 
-async def test_a_trace_is_whole_from_the_caller_to_its_webhook(
+async def test_trace_is_complete_from_the_caller_to_its_webhook(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
 ) -> None:
     async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
@@ -184,7 +184,7 @@ async def test_spans_contain_neither_input_nor_account(
     assert facts(enqueue)["error.type"] == "invalid_header"
 
 
-async def test_accounts_are_named_where_that_is_wanted(
+async def test_spans_name_accounts_where_configured(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
 ) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)
@@ -196,7 +196,7 @@ async def test_accounts_are_named_where_that_is_wanted(
     assert parent_of(enqueue) == ""
 
 
-async def test_another_attempt_has_spans_of_its_own_in_the_same_trace(
+async def test_second_attempt_has_its_own_spans_in_the_same_trace(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
 ) -> None:
     async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
@@ -246,7 +246,7 @@ async def test_recovered_prediction_continues_in_the_same_trace(
     assert (wait.start_time or 0) > (enqueue.end_time or 0) + 400_000_000, "it waits since the lease was over"
 
 
-async def test_a_webhook_that_the_keeper_delivers_is_in_the_trace_too(
+async def test_webhook_delivered_by_the_keeper_is_in_the_trace(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
 ) -> None:
     async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
@@ -292,7 +292,7 @@ async def test_without_the_extra_a_trace_is_passed_on_unchanged(
 
 
 @pytest.mark.cog
-async def test_a_cog_server_hears_of_the_trace(echo: str) -> None:
+async def test_cog_server_receives_the_trace(echo: str) -> None:
     parent = f"00-{'a' * 32}-{CALLER}-01"
     async with sink() as inbox:
         runner = CogRunner(echo, slots=4, inbox=Inbox(inbox.url))
@@ -309,7 +309,7 @@ async def test_a_cog_server_hears_of_the_trace(echo: str) -> None:
 
 @pytest.mark.cog
 @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.heavy)])
-async def test_a_load_of_100_a_second_has_whole_traces(
+async def test_load_of_100_per_second_has_complete_traces(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces, echo: str, seconds: int
 ) -> None:
     made: list[str] = []
@@ -334,9 +334,7 @@ async def test_a_load_of_100_a_second_has_whole_traces(
         check_whole(found[trace_id], sent[trace_id])
 
 
-async def test_processes_bring_their_spans_to_one_collector(
-    redis: Redis, server: RedisServer, queue: QueueName
-) -> None:
+async def test_processes_send_their_spans_to_one_collector(redis: Redis, server: RedisServer, queue: QueueName) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)
     async with sink() as model, sink() as receiver, sink() as collector:
         model.answer = Answer(body=b'"done"')

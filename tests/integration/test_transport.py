@@ -76,16 +76,14 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("answer", "connections"), ANSWERS.values(), ids=ANSWERS)
-async def test_an_answer_is_read_whole_and_its_connection_kept_where_it_is_good(
-    answer: bytes, connections: int
-) -> None:
+async def test_complete_answer_keeps_a_good_connection(answer: bytes, connections: int) -> None:
     async with serving(answer) as (server, transport):
         assert await ask(server, transport) == b"ok"
         assert await ask(server, transport) == b"ok"
         assert server.opened == connections
 
 
-async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+async def test_answer_without_a_length_ends_with_its_connection() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nok")
         writer.close()
@@ -104,7 +102,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
-async def test_what_is_no_answer_breaks_the_connection(answer: bytes) -> None:
+async def test_invalid_answer_breaks_the_connection(answer: bytes) -> None:
     async with serving(answer) as (server, transport):
         with pytest.raises(httpx.RemoteProtocolError):
             await ask(server, transport)
@@ -112,7 +110,7 @@ async def test_what_is_no_answer_breaks_the_connection(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok"], ids=["nothing", "half"])
-async def test_a_server_that_hangs_up_is_no_end_of_an_answer(said: bytes) -> None:
+async def test_disconnection_is_no_end_of_an_answer(said: bytes) -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         writer.close()
@@ -122,7 +120,7 @@ async def test_a_server_that_hangs_up_is_no_end_of_an_answer(said: bytes) -> Non
             await ask(server, transport)
 
 
-async def test_a_kept_connection_that_the_server_closed_is_not_used() -> None:
+async def test_kept_connection_that_the_server_closed_is_not_used() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
         writer.close()  # which the head does not say
@@ -133,7 +131,7 @@ async def test_a_kept_connection_that_the_server_closed_is_not_used() -> None:
         assert await ask(server, transport) == b"ok"
 
 
-async def test_who_lets_go_of_a_request_is_seen_to_hang_up() -> None:
+async def test_abandoned_request_closes_the_connection() -> None:
     async def answer(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.readexactly(1)
 
@@ -144,7 +142,7 @@ async def test_who_lets_go_of_a_request_is_seen_to_hang_up() -> None:
         await eventually(lambda: server.closed, "hung up", until=(1).__eq__)
 
 
-async def test_a_body_that_nobody_takes_keeps_the_server_waiting() -> None:
+async def test_unread_body_makes_the_server_wait() -> None:
     sent = 0
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -169,7 +167,7 @@ async def test_a_body_that_nobody_takes_keeps_the_server_waiting() -> None:
 
 
 @pytest.mark.parametrize(("name", "is_trusted"), [("localhost", True), ("elsewhere.example", False)])
-async def test_a_server_is_asked_over_tls_where_its_certificate_has_its_name(
+async def test_tls_server_is_called_if_its_certificate_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool
 ) -> None:
     authority = Authority(tmp_path)
@@ -190,7 +188,7 @@ def test_authorities_are_loaded_once_for_all_servers() -> None:
     assert one._tls is two._tls
 
 
-async def test_a_server_that_is_away_is_told_without_its_address() -> None:
+async def test_unreachable_server_is_reported_without_its_address() -> None:
     async with serving(OK) as (server, _):
         pass
     with pytest.raises(httpx.ConnectError) as caught:
@@ -199,12 +197,12 @@ async def test_a_server_that_is_away_is_told_without_its_address() -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "xn--a", "nobody.invalid"])
-async def test_a_name_that_no_server_can_have_is_one_that_is_away(host: str) -> None:
+async def test_impossible_host_name_counts_as_unreachable(host: str) -> None:
     with pytest.raises(httpx.ConnectError):
         await Connection(f"http://{host}:5000").send("GET", "/x")
 
 
-async def test_a_header_is_one_line() -> None:
+async def test_header_is_a_single_line() -> None:
     async with serving(OK) as (server, transport):
         for header in ({"x-key": "a\r\nx-other: b"}, {"x-key": "a\nb"}, {"x\r\ny": "b"}):
             with pytest.raises(httpx.LocalProtocolError):
@@ -212,7 +210,7 @@ async def test_a_header_is_one_line() -> None:
         assert not server.heads
 
 
-async def test_a_path_is_written_so_that_it_is_one() -> None:
+async def test_path_is_escaped() -> None:
     async with serving(OK) as (server, _):
         transport = OneServer(httpx.URL(server.url + "/below/"))
         for path in ("/predictions/a1b2", "/v1/a b?c=d é", "/../x"):
@@ -226,7 +224,7 @@ async def test_a_path_is_written_so_that_it_is_one() -> None:
     ]
 
 
-async def test_a_request_that_is_answered_early_is_not_taken_for_sent_later() -> None:
+async def test_early_answer_does_not_count_as_sent_later() -> None:
     calls = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

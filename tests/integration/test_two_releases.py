@@ -24,7 +24,7 @@ SECONDS: Final = 20.0
 
 
 @pytest.mark.parametrize(("is_rollback", "seed"), [(False, 1), (True, 2)], ids=["upgrade", "rollback"])
-def test_processes_are_replaced_by_those_of_another_release_and_every_promise_holds(
+def test_rolling_update_between_releases_keeps_every_promise(
     former: Release, tmp_path: Path, is_rollback: bool, seed: int
 ) -> None:
     before, after = (OURS, former.folder) if is_rollback else (former.folder, OURS)

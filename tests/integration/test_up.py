@@ -114,14 +114,14 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[Started, None, Non
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_printed_curl_line_gives_the_models_output(up):
+def test_printed_curl_line_gives_the_models_output(up):
     [line] = [line for line in up.said.splitlines() if line.startswith("  curl ")]
     answer = subprocess.run(shlex.split(line), capture_output=True, check=True, env=environment())
     prediction = json.loads(answer.stdout)
     assert (prediction["status"], prediction["output"]) == ("succeeded", ["hello 1\n", "hello 2\n", "hello 3\n"])
 
 
-def test_the_printed_python_gives_the_models_output(up):
+def test_printed_python_gives_the_models_output(up):
     lines = up.said.splitlines()
     program = "\n".join(line.strip() for line in lines[lines.index("  import replicate") :][:3])
     answer = subprocess.run(
@@ -130,7 +130,7 @@ def test_the_printed_python_gives_the_models_output(up):
     assert answer.stdout == "hello 1\nhello 2\nhello 3\n\n"
 
 
-def test_up_json_says_where_it_is_and_what_runs(up):
+def test_up_json_shows_the_addresses_and_what_runs(up):
     assert up.state["url"] in up.said
     assert up.state["token"] in up.said
     assert set(up.state["servers"]) == {"example/hello", "example/thumbnail"}
@@ -148,7 +148,7 @@ def test_up_json_says_where_it_is_and_what_runs(up):
 # ---- the other commands find it ----
 
 
-def test_predict_prints_the_output_and_says_the_rest_on_stderr(up):
+def test_predict_prints_only_the_output_on_stdout(up):
     answer = director("predict", "example/hello", "-i", "text=hi", "-i", "n=2", home=up.home)
     assert (answer.returncode, answer.stdout) == (0, "hi 1\nhi 2\n")
     assert "succeeded after" in answer.stderr
@@ -163,7 +163,7 @@ def test_predict_for_machines_prints_the_prediction(up):
     assert json.loads(again.stdout) == prediction
 
 
-def test_predict_takes_a_version_and_sends_and_saves_files(up, tmp_path):
+def test_predict_accepts_a_version_and_sends_and_saves_files(up, tmp_path):
     picture, small = tmp_path / "picture.png", tmp_path / "small.png"
     Image.new("RGB", (600, 300), "red").save(picture)
     queues = json.loads(director("queues", "--json", home=up.home).stdout)
@@ -188,7 +188,7 @@ def test_refusal_of_the_model_is_one_line_and_exit_code_1(up):
     assert "text" in answer.stderr
 
 
-def test_an_unknown_model_is_one_line_with_the_next_step(up):
+def test_unknown_model_is_one_line_with_the_next_step(up):
     answer = director("predict", "nobody/nothing", home=up.home)
     assert answer.returncode == 1
     assert "director queues" in answer.stderr
@@ -207,7 +207,7 @@ def test_ctrl_c_during_predict_cancels_the_prediction(up):
     until(lambda: "canceled" in director("get", prediction, home=up.home).stdout)
 
 
-def test_cancel_ends_a_prediction_that_runs(up):
+def test_cancel_ends_a_running_prediction(up):
     headers = {"authorization": f"Bearer {up.state['token']}"}
     url = f"{up.state['url']}/v1/models/example/hello/predictions"
     created = httpx.post(url, headers=headers, json={"input": {"text": "hi", "n": 2, "delay": 600}}).json()
@@ -215,7 +215,7 @@ def test_cancel_ends_a_prediction_that_runs(up):
     until(lambda: "canceled" in director("get", created["id"], home=up.home).stdout)
 
 
-def test_a_new_token_is_taken_at_once(up):
+def test_new_token_is_accepted_at_once(up):
     made = json.loads(director("token", "create", "--account", "team-a", "--json", home=up.home).stdout)
     answer = httpx.get(f"{up.state['url']}/v1/predictions", headers={"authorization": f"Bearer {made['token']}"})
     assert (answer.status_code, answer.json()["results"]) == (200, [])
@@ -242,7 +242,7 @@ def test_bench_throughput_asks_over_many_connections(up):
     assert 0 < facts["predictions_per_s"]["least"] <= facts["predictions_per_s"]["most"]
 
 
-def test_doctor_finds_nothing_wrong_with_the_server_that_it_brought(up):
+def test_doctor_finds_nothing_wrong_with_the_bundled_server(up):
     answer = director("doctor", "--json", home=up.home)
     verdicts = {each["check"]: each["verdict"] for each in json.loads(answer.stdout)["checks"]}
     assert {verdicts[name] for name in ("durability", "eviction", "memory", "password")} == {"ok"}
@@ -251,21 +251,21 @@ def test_doctor_finds_nothing_wrong_with_the_server_that_it_brought(up):
 # ---- when something is wrong ----
 
 
-def test_a_second_up_of_the_same_home_is_one_line(up):
+def test_second_up_in_the_same_home_is_one_line(up):
     answer = director("up", home=up.home)
     assert answer.returncode == 1
     assert answer.stderr.count("\n") == 1
     assert f"up already at {up.state['url']}" in answer.stderr
 
 
-def test_a_port_that_is_taken_is_one_line(up, tmp_path):
+def test_taken_port_is_one_line(up, tmp_path):
     answer = director("up", "--port", up.state["url"].rpartition(":")[2], home=tmp_path)
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr.count("\n") == 1
     assert "is taken" in answer.stderr
 
 
-def test_a_redis_that_does_not_answer_is_one_line(tmp_path):
+def test_silent_redis_is_one_line(tmp_path):
     answer = director("up", "--redis", f"redis://127.0.0.1:{free_port()}", "--port", "0", home=tmp_path)
     assert answer.returncode == 1
     assert answer.stderr.count("\n") == 1
@@ -302,7 +302,7 @@ def test_killed_part_is_restarted_and_the_service_goes_on(up, part):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
-def test_a_model_server_whose_worker_died_is_started_again(up):
+def test_model_server_with_a_dead_worker_is_restarted(up):
     # Cog's parent process lives on without it: the director beside it tells it to end, and up starts it again
     parent = up.processes["model-thumbnail"]
     threads = Path(f"/proc/{parent.pid}/task").iterdir()
@@ -356,7 +356,7 @@ def test_killed_up_leaves_nothing_in_the_way_of_the_next(tmp_path):
 
 @pytest.mark.redis7
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
-def test_up_runs_on_a_redis_server_that_is_installed(tmp_path):
+def test_up_runs_on_an_installed_redis_server(tmp_path):
     with started(tmp_path / "home", "--redis-server", "redis-server", "--no-example") as running:
         assert "redis 7" in running.said
         assert director("queues", home=running.home).stdout.startswith("no queues yet")

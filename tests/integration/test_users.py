@@ -179,13 +179,13 @@ def granted(user: str) -> set[str]:
     return {word[1:].replace("|", " ") for word in line.split() if word.startswith("+")}
 
 
-def test_our_user_has_the_rights_that_are_asked_for_and_no_more() -> None:
+def test_our_user_has_only_the_requested_rights() -> None:
     containers = {"acl", "client", "cluster", "config", "script", "xgroup", "xinfo"}
     needed = {" ".join(command[:2]) if command[0] in containers else command[0] for command in NEEDED}
     assert granted("director") == needed | set(ASKED)
 
 
-def test_no_right_is_one_that_no_code_of_ours_needs() -> None:
+def test_every_right_is_needed_by_our_code() -> None:
     scripts = "\n".join(path.read_text() for folder in lua.__path__ for path in Path(folder).rglob("*.lua"))
     python = "\n".join(path.read_text() for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
     by_the_client = {"client setname": "client_name", "multi": "transaction=True", "exec": "transaction=True"}
@@ -206,7 +206,7 @@ def test_no_right_is_one_that_no_code_of_ours_needs() -> None:
     assert [right for right in sorted(granted("director")) if not is_used(right) and right not in FORMER] == []
 
 
-async def test_every_key_that_we_name_is_open_to_our_user_and_to_no_other(admin: Redis) -> None:
+async def test_our_keys_are_open_to_our_user_only(admin: Redis) -> None:
     def spelled(name: str) -> str:
         function = getattr(keys, name)
         given = {each: SAMPLES[each] for each in inspect.signature(function).parameters if each in SAMPLES}
@@ -226,7 +226,7 @@ async def test_every_key_that_we_name_is_open_to_our_user_and_to_no_other(admin:
         assert await may("keda", "type", spelled(name)) == (name == "live"), name
 
 
-async def test_our_user_is_refused_all_else(ours: Redis, admin: Redis) -> None:
+async def test_our_user_is_refused_everything_else(ours: Redis, admin: Redis) -> None:
     await admin.hset(f"{{p{partition_of_model('acme/echo')}}}:rec:a", "status", "starting")
     assert await not_refused(ours, REFUSED_US) == []
     untyped: Any = admin
@@ -234,7 +234,7 @@ async def test_our_user_is_refused_all_else(ours: Redis, admin: Redis) -> None:
     assert b"no permissions" in refusal, "servers refuse DEBUG for another reason first"
 
 
-async def test_a_script_has_no_more_rights_than_who_sends_it(ours: Redis, admin: Redis) -> None:
+async def test_script_has_only_the_rights_of_its_caller(ours: Redis, admin: Redis) -> None:
     await admin.set("stranger", "1")
     for body in ("return redis.call('FLUSHALL')", "return redis.call('GET', 'stranger')"):
         sha = await ours.script_load(body)
@@ -243,7 +243,7 @@ async def test_a_script_has_no_more_rights_than_who_sends_it(ours: Redis, admin:
     assert await admin.get("stranger") == b"1"
 
 
-async def test_kedas_user_counts_what_lives_in_a_queue_and_can_nothing_else(server: RedisServer, admin: Redis) -> None:
+async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(server: RedisServer, admin: Redis) -> None:
     await admin.zadd(LIVE, {"a": 1, "b": 2})
     keda: Any = Redis.from_url(server.url_of("keda"), protocol=2)
     try:
@@ -258,7 +258,7 @@ async def test_kedas_user_counts_what_lives_in_a_queue_and_can_nothing_else(serv
         await keda.aclose()
 
 
-async def test_who_probes_is_answered_and_hears_nothing(server: RedisServer) -> None:
+async def test_probe_is_answered_but_reads_nothing(server: RedisServer) -> None:
     probe: Any = Redis.from_url(server.url_of("probe"), protocol=2)
     try:
         assert await probe.ping()
@@ -282,7 +282,7 @@ async def test_who_probes_is_answered_and_hears_nothing(server: RedisServer) -> 
         ("resetchannels", "'{p0}:ch:0'"),
     ],
 )
-async def test_a_right_that_is_missing_is_named(ours: Redis, admin: Redis, taken: str, names: str) -> None:
+async def test_missing_right_is_named(ours: Redis, admin: Redis, taken: str, names: str) -> None:
     await check_rights(ours)
     untyped: Any = admin
     await untyped.execute_command("ACL SETUSER", "director", taken)
@@ -291,14 +291,14 @@ async def test_a_right_that_is_missing_is_named(ours: Redis, admin: Redis, taken
     assert names in str(caught.value)
 
 
-async def test_where_it_may_not_be_asked_nothing_is_known_of_our_rights(ours: Redis, admin: Redis) -> None:
+async def test_rights_are_unknown_where_they_may_not_be_queried(ours: Redis, admin: Redis) -> None:
     untyped: Any = admin
     await untyped.execute_command("ACL SETUSER", "director", "-acl|dryrun")
     assert await refused(ours) is None
     await check_rights(ours)
 
 
-async def test_the_pods_server_knows_passwords_by_their_hashes_alone(tmp_path: Path) -> None:
+async def test_server_of_the_pod_knows_passwords_only_by_their_hashes(tmp_path: Path) -> None:
     shipped, socket = tmp_path / "shipped", tmp_path / "s"
     shutil.copytree(USERS.parent, shipped)
     config = shipped / "redis.conf"
@@ -327,7 +327,7 @@ async def test_the_pods_server_knows_passwords_by_their_hashes_alone(tmp_path: P
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", [("api",), ("keeper",), ("doctor",)], ids=" ".join)
-async def test_a_process_that_lacks_a_right_ends_with_the_name_of_it(
+async def test_process_without_a_right_exits_and_names_it(
     server: RedisServer, admin: Redis, command: tuple[str, ...]
 ) -> None:
     untyped: Any = admin
@@ -341,7 +341,7 @@ async def test_a_process_that_lacks_a_right_ends_with_the_name_of_it(
 
 
 @pytest.mark.heavy
-async def test_the_doctor_sees_all_with_our_users_rights(server: RedisServer, admin: Redis) -> None:
+async def test_doctor_works_with_the_rights_of_our_user(server: RedisServer, admin: Redis) -> None:
     line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", server.url]
     found = json.loads((await anyio.run_process(line, check=False)).stdout)["checks"]
     told = {check["check"]: (check["verdict"], check["found"]) for check in found}
@@ -351,7 +351,7 @@ async def test_the_doctor_sees_all_with_our_users_rights(server: RedisServer, ad
 
 
 @pytest.mark.heavy
-async def test_so_does_a_director(server: RedisServer, admin: Redis) -> None:
+async def test_director_without_a_right_exits(server: RedisServer, admin: Redis) -> None:
     untyped: Any = admin
     await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
     async with director_process(server.url, "http://127.0.0.1:9") as director:

@@ -43,7 +43,7 @@ async def is_waited_for(redis: Redis) -> None:
     await eventually(blocked, "somebody waits at the bell")
 
 
-async def test_it_brings_what_came_with_the_ring(driver: QueueDriver, redis: Redis, wakeup: Wakeup) -> None:
+async def test_wakeup_returns_the_claim_in_the_same_call(driver: QueueDriver, redis: Redis, wakeup: Wakeup) -> None:
     for nonce in ("n1", "n2"):
         claiming = asyncio.create_task(claim(driver, wakeup, nonce))
         await is_waited_for(redis)
@@ -52,7 +52,7 @@ async def test_it_brings_what_came_with_the_ring(driver: QueueDriver, redis: Red
     assert not await redis.exists(keys.bell(driver.queue))
 
 
-async def test_where_nothing_rings_it_is_carried_out_when_the_wait_is_over(
+async def test_claim_is_made_after_a_wait_without_a_wakeup(
     driver: QueueDriver, wakeup: Wakeup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.wakeup.LEAST_S", 0.01)
@@ -61,9 +61,7 @@ async def test_where_nothing_rings_it_is_carried_out_when_the_wait_is_over(
     assert (list(claims), claims.why) == ([], "empty")
 
 
-async def test_canceled_it_leaves_nothing_behind_at_the_server(
-    driver: QueueDriver, redis: Redis, wakeup: Wakeup
-) -> None:
+async def test_canceled_wait_leaves_nothing_at_the_server(driver: QueueDriver, redis: Redis, wakeup: Wakeup) -> None:
     claiming = asyncio.create_task(claim(driver, wakeup))
     await is_waited_for(redis)
     claiming.cancel()
@@ -76,16 +74,14 @@ async def test_canceled_it_leaves_nothing_behind_at_the_server(
     assert [found.id for found in await driver.claim(consumer="d2")] == [accepted]
 
 
-async def test_what_it_brought_and_nobody_heard_is_told_again_to_who_asks_for_nothing_more(
-    driver: QueueDriver, wakeup: Wakeup
-) -> None:
+async def test_unheard_claim_is_repeated_to_a_caller_without_free_slots(driver: QueueDriver, wakeup: Wakeup) -> None:
     accepted = await driver.submit()
     await claim(driver, wakeup)
     await driver.submit()
     assert [found.id for found in await driver.claim(0, nonce="n1")] == [accepted]
 
 
-async def test_a_connection_that_is_lost_is_an_error_and_the_next_call_has_a_new_one(
+async def test_lost_connection_is_an_error_and_the_next_call_reconnects(
     driver: QueueDriver, redis: Redis, wakeup: Wakeup
 ) -> None:
     claiming = asyncio.create_task(claim(driver, wakeup))
@@ -97,7 +93,7 @@ async def test_a_connection_that_is_lost_is_an_error_and_the_next_call_has_a_new
     assert [found.id for found in await claim(driver, wakeup, "n2")] == [accepted]
 
 
-async def test_the_bell_alone_has_the_same_connection(driver: QueueDriver, wakeup: Wakeup) -> None:
+async def test_wait_without_a_claim_uses_the_same_connection(driver: QueueDriver, wakeup: Wakeup) -> None:
     await driver.submit()
     await claim(driver, wakeup)
     await driver.submit()

@@ -79,7 +79,7 @@ async def test_every_other_answer_is_a_failure_with_another_attempt(
     assert await deliver(sender, receiver.url) == Delivery(ok=False, status=status, reason=f"answered {status}")
 
 
-async def test_410_says_that_the_receiver_wants_no_more(sender: Sender, receiver: Sink) -> None:
+async def test_status_410_means_that_the_receiver_wants_no_more(sender: Sender, receiver: Sink) -> None:
     receiver.answer = Answer(status=410)
     delivery = await deliver(sender, receiver.url)
     assert delivery.gone
@@ -87,7 +87,7 @@ async def test_410_says_that_the_receiver_wants_no_more(sender: Sender, receiver
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_a_failure_and_nobody_goes_there(sender: Sender, receiver: Sink, status: int) -> None:
+async def test_redirect_is_a_failure_and_is_not_followed(sender: Sender, receiver: Sink, status: int) -> None:
     async with sink() as elsewhere:
         receiver.answer = Answer(status=status, headers={"location": elsewhere.url})
         delivery = await deliver(sender, receiver.url)
@@ -133,7 +133,7 @@ async def test_loopback_is_refused_unless_it_is_allowed(receiver: Sink) -> None:
     assert receiver.received == []
 
 
-async def test_a_malformed_url_is_refused_without_repeating_it(sender: Sender) -> None:
+async def test_malformed_url_is_refused_without_repeating_it(sender: Sender) -> None:
     delivery = await deliver(sender, "https://user:secret@127.0.0.1/?token=secret")
     assert delivery.rule == "bad_url"
     assert "secret" not in delivery.reason
@@ -163,14 +163,14 @@ async def test_unresolved_name_is_a_failure_but_breaks_no_rule(sender: Sender) -
     assert delivery == Delivery(ok=False, reason="nowhere.example does not resolve")
 
 
-async def test_a_receiver_that_never_answers_is_given_up() -> None:
+async def test_receiver_that_never_answers_is_given_up() -> None:
     async with sink() as receiver:
         receiver.answer = Answer(delay_s=60)
         delivery = await deliver(Sender(LOOPBACK, timeout_s=0.3), receiver.url)
         assert delivery == Delivery(ok=False, reason="no answer within 0.3 s")
 
 
-async def test_a_name_server_that_never_answers_is_given_up() -> None:
+async def test_name_server_that_never_answers_is_given_up() -> None:
     async def silent(host: str, port: int) -> Sequence[str]:
         await asyncio.Event().wait()
         raise AssertionError
@@ -179,34 +179,34 @@ async def test_a_name_server_that_never_answers_is_given_up() -> None:
     assert delivery == Delivery(ok=False, reason="no answer within 0.05 s")
 
 
-async def test_a_huge_answer_is_not_read_to_its_end(sender: Sender, receiver: Sink) -> None:
+async def test_huge_answer_is_not_read_to_its_end(sender: Sender, receiver: Sink) -> None:
     receiver.answer = Answer(body_bytes=512 * 1024 * 1024)
     assert await deliver(sender, receiver.url) == Delivery(ok=True, status=200)
     assert receiver.sent_bytes < 32 * 1024 * 1024  # what the sockets' buffers swallowed
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_the_status_counts_even_if_the_answer_never_ends(receiver: Sink, status: int) -> None:
+async def test_status_counts_even_if_the_answer_never_ends(receiver: Sink, status: int) -> None:
     receiver.answer = Answer(status=status, stall=True)
     delivery = await deliver(Sender(LOOPBACK, timeout_s=0.3), receiver.url)
     assert (delivery.ok, delivery.status) == (status == 200, status)
 
 
-async def test_a_refused_connection_is_a_failure(sender: Sender) -> None:
+async def test_refused_connection_is_a_failure(sender: Sender) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     delivery = await deliver(sender, f"http://127.0.0.1:{port}/?token=secret")
     assert delivery == Delivery(ok=False, reason="no connection")
 
 
-async def test_a_reset_connection_is_a_failure(sender: Sender, receiver: Sink) -> None:
+async def test_reset_connection_is_a_failure(sender: Sender, receiver: Sink) -> None:
     receiver.answer = Answer(reset=True)
     assert await deliver(sender, receiver.url) == Delivery(ok=False, reason="the connection broke")
     assert len(receiver.received) == 1  # a POST whose fate is unknown is not sent again behind the caller's back
 
 
 @pytest.mark.parametrize("answer", [b"", b"not http at all\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000])
-async def test_an_answer_that_is_not_http_is_a_failure(sender: Sender, answer: bytes) -> None:
+async def test_answer_that_is_not_http_is_a_failure(sender: Sender, answer: bytes) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -231,7 +231,7 @@ async def test_proxies_of_the_environment_are_not_used(receiver: Sink, monkeypat
     assert (await deliver(Sender(LOOPBACK), receiver.url)).ok
 
 
-async def test_nothing_of_one_delivery_is_carried_into_the_next(sender: Sender, receiver: Sink) -> None:
+async def test_state_of_one_delivery_is_not_carried_into_the_next(sender: Sender, receiver: Sink) -> None:
     receiver.answer = Answer(headers={"set-cookie": "session=1; Path=/"})
     assert (await deliver(sender, receiver.url)).ok
     assert (await deliver(sender, receiver.url)).ok
@@ -246,7 +246,7 @@ async def test_malformed_secret_raises_and_nothing_is_sent(sender: Sender, recei
     assert receiver.received == []
 
 
-async def test_a_dead_host_keeps_its_own_places_and_no_others(receiver: Sink) -> None:
+async def test_dead_host_uses_only_its_own_permits(receiver: Sink) -> None:
     async with sink() as dead:
         dead.answer = Answer(delay_s=60)
 
@@ -310,7 +310,7 @@ async def test_silent_hosts_leave_connections_for_other_hosts(receiver: Sink) ->
         task.cancel()
 
 
-async def test_more_than_the_places_of_all_wait_and_none_fails() -> None:
+async def test_deliveries_beyond_all_permits_wait_and_none_fails() -> None:
     now, most, full, go = 0, 0, asyncio.Event(), asyncio.Event()
 
     async def counted(host: str, port: int) -> Sequence[str]:

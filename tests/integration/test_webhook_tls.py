@@ -57,14 +57,14 @@ async def test_tls_and_host_header_use_the_name_of_the_receiver(
         assert f"\r\nhost: hook.example:{sink.port}\r\n" in head.lower()
 
 
-async def test_the_last_dot_of_a_name_is_in_no_certificate(authority: Authority) -> None:
+async def test_trailing_dot_of_a_host_name_is_ignored(authority: Authority) -> None:
     async with secure_sink(authority.shown_by("hook.example")) as sink:
         assert (await deliver(f"https://hook.example.:{sink.port}/", tls=authority.trusted())).ok
         assert sink.greeted == ["hook.example"]
 
 
 @pytest.mark.parametrize("host", ["other.example", "sub.hook.example", "127.0.0.1"])
-async def test_who_shows_another_name_is_told_nothing(authority: Authority, host: str) -> None:
+async def test_receiver_with_another_name_gets_nothing(authority: Authority, host: str) -> None:
     async with secure_sink(authority.shown_by("hook.example")) as sink:
         delivery = await deliver(f"https://{host}:{sink.port}/?token=secret", tls=authority.trusted())
         assert not delivery.ok
@@ -73,7 +73,7 @@ async def test_who_shows_another_name_is_told_nothing(authority: Authority, host
         assert sink.heads == []
 
 
-async def test_a_certificate_of_an_authority_that_nobody_knows_is_refused(authority: Authority) -> None:
+async def test_certificate_of_an_unknown_authority_is_refused(authority: Authority) -> None:
     async with secure_sink(authority.shown_by("hook.example")) as sink:
         delivery = await deliver(f"https://hook.example:{sink.port}/", tls=None)
         assert not delivery.ok
@@ -81,7 +81,7 @@ async def test_a_certificate_of_an_authority_that_nobody_knows_is_refused(author
         assert sink.heads == []
 
 
-async def test_an_authority_of_the_environment_is_not_trusted(
+async def test_authority_from_the_environment_is_not_trusted(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with secure_sink(authority.shown_by("hook.example")) as sink:
@@ -90,7 +90,7 @@ async def test_an_authority_of_the_environment_is_not_trusted(
         assert sink.heads == []
 
 
-async def test_no_host_that_leads_inside_is_ever_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_with_an_internal_address_is_never_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     sender = Sender(AllowList(), resolve=resolve)
 
     async def connected(*_: object) -> None:

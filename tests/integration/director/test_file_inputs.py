@@ -89,9 +89,7 @@ def picture() -> io.BytesIO:
 
 
 @pytest.mark.parametrize("strategy", ["url", "base64"])
-async def test_an_open_file_of_the_official_client_is_read_by_the_model(
-    official: replicate.Client, strategy: Any
-) -> None:
+async def test_model_reads_an_open_file_of_the_official_client(official: replicate.Client, strategy: Any) -> None:
     def run() -> Any:
         return official.run(MODEL, input={"image": picture()}, file_encoding_strategy=strategy, use_file_output=False)
 
@@ -102,7 +100,7 @@ async def test_an_open_file_of_the_official_client_is_read_by_the_model(
     assert answer.headers["content-type"] == "image/png", "the model saw the ending of its name"
 
 
-async def test_the_prediction_shows_what_its_caller_sent(official: replicate.Client, caller: Caller) -> None:
+async def test_prediction_shows_the_input_as_the_caller_sent_it(official: replicate.Client, caller: Caller) -> None:
     file = await to_thread.run_sync(lambda: official.files.create(picture(), filename="a cat.png", metadata={"k": 1}))
     sent = {"image": file.urls["get"]}
     made = await to_thread.run_sync(lambda: official.predictions.create(version=VERSION, input=sent))
@@ -111,7 +109,7 @@ async def test_the_prediction_shows_what_its_caller_sent(official: replicate.Cli
     assert "signature" not in str(ended["input"])
 
 
-async def test_the_official_client_lists_gets_and_deletes_files(official: replicate.Client) -> None:
+async def test_official_client_lists_gets_and_deletes_files(official: replicate.Client) -> None:
     def play() -> None:
         file = official.files.create(picture(), metadata={"k": 1})
         assert (file.name, file.size, file.metadata) == ("cat.png", len(DATA), {"k": 1})
@@ -124,7 +122,7 @@ async def test_the_official_client_lists_gets_and_deletes_files(official: replic
     await to_thread.run_sync(play)
 
 
-async def test_another_accounts_file_is_not_fetched(
+async def test_file_of_another_account_is_not_fetched(
     official: replicate.Client, live: LiveApi, caller: Caller, redis: Redis
 ) -> None:
     other = replicate.Client(api_token=await Accounts(redis).create_token("other"), base_url=live.url)
@@ -138,7 +136,7 @@ async def test_another_accounts_file_is_not_fetched(
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "file:///etc/hostname", "etc/hostname", " https://x"])
-async def test_a_path_never_reaches_the_model(official: replicate.Client, live: LiveApi, path: str) -> None:
+async def test_path_never_reaches_the_model(official: replicate.Client, live: LiveApi, path: str) -> None:
     headers = dict(official._client.headers)
     async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
         answer = await client.post(f"{live.url}/v1/predictions", json={"version": VERSION, "input": {"image": path}})

@@ -111,7 +111,7 @@ def settings(folder: Path, **given: Any) -> dict[str, Any]:
     return {"files_dir": str(folder), "webhook_allow": "loopback", **given}
 
 
-async def test_files_that_a_model_yields_are_at_their_addresses_while_it_runs_and_after(
+async def test_yielded_files_have_addresses_during_and_after_the_run(
     caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient, gate: Gate
 ) -> None:
     async with live_director(server.url, files_url, **settings(folder)):
@@ -128,7 +128,7 @@ async def test_files_that_a_model_yields_are_at_their_addresses_while_it_runs_an
     assert max(map(len, events)) < 1000
 
 
-async def test_of_an_object_only_the_file_is_replaced(
+async def test_only_the_file_in_an_object_is_replaced(
     caller: Caller, server: RedisServer, whole_url: str, folder: Path, api: httpx.AsyncClient
 ) -> None:
     async with live_director(server.url, whole_url, **settings(folder)):
@@ -137,7 +137,9 @@ async def test_of_an_object_only_the_file_is_replaced(
     assert await fetched(api, output["picture"]) == b"j" * 12_000_000  # more than Redis would ever be given
 
 
-async def test_every_webhook_tells_addresses(caller: Caller, server: RedisServer, files_url: str, folder: Path) -> None:
+async def test_every_webhook_contains_the_addresses(
+    caller: Caller, server: RedisServer, files_url: str, folder: Path
+) -> None:
     async with sink() as receiver, live_director(server.url, files_url, **settings(folder)):
         asked = await caller.submit(n=3, size=50_000, webhook=receiver.url, events="start,output,completed")
         ended = await caller.ended(asked)
@@ -150,15 +152,13 @@ async def test_every_webhook_tells_addresses(caller: Caller, server: RedisServer
         assert (body["output"] or []) == ended["output"][: len(body["output"] or [])]
 
 
-async def test_without_a_store_the_output_is_what_the_model_server_said(
-    caller: Caller, server: RedisServer, files_url: str
-) -> None:
+async def test_output_stays_unchanged_without_a_store(caller: Caller, server: RedisServer, files_url: str) -> None:
     async with live_director(server.url, files_url):
         output = (await caller.ended(await caller.submit(n=1)))["output"]
     assert output[0].startswith("data:image/png;base64,")
 
 
-async def test_short_text_stays_and_long_text_is_a_file(
+async def test_short_text_stays_and_long_text_becomes_a_file(
     caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient
 ) -> None:
     async with live_director(server.url, files_url, **settings(folder)):
@@ -168,7 +168,7 @@ async def test_short_text_stays_and_long_text_is_a_file(
     assert await fetched(api, long) == bytes(5_000)
 
 
-async def test_a_store_that_cannot_be_written_fails_the_prediction_and_not_the_director(
+async def test_unwritable_store_fails_the_prediction_but_not_the_director(
     caller: Caller,
     server: RedisServer,
     files_url: str,
@@ -193,7 +193,7 @@ async def test_a_store_that_cannot_be_written_fails_the_prediction_and_not_the_d
     await caller.nothing_is_left()
 
 
-async def test_a_store_that_hangs_hangs_nobody(
+async def test_hanging_store_blocks_no_other_prediction(
     caller: Caller, server: RedisServer, files_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
@@ -213,7 +213,7 @@ async def test_a_store_that_hangs_hangs_nobody(
 # ---- as long as the data ----
 
 
-async def test_files_are_deleted_with_the_data_and_no_sooner(
+async def test_files_are_deleted_together_with_the_data(
     caller: Caller,
     server: RedisServer,
     redis: Redis,
@@ -245,7 +245,7 @@ async def test_files_are_deleted_with_the_data_and_no_sooner(
     assert await tidier.run_once() == Tidied(seen=2)
 
 
-async def test_the_data_lives_as_long_as_the_setting_says_and_the_address_at_least_as_long(
+async def test_address_lasts_at_least_as_long_as_the_data(
     caller: Caller, server: RedisServer, redis: Redis, files_url: str, folder: Path, api: httpx.AsyncClient
 ) -> None:
     given = settings(folder, data_ttl_s=1, run_limit_s=1)
@@ -275,7 +275,7 @@ async def address(caller: Caller, server: RedisServer, whole_url: str, folder: P
     return str(output["picture"]).removeprefix(URL)
 
 
-async def test_a_file_is_answered_with_its_type_and_trusted_with_nothing(address: str, api: httpx.AsyncClient) -> None:
+async def test_file_is_served_with_its_type_and_strict_security_headers(address: str, api: httpx.AsyncClient) -> None:
     answer = await api.get(address)
     head = await api.head(address)
     part = await api.get(address, headers={"Range": "bytes=2-4"})
@@ -290,7 +290,7 @@ async def test_a_file_is_answered_with_its_type_and_trusted_with_nothing(address
         assert headers["access-control-allow-origin"] == "*"
 
 
-async def test_an_address_that_was_changed_or_is_over_is_refused(address: str, api: httpx.AsyncClient) -> None:
+async def test_changed_or_expired_address_is_refused(address: str, api: httpx.AsyncClient) -> None:
     url = httpx.URL(address)
     changed = [
         url.path,
@@ -307,17 +307,17 @@ async def test_an_address_that_was_changed_or_is_over_is_refused(address: str, a
 @pytest.mark.parametrize(
     "path", ["/v1/outputs/", "/v1/outputs/..%2f..%2fetc%2fpasswd", "/v1/outputs/%2e%2e", "/v1/outputs/a%00.png"]
 )
-async def test_nothing_else_in_the_world_is_a_file(path: str, api: httpx.AsyncClient) -> None:
+async def test_other_paths_are_no_files(path: str, api: httpx.AsyncClient) -> None:
     assert (await api.get(path)).status_code == 404
 
 
-async def test_a_service_without_a_store_has_no_files(address: str, server: RedisServer) -> None:
+async def test_service_without_a_store_has_no_files(address: str, server: RedisServer) -> None:
     async with api_client(ApiSettings(redis_url=server.url)) as api:
         assert (await api.get(address)).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["page.html", "page.svg"])
-async def test_what_a_browser_could_run_is_only_saved(
+async def test_active_content_is_only_downloaded(
     caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient, name: str
 ) -> None:
     async with live_director(server.url, files_url, **settings(folder, inline_text_bytes=0)):

@@ -41,7 +41,7 @@ def leave(runs: Path, name: str, *, quiet_s: float = 0, size: int = 0) -> Path:
     return home
 
 
-async def test_this_is_what_coglet_leaves_and_all_of_it_goes(
+async def test_everything_that_coglet_leaves_is_deleted(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, runs: Path
 ) -> None:
     async with live_director(server.url, cog_url, max_output_bytes=64 << 20):
@@ -60,7 +60,7 @@ async def test_this_is_what_coglet_leaves_and_all_of_it_goes(
     assert list(runs.iterdir()) == []
 
 
-async def test_nothing_of_a_run_that_has_not_ended_goes(
+async def test_files_of_a_running_prediction_are_kept(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, runs: Path, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url):
@@ -74,14 +74,14 @@ async def test_nothing_of_a_run_that_has_not_ended_goes(
     assert await Leftovers(runs, redis, SystemClock()).run_once() == 1
 
 
-async def test_one_that_redis_does_not_know_goes_after_a_day(caller: Caller, redis: Redis, runs: Path) -> None:
+async def test_unknown_leftovers_are_deleted_after_a_day(caller: Caller, redis: Redis, runs: Path) -> None:
     young, old = (leave(runs, caller.new_id(), quiet_s=quiet_s) for quiet_s in (UNKNOWN_S - 60, UNKNOWN_S + 60))
     assert await Leftovers(runs, redis, SystemClock()).run_once() == 1
     assert young.exists()
     assert not old.exists()
 
 
-async def test_what_was_written_to_lately_stays_though_its_folder_is_old(
+async def test_recently_written_leftovers_stay_though_their_folder_is_old(
     caller: Caller, redis: Redis, runs: Path
 ) -> None:
     home = leave(runs, caller.new_id(), quiet_s=2 * UNKNOWN_S)
@@ -89,7 +89,7 @@ async def test_what_was_written_to_lately_stays_though_its_folder_is_old(
     assert await Leftovers(runs, redis, SystemClock()).run_once() == 0
 
 
-async def test_strangers_and_links_are_left_alone(caller: Caller, redis: Redis, runs: Path, tmp_path: Path) -> None:
+async def test_foreign_files_and_links_are_left_alone(caller: Caller, redis: Redis, runs: Path, tmp_path: Path) -> None:
     leave(runs, "somebody-elses", quiet_s=2 * UNKNOWN_S)
     precious = leave(tmp_path / "elsewhere", caller.new_id(), quiet_s=2 * UNKNOWN_S)
     (runs / precious.name).symlink_to(precious)
@@ -103,7 +103,7 @@ async def test_strangers_and_links_are_left_alone(caller: Caller, redis: Redis, 
 
 
 @pytest.mark.parametrize("link", ["coglet", "coglet/predictions"])
-async def test_a_folder_that_was_put_in_its_place_is_not_entered(
+async def test_replaced_folder_is_not_entered(
     caller: Caller, redis: Redis, tmp_path: Path, link: str, caplog: Any
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -117,9 +117,7 @@ async def test_a_folder_that_was_put_in_its_place_is_not_entered(
     assert caplog.messages.count("leftovers of model servers cannot be deleted") == 1
 
 
-async def test_many_are_gone_through_and_none_that_stays_keeps_another(
-    caller: Caller, redis: Redis, runs: Path
-) -> None:
+async def test_leftover_that_stays_does_not_protect_others(caller: Caller, redis: Redis, runs: Path) -> None:
     ids = [caller.new_id() for _ in range(250)]
     for number, name in enumerate(ids):
         leave(runs, name, quiet_s=2 * UNKNOWN_S)
@@ -131,12 +129,12 @@ async def test_many_are_gone_through_and_none_that_stays_keeps_another(
         await redis.delete(keys.record(name))
 
 
-async def test_where_no_server_ran_anything_there_is_nothing_to_say(redis: Redis, tmp_path: Path, caplog: Any) -> None:
+async def test_missing_folder_is_not_reported(redis: Redis, tmp_path: Path, caplog: Any) -> None:
     assert await Leftovers(tmp_path / "none" / "yet", redis, SystemClock()).run_once() == 0
     assert caplog.messages == []
 
 
-async def test_a_director_that_is_told_the_folder_clears_it_up(
+async def test_director_with_a_configured_folder_cleans_it(
     caller: Caller, server: RedisServer, cog_url: str, runs: Path
 ) -> None:
     home = leave(runs, caller.new_id(), quiet_s=2 * UNKNOWN_S)

@@ -28,7 +28,7 @@ SLOW = """
 """
 
 
-async def test_a_server_whose_process_is_gone_does_not_stop_the_other_and_is_used_again(
+async def test_dead_server_does_not_stop_the_other_and_is_used_again(
     caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
 ) -> None:
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, cog_url) as director:
@@ -48,7 +48,7 @@ async def test_a_server_whose_process_is_gone_does_not_stop_the_other_and_is_use
         assert sorted([(await caller.record(each)).attempt for each in held]) == [1, 2]
 
 
-async def test_a_server_that_fails_every_run_rests_and_the_other_does_the_work(
+async def test_server_that_fails_every_run_rests_while_the_other_works(
     caller: Caller, server: RedisServer, cog_url: str
 ) -> None:
     async with scripted_cog() as broken:
@@ -66,9 +66,7 @@ async def test_a_server_that_fails_every_run_rests_and_the_other_does_the_work(
         assert broken.asked("POST", "/shutdown"), "a new start may help it"
 
 
-async def test_one_account_s_failing_inputs_hold_up_nobody_else(
-    caller: Caller, server: RedisServer, cog_url: str
-) -> None:
+async def test_failing_inputs_of_one_account_delay_no_other(caller: Caller, server: RedisServer, cog_url: str) -> None:
     other = Caller(caller.redis, caller.scripts, account="other")
     async with live_director(server.url, cog_url, max_failures=2) as director:
         await caller.ended(await caller.submit(n=1))
@@ -79,7 +77,7 @@ async def test_one_account_s_failing_inputs_hold_up_nobody_else(
         assert (await other.ended(await other.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_a_server_that_lets_the_director_in_no_more_is_not_ready_and_costs_no_prediction_anything(
+async def test_server_that_rejects_the_director_is_not_ready_and_costs_nothing(
     caller: Caller, server: RedisServer, redis: Redis
 ) -> None:
     async with scripted_cog() as cog:
@@ -111,7 +109,7 @@ async def test_a_server_that_lets_the_director_in_no_more_is_not_ready_and_costs
         assert not cog.asked("POST", "/shutdown")
 
 
-async def test_a_server_that_refuses_all_uses_up_no_claims_and_no_attempts(
+async def test_server_that_refuses_everything_uses_up_no_claims_or_attempts(
     caller: Caller, server: RedisServer, redis: Redis
 ) -> None:
     async with scripted_cog() as cog:
@@ -130,7 +128,7 @@ async def test_a_server_that_refuses_all_uses_up_no_claims_and_no_attempts(
         assert not cog.asked("POST", "/shutdown")
 
 
-async def test_of_a_server_with_fewer_slots_than_we_were_told_no_more_are_used_after_one_new_start(
+async def test_overstated_slots_are_corrected_after_one_restart_of_the_server(
     caller: Caller, server: RedisServer, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.runners.cog.SLOT_PATIENCE_S", 0.1)
@@ -149,7 +147,7 @@ async def test_of_a_server_with_fewer_slots_than_we_were_told_no_more_are_used_a
         assert {(await caller.record(each)).attempt for each in asked} == {1}
 
 
-async def test_a_server_that_a_stranger_keeps_busy_is_found_though_nobody_asks_for_anything(
+async def test_server_kept_busy_by_a_foreign_client_is_noticed_while_idle(
     caller: Caller, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.fleet.STRANGER_S", 0.01)
@@ -160,9 +158,7 @@ async def test_a_server_that_a_stranger_keeps_busy_is_found_though_nobody_asks_f
             await eventually(lambda: cog.asked("POST", "/shutdown"), "it is asked to end")
 
 
-async def test_a_server_whose_setup_failed_is_started_anew_where_that_is_asked_for(
-    server: RedisServer, folder: Path
-) -> None:
+async def test_failed_setup_is_repeated_where_the_setting_asks_for_it(server: RedisServer, folder: Path) -> None:
     async with (
         supervised_cog(folder, stub="predict.py:Broken", until="SETUP_FAILED") as cog,
         live_director(server.url, cog.url, setup_retry_s=0.05),

@@ -34,7 +34,7 @@ async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str)
     )
 
 
-async def test_runs_are_counted_by_how_they_end_and_timed(
+async def test_runs_are_counted_by_outcome_and_timed(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     queue = caller.queue
@@ -73,7 +73,7 @@ async def test_runs_are_counted_by_how_they_end_and_timed(
         assert private not in shown.text.replace("HTTP", "")
 
 
-async def test_a_server_that_is_away_is_told_by_the_name_of_its_model(server: RedisServer, caller: Caller) -> None:
+async def test_unavailable_server_is_reported_with_its_model(server: RedisServer, caller: Caller) -> None:
     async with directing(server.url, f"http://127.0.0.1:{free_port()}", version="") as http:
         shown = await shows(http, "director_servers", 1, queue=MODEL, state="unreachable")
         assert shown.value("director_permits", queue=MODEL) == 0

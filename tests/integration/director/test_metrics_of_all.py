@@ -74,7 +74,7 @@ async def _answers(http: httpx.AsyncClient) -> bool:
         return False
 
 
-async def test_what_three_processes_show_is_what_happened(
+async def test_metrics_of_three_processes_match_what_happened(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tmp_path: Path
 ) -> None:
     token, queue = await Accounts(caller.redis).create_token("its-caller"), caller.queue

@@ -41,7 +41,7 @@ def asking(judge: Sink, **given: Any) -> dict[str, Any]:
     return {"moderation_url": judge.url, "moderation_secret": SECRET, **given}
 
 
-async def test_an_output_is_asked_about_once_and_shown_when_it_was_allowed(
+async def test_output_is_moderated_once_and_shown_when_allowed(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink
 ) -> None:
     async with live_director(server.url, cog_url, **asking(judge)):
@@ -54,7 +54,7 @@ async def test_an_output_is_asked_about_once_and_shown_when_it_was_allowed(
     assert "output" not in await caller.kinds(asked)
 
 
-async def test_nothing_of_the_output_is_shown_before(
+async def test_output_is_hidden_before_moderation(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink, gate: Gate
 ) -> None:
     async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback", **asking(judge)):
@@ -70,7 +70,7 @@ async def test_nothing_of_the_output_is_shown_before(
     assert completed == ["a0", "a1"]
 
 
-async def test_a_refused_output_is_a_failure_and_its_files_are_gone(
+async def test_refused_output_fails_the_prediction_and_its_files_are_deleted(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink, tmp_path: Path
 ) -> None:
     judge.answer = REFUSED
@@ -85,7 +85,7 @@ async def test_a_refused_output_is_a_failure_and_its_files_are_gone(
     assert await caller.redis.hget(keys.output_data(ended["id"]), "output") in (None, b"")
 
 
-async def test_a_held_output_is_asked_about_until_somebody_answers(
+async def test_held_output_is_asked_about_until_an_answer_comes(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink
 ) -> None:
     strange = [
@@ -108,7 +108,7 @@ async def test_a_held_output_is_asked_about_until_somebody_answers(
     assert len({each.headers["webhook-id"] for each in judge.received}) == 1
 
 
-async def test_a_held_output_fails_at_the_run_limit(
+async def test_held_output_fails_at_the_run_limit(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink
 ) -> None:
     judge.answer = Answer(status=503)
@@ -118,7 +118,7 @@ async def test_a_held_output_fails_at_the_run_limit(
     assert ended["error"] == "No verdict on the output came in time."
 
 
-async def test_a_held_output_ends_when_its_caller_cancels(
+async def test_held_output_ends_when_its_caller_cancels(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink
 ) -> None:
     judge.answer = Answer(status=503)
@@ -130,7 +130,7 @@ async def test_a_held_output_ends_when_its_caller_cancels(
     assert (ended["status"], ended["output"]) == ("canceled", None)
 
 
-async def test_a_held_output_is_given_back_unspent_by_a_director_that_leaves(
+async def test_departing_director_releases_a_held_output_unspent(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink
 ) -> None:
     judge.answer = Answer(status=503)
@@ -146,7 +146,7 @@ async def test_a_held_output_is_given_back_unspent_by_a_director_that_leaves(
     assert (record.attempt, record.claims) == (1, 2)
 
 
-async def test_where_silence_releases_an_output_nobody_waits(
+async def test_silence_that_approves_delays_no_output(
     caller: Caller, server: RedisServer, cog_url: str, judge: Sink
 ) -> None:
     dead = f"http://127.0.0.1:{free_port()}/"
@@ -168,7 +168,7 @@ async def test_where_silence_releases_an_output_nobody_waits(
         ({"moderation_secret": "whsec_aGk="}, "DIRECTOR_MODERATION_SECRET: .* 24 to 64 bytes"),
     ],
 )
-async def test_a_moderation_that_cannot_be_asked_is_said_at_the_start(
+async def test_unreachable_moderation_is_reported_at_the_start(
     server: RedisServer, given: dict[str, Any], why: str
 ) -> None:
     given = {"moderation_url": "http://x", "moderation_secret": SECRET, **given}

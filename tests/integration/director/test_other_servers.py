@@ -36,7 +36,7 @@ async def jobs(url: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_predictions_run_fail_and_are_refused_as_on_cog(
+async def test_predictions_succeed_fail_and_are_refused_as_on_cog(
     caller: Caller, server: RedisServer, model: ModelServer, kind: str
 ) -> None:
     async with live_director(server.url, model.url, concurrent_predictions=2, **driven(kind)):
@@ -48,7 +48,7 @@ async def test_predictions_run_fail_and_are_refused_as_on_cog(
     assert (invalid["status"], invalid["code"]) == ("failed", "invalid_input")
 
 
-async def test_a_run_that_nobody_can_stop_is_canceled_at_once_and_no_other_one_uses_its_slot(
+async def test_canceled_unstoppable_run_keeps_its_slot(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     async with live_director(server.url, model.url, **driven("polling", cancel_endpoint_template="")) as director:
@@ -67,7 +67,7 @@ async def test_a_run_that_nobody_can_stop_is_canceled_at_once_and_no_other_one_u
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_a_cancel_reaches_the_server(
+async def test_cancel_reaches_the_server(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate, kind: str
 ) -> None:
     async with live_director(server.url, model.url, **driven(kind)):
@@ -78,7 +78,7 @@ async def test_a_cancel_reaches_the_server(
         await eventually(Path(f"{gate}.stopped").exists, "the server stopped it")
 
 
-async def test_text_is_shown_as_it_comes_and_its_numbers_are_kept(
+async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     async with live_director(server.url, model.url, **driven("openai")):
@@ -93,7 +93,7 @@ async def test_text_is_shown_as_it_comes_and_its_numbers_are_kept(
     assert (failed["status"], failed["output"], failed["error"]) == ("failed", ["a0", "a1", "a2"], "it went wrong")
 
 
-async def test_the_header_of_the_settings_reaches_the_server_and_no_log(
+async def test_configured_header_reaches_the_server_but_no_log(
     caller: Caller, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scripted_cog() as scripted:
@@ -107,7 +107,7 @@ async def test_the_header_of_the_settings_reaches_the_server_and_no_log(
     assert "s3cret" not in caplog.text
 
 
-async def test_the_run_of_a_director_that_died_is_followed_by_the_next_one(
+async def test_next_director_follows_the_run_of_a_dead_one(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     before = await jobs(model.url)
@@ -124,7 +124,7 @@ async def test_the_run_of_a_director_that_died_is_followed_by_the_next_one(
     assert await jobs(model.url) == before + 1
 
 
-async def test_a_drain_leaves_the_run_to_the_next_director_and_counts_no_attempt(
+async def test_drain_leaves_the_run_to_the_next_director_without_an_attempt(
     caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
 ) -> None:
     before = await jobs(model.url)
@@ -141,9 +141,7 @@ async def test_a_drain_leaves_the_run_to_the_next_director_and_counts_no_attempt
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_a_server_that_died_gets_work_again_when_it_is_back(
-    caller: Caller, server: RedisServer, gate: Gate, kind: str
-) -> None:
+async def test_restarted_server_gets_work_again(caller: Caller, server: RedisServer, gate: Gate, kind: str) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     given = driven(kind, **({"away_s": 0.2} if kind == "polling" else {}))

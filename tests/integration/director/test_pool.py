@@ -74,7 +74,7 @@ def pool_file(folder: Path, *urls: str) -> Path:
     return path
 
 
-async def test_each_model_is_run_on_its_own_servers_and_shown(
+async def test_each_model_uses_its_own_servers_and_is_shown(
     caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
 ) -> None:
     async with at_work(two(server.url, cog_url, second_cog_url)) as (pool, http):
@@ -96,7 +96,7 @@ async def test_each_model_is_run_on_its_own_servers_and_shown(
     assert len(names) == 2, "each is a consumer of its own"
 
 
-async def test_connections_to_redis_are_shared_and_each_model_has_its_own_to_wait_by(
+async def test_models_share_connections_except_for_waiting(
     caller: Caller, other_caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str
 ) -> None:
     async def waiting() -> int:
@@ -107,7 +107,7 @@ async def test_connections_to_redis_are_shared_and_each_model_has_its_own_to_wai
         await eventually(waiting, "each waits at its bell, and for cancels", until=(before + 4).__eq__)
 
 
-async def test_a_model_whose_server_is_gone_holds_up_no_other_and_comes_back(
+async def test_model_without_its_server_delays_no_other_and_recovers(
     caller: Caller, other_caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
 ) -> None:
     async with (
@@ -129,7 +129,7 @@ async def test_a_model_whose_server_is_gone_holds_up_no_other_and_comes_back(
         assert (await other_caller.record(kept)).attempt == 1
 
 
-async def test_a_model_that_has_no_server_is_named_and_the_other_one_works(
+async def test_model_without_a_server_is_named_while_the_other_works(
     caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
@@ -141,7 +141,7 @@ async def test_a_model_that_has_no_server_is_named_and_the_other_one_works(
     assert answer.json()["models"][OTHER]["status"] == "ready"
 
 
-async def test_a_model_that_cannot_be_served_ends_alone(
+async def test_model_that_cannot_be_served_stops_alone(
     caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str
 ) -> None:
     twin = VERSION[:12] + "f" * 52  # another version with the first digits of one that there is
@@ -156,7 +156,7 @@ async def test_a_model_that_cannot_be_served_ends_alone(
         assert (await missing(http)).keys() == {label}
 
 
-async def test_a_signal_drains_all_of_them(
+async def test_signal_drains_all_models(
     caller: Caller,
     other_caller: Caller,
     server: RedisServer,
@@ -182,7 +182,7 @@ async def test_a_signal_drains_all_of_them(
         assert (record.status, record.claims) == ("starting", 0)
 
 
-async def test_what_no_director_could_start_with_is_told_with_the_model(server: RedisServer) -> None:
+async def test_settings_error_names_the_model(server: RedisServer) -> None:
     models = two(server.url, "http://gpu-1:5000", "http://gpu-2:5000")
     models[1] = settings_for(
         server.url, ["http://gpu-2:5000"], model=PAINTER, version="", kind="training", runner="openai"
@@ -199,7 +199,7 @@ async def test_what_no_director_could_start_with_is_told_with_the_model(server: 
         pytest.param([], "`slotz` is not a field of a model", id="wrong file"),
     ],
 )
-async def test_a_wrong_start_is_one_line(options: Sequence[str], why: str, tmp_path: Path) -> None:
+async def test_invalid_start_is_reported_in_one_line(options: Sequence[str], why: str, tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text('[[model]]\nname = "acme/one"\nservers = ["http://127.0.0.1:1"]\nslotz = 1\n')
     command = [sys.executable, "-m", "director", "run", "--config", str(path), *options]

@@ -22,7 +22,7 @@ from tests.support.servers import RedisServer
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_output_is_seen_while_it_runs_and_the_end_has_all_of_it(
+async def test_output_is_seen_during_the_run_and_complete_at_its_end(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url):
@@ -43,7 +43,7 @@ async def test_output_is_seen_while_it_runs_and_the_end_has_all_of_it(
     await caller.nothing_is_left()
 
 
-async def test_progress_is_seen_also_of_a_server_that_does_not_stream(
+async def test_progress_is_also_seen_from_a_server_without_streaming(
     caller: Caller, server: RedisServer, answered_cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, answered_cog_url):
@@ -53,7 +53,7 @@ async def test_progress_is_seen_also_of_a_server_that_does_not_stream(
         assert (await caller.ended(asked))["output"] == ["a0", "a1"]
 
 
-async def test_the_events_of_a_run_are_in_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
+async def test_events_of_a_run_are_in_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
     async with live_director(server.url, cog_url):
         asked = await caller.submit(n=2)
         await caller.ended(asked)
@@ -62,7 +62,7 @@ async def test_the_events_of_a_run_are_in_order(caller: Caller, server: RedisSer
     assert [kind for kind in progress if kind == "output"] == ["output", "output"]
 
 
-async def test_a_model_that_raises_fails_with_its_error_and_what_it_had(
+async def test_model_that_raises_fails_with_its_error_and_partial_output(
     caller: Caller, server: RedisServer, cog_url: str, answered_cog_url: str
 ) -> None:
     for url in (cog_url, answered_cog_url):
@@ -75,7 +75,7 @@ async def test_a_model_that_raises_fails_with_its_error_and_what_it_had(
 
 
 @pytest.mark.parametrize("then", ["", "raise"])
-async def test_a_megabyte_of_logs_is_kept_whole(
+async def test_megabyte_of_logs_is_kept_whole(
     caller: Caller, server: RedisServer, cog_url: str, answered_cog_url: str, then: str
 ) -> None:
     # lines are long where they are streamed: Cog drops what is not read in time
@@ -86,7 +86,7 @@ async def test_a_megabyte_of_logs_is_kept_whole(
         assert ended["logs"] == "".join(f"{line:0{width - 1}d}\n" for line in range(1_000_000 // width))
 
 
-async def test_of_ten_megabytes_of_logs_the_end_is_kept(caller: Caller, server: RedisServer, cog_url: str) -> None:
+async def test_end_of_ten_megabytes_of_logs_is_kept(caller: Caller, server: RedisServer, cog_url: str) -> None:
     async with live_director(server.url, cog_url):
         ended = await caller.ended(await caller.submit(n=0, log=10_000_000, width=20_000))
     first, *rest = ended["logs"].splitlines()
@@ -97,7 +97,7 @@ async def test_of_ten_megabytes_of_logs_the_end_is_kept(caller: Caller, server: 
 
 
 @pytest.mark.parametrize(("size", "code"), [((8 << 20) - 4, None), ((8 << 20) - 3, "output_too_large")])
-async def test_an_output_of_eight_mebibytes_is_the_largest_that_is_kept(
+async def test_output_of_eight_mebibytes_is_the_largest_that_is_kept(
     caller: Caller, server: RedisServer, cog_url: str, size: int, code: str | None
 ) -> None:
     async with live_director(server.url, cog_url):
@@ -109,7 +109,7 @@ async def test_an_output_of_eight_mebibytes_is_the_largest_that_is_kept(
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"  # the slot is free again
 
 
-async def test_a_run_that_hangs_times_out_and_leaves_its_slot(
+async def test_hanging_run_times_out_and_frees_its_slot(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url, run_limit_s=0.3):
@@ -120,7 +120,7 @@ async def test_a_run_that_hangs_times_out_and_leaves_its_slot(
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_a_run_that_cannot_be_stopped_is_ended_all_the_same_and_its_server_anew(
+async def test_unstoppable_run_is_ended_and_its_server_restarted(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(active_claims, "CANCEL_WAIT_S", 0.5)
@@ -133,7 +133,7 @@ async def test_a_run_that_cannot_be_stopped_is_ended_all_the_same_and_its_server
         assert cog.starts == 2
 
 
-async def test_a_server_whose_slot_a_stranger_holds_is_started_anew_and_no_attempt_is_spent(
+async def test_slot_held_by_a_foreign_client_restarts_the_server_without_an_attempt(
     caller: Caller, server: RedisServer, redis: Redis, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.runners.cog.SLOT_PATIENCE_S", 0.1)
@@ -153,7 +153,7 @@ async def test_a_server_whose_slot_a_stranger_holds_is_started_anew_and_no_attem
         assert (record.attempt, record.claims > 1) == (1, True)
 
 
-async def test_a_model_that_kills_its_server_uses_up_its_attempts_and_others_go_on(
+async def test_model_that_kills_its_server_exhausts_attempts_while_others_continue(
     caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
 ) -> None:
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, attempts=2):
@@ -168,7 +168,7 @@ async def test_a_model_that_kills_its_server_uses_up_its_attempts_and_others_go_
             assert cog.starts == 3
 
 
-async def test_run_that_lost_its_server_ends_where_nothing_may_run_twice(
+async def test_run_that_lost_its_server_ends_where_retries_are_forbidden(
     caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
 ) -> None:
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url, on_lost="fail"):
@@ -181,7 +181,7 @@ async def test_run_that_lost_its_server_ends_where_nothing_may_run_twice(
     assert await caller.dead() == [asked]
 
 
-async def test_one_death_of_the_server_costs_an_attempt_and_no_prediction(
+async def test_death_of_the_server_costs_one_attempt_and_no_prediction(
     caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
 ) -> None:
     async with supervised_cog(folder) as cog, live_director(server.url, cog.url):
@@ -194,7 +194,7 @@ async def test_one_death_of_the_server_costs_an_attempt_and_no_prediction(
         assert cog.starts == 2
 
 
-async def test_a_model_whose_setup_fails_gets_no_prediction(caller: Caller, server: RedisServer, folder: Path) -> None:
+async def test_model_with_a_failed_setup_gets_no_prediction(caller: Caller, server: RedisServer, folder: Path) -> None:
     asked = await caller.submit()
     async with (
         cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
@@ -208,7 +208,7 @@ async def test_a_model_whose_setup_fails_gets_no_prediction(caller: Caller, serv
         assert (await caller.record(asked)).claims == 0
 
 
-async def test_wrong_input_that_slipped_past_fails_without_a_start(
+async def test_invalid_input_missed_by_the_api_fails_without_a_start(
     caller: Caller, server: RedisServer, cog_url: str
 ) -> None:
     async with live_director(server.url, cog_url):
@@ -220,7 +220,7 @@ async def test_wrong_input_that_slipped_past_fails_without_a_start(
     assert await caller.kinds(asked) == ["created", "completed"]
 
 
-async def test_the_model_is_in_the_catalogue_with_its_schema_and_its_server(
+async def test_catalogue_shows_the_model_with_its_schema_and_server(
     caller: Caller, server: RedisServer, cog_url: str, catalog: Catalog
 ) -> None:
     async with live_director(server.url, cog_url) as director:
@@ -234,7 +234,7 @@ async def test_the_model_is_in_the_catalogue_with_its_schema_and_its_server(
 # ---- slots ----
 
 
-async def test_two_servers_share_the_work_and_neither_gets_more_than_its_slots(
+async def test_two_servers_share_work_within_their_slots(
     caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
 ) -> None:
     async with live_director(server.url, cog_url, second_cog_url) as director:
@@ -248,7 +248,7 @@ async def test_two_servers_share_the_work_and_neither_gets_more_than_its_slots(
         await eventually(lambda: director.servers.permits.busy, "every permit is left", until=lambda busy: busy == 0)
 
 
-async def test_the_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Caller, server: RedisServer) -> None:
+async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Caller, server: RedisServer) -> None:
     opened = anyio.Event()
     async with scripted_cog() as first, scripted_cog() as second:
         asked = [caller.new_id() for _ in range(9)]
@@ -299,7 +299,7 @@ async def _running(caller: Caller, asked: list[Any]) -> int:
 # ---- answers of Redis that get lost ----
 
 
-async def test_a_claim_whose_answer_was_lost_is_answered_again_and_nothing_twice(
+async def test_lost_answer_of_a_claim_is_repeated_without_duplicates(
     caller: Caller, server: RedisServer, cog_url: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonces: list[str] = []
@@ -321,7 +321,7 @@ async def test_a_claim_whose_answer_was_lost_is_answered_again_and_nothing_twice
     assert (await caller.record(asked)).attempt == 1
 
 
-async def test_a_finish_whose_answer_was_lost_is_asked_again_and_told_once(
+async def test_lost_answer_of_a_finish_leads_to_one_webhook(
     caller: Caller, server: RedisServer, cog_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[bool] = []

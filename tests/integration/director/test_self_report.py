@@ -14,7 +14,7 @@ from tests.support.servers import RedisServer
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_a_director_tells_with_each_beat_what_operators_look_for(
+async def test_heartbeat_reports_what_operators_need(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
 ) -> None:
     async def found() -> DirectorFound | None:

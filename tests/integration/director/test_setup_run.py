@@ -44,7 +44,7 @@ async def shown(server: RedisServer, redis: Redis, path: str) -> Any:
         return (await api.get(path, headers={"authorization": f"Bearer {token}"})).json()
 
 
-async def test_the_last_one_is_kept_and_shown_to_who_may_see_the_version(
+async def test_last_setup_is_kept_and_shown_with_the_version(
     caller: Caller, server: RedisServer, redis: Redis, catalog: Catalog, folder: Path, cog_url: str
 ) -> None:
     path = f"/v1/models/{MODEL}/versions"
@@ -78,7 +78,7 @@ async def test_the_last_one_is_kept_and_shown_to_who_may_see_the_version(
     assert "setup_run" not in listed
 
 
-async def test_one_that_failed_before_the_version_is_known_is_noted_once_it_is(
+async def test_setup_that_failed_before_registration_is_recorded_after_it(
     server: RedisServer, redis: Redis, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.fleet.PAUSES", dict.fromkeys(HealthStatus, 0.02))
@@ -91,7 +91,7 @@ async def test_one_that_failed_before_the_version_is_known_is_noted_once_it_is(
             await noted(catalog, "failed")
 
 
-async def test_operators_see_it_with_its_server(
+async def test_operators_see_the_setup_with_its_server(
     caller: Caller, server: RedisServer, catalog: Catalog, cog_url: str
 ) -> None:
     async with live_director(server.url, cog_url):
@@ -101,7 +101,7 @@ async def test_operators_see_it_with_its_server(
     assert told["setup_run"]["server"] == cog_url
 
 
-async def test_of_a_setup_that_failed_operators_are_told_the_last_line_and_no_control_characters(
+async def test_operators_see_the_last_line_of_a_failed_setup_without_control_characters(
     caller: Caller,
 ) -> None:
     bad = SetupRun(

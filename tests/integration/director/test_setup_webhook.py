@@ -51,7 +51,7 @@ async def running(url: str, *, allow: str = "loopback") -> AsyncGenerator[SetupW
     await sender.aclose()
 
 
-async def test_a_setup_that_went_well_is_told_with_its_logs(server: RedisServer, caller: Caller, cog_url: str) -> None:
+async def test_successful_setup_is_reported_with_its_logs(server: RedisServer, caller: Caller, cog_url: str) -> None:
     async with sink() as receiver, live_director(server.url, cog_url, **settings(receiver.url)):
         await receiver.arrived(1)
         await caller.ended(await caller.submit())
@@ -68,7 +68,7 @@ async def test_a_setup_that_went_well_is_told_with_its_logs(server: RedisServer,
     assert "Server ready" in told["logs"]
 
 
-async def test_so_is_one_that_failed(server: RedisServer, folder: Path) -> None:
+async def test_failed_setup_is_reported_too(server: RedisServer, folder: Path) -> None:
     async with (
         sink() as receiver,
         cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
@@ -81,9 +81,7 @@ async def test_so_is_one_that_failed(server: RedisServer, folder: Path) -> None:
     assert "no weights" in told["logs"]
 
 
-async def test_a_receiver_that_never_answers_keeps_nothing_waiting(
-    server: RedisServer, caller: Caller, cog_url: str
-) -> None:
+async def test_silent_receiver_delays_nothing(server: RedisServer, caller: Caller, cog_url: str) -> None:
     async with sink() as receiver:
         receiver.answer = Answer(delay_s=3600)
         async with live_director(server.url, cog_url, **settings(receiver.url)):
@@ -91,7 +89,7 @@ async def test_a_receiver_that_never_answers_keeps_nothing_waiting(
             assert (await caller.ended(await caller.submit()))["status"] == "succeeded"
 
 
-async def test_it_is_told_again_until_it_is_taken_with_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_is_retried_with_the_same_id_until_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup_webhook, "PAUSES_S", (0.0, 0.0, 0.0))
     async with sink() as receiver, running(receiver.url) as webhook:
         receiver.answers.extend([Answer(status=500), Answer(reset=True)])
@@ -105,7 +103,7 @@ async def test_it_is_told_again_until_it_is_taken_with_the_same_id(monkeypatch: 
     assert ids[0] == ids[1] == ids[2] != ids[3]
 
 
-async def test_one_that_refuses_or_may_not_be_asked_is_left_and_the_log_says_so(
+async def test_refusing_or_forbidden_receiver_is_given_up_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(setup_webhook, "PAUSES_S", (0.0,))
@@ -130,7 +128,7 @@ async def test_one_that_refuses_or_may_not_be_asked_is_left_and_the_log_says_so(
     ],
     ids=["no URL", "no secret", "a secret that is none"],
 )
-def test_what_could_never_be_told_is_refused_at_the_start(url: str, secret: str, named: str) -> None:
+def test_impossible_receiver_is_refused_at_the_start(url: str, secret: str, named: str) -> None:
     given = DirectorSettings(setup_webhook=url, setup_webhook_secret=secret)
     with pytest.raises(SettingsError, match=named):
         SetupWebhook.of(given, Sender(AllowList.parse("")), SystemClock())

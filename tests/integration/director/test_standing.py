@@ -35,7 +35,7 @@ async def reason(caller: Caller, waiting: Any, wanted: str) -> None:
     )
 
 
-async def test_who_waits_is_told_that_servers_start_that_their_setup_failed_and_that_nobody_is_left(
+async def test_waiting_caller_sees_starting_servers_failed_setups_and_missing_directors(
     caller: Caller, server: RedisServer
 ) -> None:
     async with scripted_cog() as cog:
@@ -52,9 +52,7 @@ async def test_who_waits_is_told_that_servers_start_that_their_setup_failed_and_
         assert (await caller.get(waiting))["queue"]["reason"] == "no_director"
 
 
-async def test_slots_count_while_their_server_is_ready_and_until_the_drain_begins(
-    caller: Caller, server: RedisServer
-) -> None:
+async def test_slots_count_from_readiness_to_the_start_of_the_drain(caller: Caller, server: RedisServer) -> None:
     async def slots() -> int:
         return (await caller.scripts.stats(caller.queue)).slots
 
@@ -68,7 +66,7 @@ async def test_slots_count_while_their_server_is_ready_and_until_the_drain_begin
             assert await slots() == 0
 
 
-async def test_a_server_that_shows_its_schema_also_when_setup_failed_has_a_queue_without_a_version_given(
+async def test_server_with_a_failed_setup_has_a_queue_without_a_configured_version(
     caller: Caller, catalog: Catalog, server: RedisServer
 ) -> None:
     async with scripted_cog() as cog:
@@ -82,7 +80,7 @@ async def test_a_server_that_shows_its_schema_also_when_setup_failed_has_a_queue
             await reason(caller, waiting, "setup_failed")
 
 
-async def test_a_queue_that_another_director_registers_meanwhile_is_found(
+async def test_queue_registered_meanwhile_by_another_director_is_found(
     catalog: Catalog, redis: Redis, server: RedisServer, caller: Caller
 ) -> None:
     version = "b2" * 32
@@ -102,9 +100,7 @@ async def test_a_queue_that_another_director_registers_meanwhile_is_found(
                 )
 
 
-async def test_what_the_operator_set_for_the_queue_is_registered(
-    caller: Caller, redis: Redis, server: RedisServer
-) -> None:
+async def test_operators_queue_settings_are_registered(caller: Caller, redis: Redis, server: RedisServer) -> None:
     given: dict[str, Any] = {"breaker_after": 7, "breaker_cool_s": 2.5, "breaker_mode": "fail", "lifetime_s": 90}
     wanted = {"breaker_after": "7", "breaker_cool_ms": "2500", "breaker_mode": "fail", "lifetime_ms": "90000"}
 
@@ -122,7 +118,7 @@ async def test_what_the_operator_set_for_the_queue_is_registered(
         await eventually(policy, "it is registered", until=wanted.__eq__)
 
 
-async def test_a_director_registers_again_what_a_deletion_took_away(
+async def test_director_registers_again_what_a_deletion_removed(
     caller: Caller, server: RedisServer, redis: Redis, catalog: Catalog
 ) -> None:
     async def is_registered() -> bool:

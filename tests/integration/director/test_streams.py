@@ -72,7 +72,7 @@ class Reader:
         )
 
 
-async def test_a_reader_has_every_event_once_and_in_order_though_the_api_is_killed_twice_and_the_director_once(
+async def test_reader_gets_every_event_once_although_processes_are_killed(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     token, port = await Accounts(redis).create_token(ACCOUNT), free_port()
@@ -124,7 +124,7 @@ async def read_leaving(http: httpx.AsyncClient, url: str) -> list[Told]:
 
 
 @pytest.mark.heavy
-async def test_a_run_that_shows_more_than_is_kept_on_its_way_is_told_whole_and_its_log_has_its_bound(
+async def test_run_longer_than_the_log_is_streamed_whole_within_its_bound(
     caller: Caller, server: RedisServer, redis: Redis, tmp_path: Path
 ) -> None:
     token = await Accounts(redis).create_token(ACCOUNT)

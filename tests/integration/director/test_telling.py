@@ -71,7 +71,7 @@ async def owed(redis: Redis, prediction_id: Any) -> int:
 
 
 @pytest.mark.cog
-async def test_every_end_arrives_at_a_receiver_that_failed_and_died_and_lives_again(
+async def test_every_end_reaches_a_receiver_that_failed_died_and_returned(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str
 ) -> None:
     received: list[Received] = []
@@ -102,7 +102,7 @@ def ends_of(received: Sequence[Received]) -> list[str]:
 
 @pytest.mark.cog
 @pytest.mark.heavy
-async def test_so_they_do_under_load_with_everything_as_shipped_and_half_a_minute_of_each(
+async def test_ends_arrive_under_load_with_default_settings(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str
 ) -> None:
     async def under_load(url: str, seconds: float) -> list[str]:
@@ -196,7 +196,7 @@ class Paced:
 @pytest.mark.parametrize(
     ("many", "seed"), [pytest.param(200, 1, id="200"), pytest.param(10_000, 2, id="10,000", marks=pytest.mark.heavy)]
 )
-async def test_the_start_is_told_before_any_output_and_the_end_last(
+async def test_start_is_delivered_before_any_output_and_the_end_last(
     driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, many: int, seed: int
 ) -> None:
     # what is sent once must not be lost to a machine that is busy: this receiver is never away

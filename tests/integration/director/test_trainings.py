@@ -119,7 +119,7 @@ async def ended(api: httpx.AsyncClient, training: dict[str, Any]) -> dict[str, A
     )
 
 
-async def test_a_training_makes_the_version_that_its_output_names(api: httpx.AsyncClient, catalog: Catalog) -> None:
+async def test_training_makes_the_version_that_its_output_names(api: httpx.AsyncClient, catalog: Catalog) -> None:
     training = await train(api, data="poems")
     done = await ended(api, training)
     assert (done["status"], done["error"], done["logs"]) == ("succeeded", None, "reading poems\n")
@@ -137,7 +137,7 @@ async def test_a_training_makes_the_version_that_its_output_names(api: httpx.Asy
     assert (asked.status_code, asked.json()["queue"]["reason"]) == (201, "no_director")
 
 
-async def test_one_that_fails_makes_none_and_says_why(api: httpx.AsyncClient, catalog: Catalog) -> None:
+async def test_failed_training_makes_no_version_and_says_why(api: httpx.AsyncClient, catalog: Catalog) -> None:
     done = await ended(api, await train(api, then="raise"))
     assert (done["status"], done["output"]) == ("failed", None)
     assert "bad data" in done["error"]
@@ -145,7 +145,7 @@ async def test_one_that_fails_makes_none_and_says_why(api: httpx.AsyncClient, ca
     assert await catalog.version_ids(DESTINATION) == ["d4" * 32]
 
 
-async def test_a_cancel_reaches_the_server(api: httpx.AsyncClient, catalog: Catalog, tmp_path: Path) -> None:
+async def test_cancel_reaches_the_server(api: httpx.AsyncClient, catalog: Catalog, tmp_path: Path) -> None:
     training = await train(api, gate=str(tmp_path / "never"))
     await eventually(shown(api, training), "it runs", until=lambda seen: seen["status"] == "processing")
     assert (await api.post(f"/v1/trainings/{training['id']}/cancel")).status_code == 200
@@ -154,7 +154,7 @@ async def test_a_cancel_reaches_the_server(api: httpx.AsyncClient, catalog: Cata
     assert await catalog.version_ids(DESTINATION) == ["d4" * 32]
 
 
-async def test_one_whose_destination_goes_meanwhile_makes_none_and_fails(
+async def test_training_fails_when_its_destination_disappears(
     api: httpx.AsyncClient, redis: Redis, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -167,7 +167,7 @@ async def test_one_whose_destination_goes_meanwhile_makes_none_and_fails(
     assert not await redis.exists(keys.model(DESTINATION)), "a training makes no model"
 
 
-async def test_whichever_attempt_makes_the_version_first_its_weights_stay(
+async def test_weights_of_the_first_attempt_that_makes_the_version_stay(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
 ) -> None:
     done = await ended(api, await train(api, data="a"))
@@ -179,7 +179,7 @@ async def test_whichever_attempt_makes_the_version_first_its_weights_stay(
     assert len(await catalog.version_ids(DESTINATION)) == 2
 
 
-async def test_the_weights_live_as_long_as_the_version_and_not_with_the_training(
+async def test_weights_live_as_long_as_the_version(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     done = await ended(api, await train(api, data="poems"))
@@ -199,7 +199,7 @@ async def test_the_weights_live_as_long_as_the_version_and_not_with_the_training
     assert not await redis.exists(keys.weights(done["id"]))
 
 
-async def test_weights_that_no_store_took_are_not_kept_with_the_version(
+async def test_weights_missing_from_the_store_are_not_kept_with_the_version(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
 ) -> None:
     stored = await scripts.get((await ended(api, await train(api, data="a")))["id"])
@@ -215,7 +215,7 @@ async def test_weights_that_no_store_took_are_not_kept_with_the_version(
     assert version.weights == ""
 
 
-async def test_a_destination_that_goes_at_the_last_moment_is_not_made_again(
+async def test_destination_deleted_at_the_last_moment_is_not_recreated(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = await ended(api, await train(api, data="a"))
@@ -237,7 +237,7 @@ async def test_a_destination_that_goes_at_the_last_moment_is_not_made_again(
     assert not [name for name in await redis.keys("*") if DESTINATION.encode() in name]
 
 
-async def test_the_official_client_creates_gets_lists_and_cancels(
+async def test_official_client_creates_gets_lists_and_cancels(
     server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
 ) -> None:
     kinds, schema = Kinds(redis, scripts, catalog), Raw(json.dumps(SCHEMA).encode())
@@ -266,7 +266,7 @@ async def test_the_official_client_creates_gets_lists_and_cancels(
         official._client.close()  # it has no close of its own
 
 
-async def test_weights_that_are_all_of_an_output_may_be_put_beside_it_and_be_of_any_size(
+async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(
     server: RedisServer, token: str, catalog: Catalog, tmp_path: Path
 ) -> None:
     files, secret, port, size = str(tmp_path / "files"), "a-secret-of-the-test", free_port(), 70 << 20

@@ -70,7 +70,7 @@ def stored(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-async def test_files_are_at_their_addresses_while_it_runs_and_after(
+async def test_files_have_addresses_during_and_after_the_run(
     caller: Caller, server: RedisServer, given: Given, folder: Path, api: httpx.AsyncClient, gate: Gate
 ) -> None:
     async with live_director(server.url, given.url, **given.settings(folder)):
@@ -87,7 +87,7 @@ async def test_files_are_at_their_addresses_while_it_runs_and_after(
     assert len(stored(folder)) == 3
 
 
-async def test_a_file_is_named_after_its_bytes_as_one_in_the_output_is(
+async def test_uploaded_file_is_named_after_its_bytes_as_one_in_the_output(
     caller: Caller, server: RedisServer, given: Given, folder: Path, api: httpx.AsyncClient
 ) -> None:
     async with live_director(server.url, given.url, **given.settings(folder)):
@@ -98,7 +98,7 @@ async def test_a_file_is_named_after_its_bytes_as_one_in_the_output_is(
     assert (await api.get(url.removeprefix("http://api.test"))).headers["content-type"] == "image/png"
 
 
-async def test_a_run_whose_files_are_too_large_together_fails_and_leaves_none_unnamed(
+async def test_files_too_large_in_total_fail_the_run_and_leave_none_unnamed(
     caller: Caller, server: RedisServer, given: Given, folder: Path
 ) -> None:
     async with live_director(server.url, given.url, **given.settings(folder, max_files_bytes=100_000)):
@@ -110,7 +110,7 @@ async def test_a_run_whose_files_are_too_large_together_fails_and_leaves_none_un
     await caller.nothing_is_left()
 
 
-async def test_a_store_that_cannot_be_written_fails_the_prediction(
+async def test_unwritable_store_fails_the_prediction(
     caller: Caller, server: RedisServer, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
@@ -121,7 +121,7 @@ async def test_a_store_that_cannot_be_written_fails_the_prediction(
     assert (ended["status"], ended["code"], ended["output"]) == ("failed", "output_not_stored", None)
 
 
-async def test_a_disk_without_room_fails_the_prediction_and_says_why(
+async def test_full_disk_fails_the_prediction_with_a_reason(
     caller: Caller, server: RedisServer, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def full(*_: object) -> None:
@@ -134,7 +134,7 @@ async def test_a_disk_without_room_fails_the_prediction_and_says_why(
     assert "a file of a run could not be taken: there must be room in TMPDIR" in caplog.messages
 
 
-async def test_a_store_that_hangs_hangs_nobody(
+async def test_hanging_store_blocks_no_other_prediction(
     caller: Caller, server: RedisServer, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
@@ -157,7 +157,7 @@ async def test_a_store_that_hangs_hangs_nobody(
 @pytest.mark.parametrize(
     "secret", ["another-secret-of-it", "", "%2e%2e", "x" * 5000], ids=["wrong", "no", "up", "long"]
 )
-async def test_whoever_does_not_know_the_secret_puts_nothing(
+async def test_upload_without_the_secret_is_refused(
     caller: Caller,
     server: RedisServer,
     given: Given,
@@ -175,7 +175,7 @@ async def test_whoever_does_not_know_the_secret_puts_nothing(
         assert (await caller.ended(asked))["output"] == []
 
 
-async def test_a_file_of_no_run_is_refused_and_one_that_no_output_names_is_not_stored(
+async def test_upload_without_a_run_is_refused_and_unnamed_files_are_not_stored(
     caller: Caller, server: RedisServer, given: Given, folder: Path, stranger: httpx.AsyncClient, gate: Gate
 ) -> None:
     path = f"/uploads/{SECRET}/out.png"
@@ -194,7 +194,7 @@ async def test_a_file_of_no_run_is_refused_and_one_that_no_output_names_is_not_s
     assert b"not of its output" not in only.read_bytes()
 
 
-async def test_what_breaks_off_is_nobody_s_file(
+async def test_interrupted_upload_counts_for_no_prediction(
     caller: Caller, server: RedisServer, given: Given, folder: Path, gate: Gate
 ) -> None:
     async with live_director(server.url, given.url, **given.settings(folder, max_files_bytes=100_000)):
@@ -208,7 +208,7 @@ async def test_what_breaks_off_is_nobody_s_file(
     assert ended["status"] == "succeeded", "what broke off takes no room from the others"
 
 
-async def test_without_a_secret_there_is_no_such_path(
+async def test_upload_path_needs_a_secret(
     caller: Caller, server: RedisServer, given: Given, folder: Path, stranger: httpx.AsyncClient
 ) -> None:
     async with live_director(server.url, given.url, **given.settings(folder, upload_secret="")):
@@ -222,7 +222,7 @@ async def test_without_a_secret_there_is_no_such_path(
 
 
 @pytest.mark.heavy
-async def test_a_large_file_is_never_in_the_memory_of_the_director(
+async def test_large_file_is_never_in_the_memory_of_the_director(
     caller: Caller, server: RedisServer, given: Given, folder: Path
 ) -> None:
     async with director_process(server.url, given.url, **given.settings(folder)) as director:
@@ -236,7 +236,7 @@ async def test_a_large_file_is_never_in_the_memory_of_the_director(
 
 
 @pytest.mark.heavy
-async def test_a_large_file_goes_to_a_bucket(
+async def test_large_file_goes_to_a_bucket(
     caller: Caller, server: RedisServer, given: Given, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in AWS.items():
@@ -259,7 +259,7 @@ def peak(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-async def test_a_director_that_is_killed_leaves_nothing_on_its_disk(
+async def test_killed_director_leaves_nothing_on_its_disk(
     caller: Caller,
     server: RedisServer,
     given: Given,

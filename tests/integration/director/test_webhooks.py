@@ -40,7 +40,7 @@ async def owed(redis: Any, prediction_id: Any) -> float | None:
     return score
 
 
-async def test_start_comes_before_output_before_completed(
+async def test_start_comes_before_output_and_output_before_completed(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback", webhook_interval_s=0):
@@ -66,7 +66,7 @@ async def test_start_comes_before_output_before_completed(
 
 
 @pytest.mark.parametrize(("events", "expected"), [("completed", 1), ("start,completed", 2), ("start", 1)])
-async def test_a_caller_hears_only_what_it_asked_for(
+async def test_caller_gets_only_the_requested_events(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str, events: str, expected: int
 ) -> None:
     async with sink() as receiver:
@@ -80,7 +80,7 @@ async def test_a_caller_hears_only_what_it_asked_for(
     assert await owed(redis, asked) is None
 
 
-async def test_many_outputs_are_few_webhooks_and_the_last_tells_all(
+async def test_many_outputs_are_few_webhooks_and_the_last_has_everything(
     caller: Caller, server: RedisServer, cog_url: str
 ) -> None:
     async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback"):
@@ -90,7 +90,7 @@ async def test_many_outputs_are_few_webhooks_and_the_last_tells_all(
     assert 2 <= len(receiver.received) <= 5
 
 
-async def test_every_webhook_carries_a_signature_that_the_official_client_accepts(
+async def test_official_client_accepts_the_signature_of_every_webhook(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str
 ) -> None:
     async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback"):
@@ -101,7 +101,7 @@ async def test_every_webhook_carries_a_signature_that_the_official_client_accept
         Webhooks.validate(headers=dict(each.headers), body=each.body.decode(), secret=WebhookSigningSecret(key=secret))
 
 
-async def test_a_dead_receiver_holds_neither_the_slot_nor_others(
+async def test_dead_receiver_blocks_neither_the_slot_nor_other_receivers(
     caller: Caller, server: RedisServer, cog_url: str
 ) -> None:
     async with sink() as dead, live_director(server.url, cog_url, webhook_allow="loopback"):
@@ -112,7 +112,7 @@ async def test_a_dead_receiver_holds_neither_the_slot_nor_others(
         assert [body(each)["status"] for each in dead.received] == ["processing"]  # still held there
 
 
-async def test_a_terminal_webhook_that_failed_stays_owed_until_its_next_try(
+async def test_failed_terminal_webhook_stays_owed_until_its_next_attempt(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str
 ) -> None:
     async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback"):
@@ -127,7 +127,7 @@ async def test_a_terminal_webhook_that_failed_stays_owed_until_its_next_try(
     assert before + 1800 <= due <= after + 2200  # the first pause: two seconds, a tenth sooner or later
 
 
-async def test_a_receiver_that_is_not_allowed_is_asked_once_in_words_and_never_reached(
+async def test_forbidden_receiver_is_recorded_as_refused_and_never_reached(
     caller: Caller, server: RedisServer, redis: Redis, cog_url: str
 ) -> None:
     async with sink() as receiver, live_director(server.url, cog_url):
@@ -141,7 +141,7 @@ async def test_a_receiver_that_is_not_allowed_is_asked_once_in_words_and_never_r
     assert receiver.received == []
 
 
-async def test_a_prediction_that_is_handed_back_is_not_told_of_as_ended(
+async def test_released_prediction_sends_no_terminal_webhook(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
     async with sink() as receiver:

@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "of-incidents", MODELS)
 
 
-async def test_a_paused_queue(stage: Scene) -> None:
+async def test_paused_queue_is_named(stage: Scene) -> None:
     caller = await stage.caller("acme/paused")
     waiting = await caller.submit(text="a")
     await stage.command("queues", "pause", caller.queue)
@@ -91,7 +91,7 @@ async def test_a_paused_queue(stage: Scene) -> None:
     assert "when it is no longer paused" in story
 
 
-async def test_an_account_that_floods_a_queue(stage: Scene) -> None:
+async def test_account_that_floods_a_queue_is_named(stage: Scene) -> None:
     caller = await stage.caller("acme/flooded", account="noisy")
     last = [await caller.submit(text="a") for _ in range(120)][-1]
     caller.account = "quiet"
@@ -105,7 +105,7 @@ async def test_an_account_that_floods_a_queue(stage: Scene) -> None:
         assert "place 1 in its account's line" in await stage.command("explain", other)
 
 
-async def test_a_receiver_that_is_dead(stage: Scene) -> None:
+async def test_dead_receiver_is_named(stage: Scene) -> None:
     caller = await stage.caller("acme/untold")
     driver = QueueDriver(stage.redis, stage.scripts, caller.queue)
     driver.now_ms = time.time_ns() // 1_000_000 - 11 * 60_000
@@ -130,7 +130,7 @@ def far_server() -> Iterator[RedisServer]:
 
 
 @pytest.mark.heavy
-async def test_a_redis_that_is_slow(far_server: RedisServer) -> None:
+async def test_slow_redis_is_named(far_server: RedisServer) -> None:
     async with (
         losing_proxy(far_server.port) as proxy,
         scene(far_server.url, through=proxy.url) as far,
@@ -146,7 +146,7 @@ async def test_a_redis_that_is_slow(far_server: RedisServer) -> None:
 
 
 @pytest.mark.cog
-async def test_an_input_that_kills_each_server_that_runs_it(stage: Scene, folder: Path) -> None:
+async def test_input_that_kills_its_servers_is_named(stage: Scene, folder: Path) -> None:
     caller = await stage.caller("acme/poisoned", Policy(attempts=2, backoff_s=0.05))
     given = {"model": caller.model, "attempts": 2, "backoff_s": 0.05, "health_port": stage.ports["director"]}
     async with (
@@ -166,7 +166,7 @@ async def test_an_input_that_kills_each_server_that_runs_it(stage: Scene, folder
 
 @pytest.mark.cog
 @pytest.mark.heavy
-async def test_a_director_that_is_gone(stage: Scene, folder: Path, tmp_path: Path) -> None:
+async def test_missing_director_is_named(stage: Scene, folder: Path, tmp_path: Path) -> None:
     caller = await stage.caller("acme/lonely")
     async with (
         stage.keeper(lease_s=3),
@@ -193,7 +193,7 @@ async def test_a_director_that_is_gone(stage: Scene, folder: Path, tmp_path: Pat
 
 @pytest.mark.cog
 @pytest.mark.heavy
-async def test_a_model_in_a_setup_loop(stage: Scene, folder: Path) -> None:
+async def test_setup_loop_of_a_model_is_named(stage: Scene, folder: Path) -> None:
     caller = await stage.caller("acme/looping")
     waiting = await caller.submit(text="a")
     async with (

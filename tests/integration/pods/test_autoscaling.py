@@ -87,14 +87,14 @@ async def one_is_answered(scaler: Autoscaler, caller: Caller) -> None:
     assert len(scaler.servers) == 1
 
 
-async def test_one_prediction_is_answered_by_the_number_of_the_keeper(
+async def test_keepers_number_scales_up_for_one_prediction(
     caller: Caller, server: RedisServer, of_metrics_api: Number
 ) -> None:
     async with autoscaled("keda", of_metrics_api, server.url, run_s=2) as scaler:
         await one_is_answered(scaler, caller)
 
 
-async def test_one_prediction_is_answered_by_what_lives_in_its_queue(
+async def test_live_entries_of_the_queue_scale_up_for_one_prediction(
     caller: Caller, server: RedisServer, of_redis: Number
 ) -> None:
     async with autoscaled("keda-live", of_redis, server.url, run_s=2) as scaler:
@@ -113,21 +113,21 @@ async def a_burst_is_answered(scaler: Autoscaler, caller: Caller) -> None:
     await caller.nothing_is_left()
 
 
-async def test_a_burst_is_answered_by_the_number_of_the_keeper(
+async def test_keepers_number_scales_up_for_a_burst(
     caller: Caller, server: RedisServer, of_metrics_api: Number
 ) -> None:
     async with autoscaled("keda", of_metrics_api, server.url, run_s=0.3, most=3) as scaler:
         await a_burst_is_answered(scaler, caller)
 
 
-async def test_a_burst_is_answered_by_what_lives_in_its_queue(
+async def test_live_entries_of_the_queue_scale_up_for_a_burst(
     caller: Caller, server: RedisServer, of_redis: Number
 ) -> None:
     async with autoscaled("keda-live", of_redis, server.url, run_s=0.3, most=3) as scaler:
         await a_burst_is_answered(scaler, caller)
 
 
-async def test_a_model_that_nobody_ever_served_gets_a_director_that_makes_it_known(
+async def test_never_served_model_gets_a_director_that_registers_it(
     server: RedisServer, scripts: Scripts, redis: Redis, of_metrics_api: Number
 ) -> None:
     """Nothing can be asked of it before, so there is no number, and KEDA falls back."""

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]
 FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-array-type": "iterator"}
 
 
-async def test_files_of_an_output_go_through_the_api(caller: Caller, server: RedisServer, tmp_path: Path) -> None:
+async def test_output_files_go_through_the_api(caller: Caller, server: RedisServer, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", SOURCE, schema(FILES))
     async with (
         live_api(server.url, env={"DIRECTOR_FILES_DIR": str(tmp_path / "volume")}) as api,

@@ -69,13 +69,13 @@ def with_setup(folder: Path, gate: Gate, tally: Tally, *, failures: int = 0) -> 
     return write_model(folder / "model", SETUP.format(tally=str(tally), gate=str(gate), failures=failures))
 
 
-def test_the_grace_time_is_longer_than_all_that_happens_in_it() -> None:
+def test_grace_period_covers_the_whole_shutdown() -> None:
     """A drain lasts its own time, then that to hand back and to tell; then the model server ends."""
     assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) >= float(DEFAULTS["DIRECTOR_RUN_LIMIT_S"])
     assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) + HAND_BACK_S + MODEL_END_S <= GRACE_S
 
 
-async def test_the_director_starts_when_setup_is_over_and_not_when_the_server_answers(
+async def test_director_starts_after_the_setup_of_the_model_server(
     caller: Caller, server: RedisServer, tmp_path: Path, gate: Gate, tally: Tally
 ) -> None:
     async with pod(with_setup(tmp_path, gate, tally), server.url, starts=False) as one:
@@ -88,7 +88,7 @@ async def test_the_director_starts_when_setup_is_over_and_not_when_the_server_an
         assert one.starts == {"model": 1, "director": 1}
 
 
-async def test_a_setup_that_failed_is_told_and_the_model_server_started_anew(
+async def test_failed_setup_is_reported_and_the_model_server_restarted(
     caller: Caller, server: RedisServer, tmp_path: Path, gate: Gate, tally: Tally
 ) -> None:
     gate.open()
@@ -102,7 +102,7 @@ async def test_a_setup_that_failed_is_told_and_the_model_server_started_anew(
         assert one.starts == {"model": 2, "director": 1}
 
 
-async def test_sigterm_lets_what_runs_finish_and_then_the_model_server_end(
+async def test_sigterm_ends_the_model_server_after_its_runs(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate
 ) -> None:
     async with pod(folder, server.url) as one:
@@ -124,7 +124,7 @@ async def test_sigterm_lets_what_runs_finish_and_then_the_model_server_end(
     assert (record.status, record.claims) == ("starting", 0)
 
 
-async def test_what_outlasts_the_drain_is_handed_back_uncounted_within_the_grace(
+async def test_run_beyond_the_drain_is_released_uncounted_within_the_grace_period(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate
 ) -> None:
     async with pod(folder, server.url, settings={"DIRECTOR_DRAIN_S": "0.5"}) as one:
@@ -137,7 +137,7 @@ async def test_what_outlasts_the_drain_is_handed_back_uncounted_within_the_grace
     assert (record.status, record.attempt) == ("starting", 0)
 
 
-async def test_a_run_that_heeds_nothing_keeps_no_pod_beyond_its_grace(
+async def test_unstoppable_run_does_not_delay_the_pod_beyond_its_grace_period(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate
 ) -> None:
     async with pod(folder, server.url, settings={"DIRECTOR_DRAIN_S": "0.5"}) as one:
@@ -150,7 +150,7 @@ async def test_a_run_that_heeds_nothing_keeps_no_pod_beyond_its_grace(
     assert (record.status, record.attempt) == ("starting", 0)
 
 
-async def test_a_redis_that_is_away_takes_readiness_and_never_liveness(own_server: RedisServer, folder: Path) -> None:
+async def test_outage_of_redis_affects_readiness_but_never_liveness(own_server: RedisServer, folder: Path) -> None:
     own_server.stop()
     async with pod(folder, own_server.url) as one:
         assert await one.is_live(), "before Redis ever answered"
@@ -167,7 +167,7 @@ async def test_a_redis_that_is_away_takes_readiness_and_never_liveness(own_serve
         assert one.starts == {"model": 1, "director": 1}
 
 
-async def test_a_model_server_that_is_killed_comes_back_and_the_director_goes_on(
+async def test_killed_model_server_returns_while_the_director_continues(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate
 ) -> None:
     async with pod(folder, server.url, settings={"DIRECTOR_BACKOFF_S": "0"}) as one:
@@ -181,7 +181,7 @@ async def test_a_model_server_that_is_killed_comes_back_and_the_director_goes_on
         assert one.starts == {"model": 2, "director": 1}
 
 
-async def test_a_worker_that_died_has_its_server_started_anew(
+async def test_server_of_a_dead_worker_is_restarted(
     caller: Caller, server: RedisServer, folder: Path, tally: Tally
 ) -> None:
     async with pod(folder, server.url, settings={"DIRECTOR_BACKOFF_S": "0"}) as one:
@@ -192,7 +192,7 @@ async def test_a_worker_that_died_has_its_server_started_anew(
         assert one.starts == {"model": 2, "director": 1}
 
 
-async def test_a_roll_without_surge_under_load_loses_nothing_and_runs_nothing_twice(
+async def test_roll_without_surge_under_load_loses_and_duplicates_nothing(
     caller: Caller, server: RedisServer, folder: Path, tally: Tally
 ) -> None:
     asked: list[str] = []
