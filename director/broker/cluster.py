@@ -315,9 +315,8 @@ async def in_parts(slots: ClusterPool, names: Sequence[str], send: Send) -> list
     """Send each master the commands whose keys it has, and return the answers in order. `names`: the key of each
     command.
 
-    Commands refused as moved are sent again to the new master. Raises what `send` raises. Raises RedisError if
-    nothing was
-    sent at all. Once something was sent, a command that could not be sent gets that error as its answer.
+    Commands refused as moved are sent again to the new master. Raises what `send` raises. Raises RedisError if nothing
+    was sent at all. Once something was sent, a command that could not be sent gets that error as its answer.
     """
     answers: list[Any] = [moving()] * len(names)
     left = list(range(len(names)))

@@ -1,11 +1,11 @@
 """Open pools of connections that leave a server which must not be written to any more.
 
 A demoted server keeps its connections open and answers READONLY from then on. A server that was cut off from its
-replicas answers NOREPLICAS and may have been replaced. Here either answer ends its connection, and READONLY counts as
-a lost connection: the next one goes to the server that the name, the proxy or the Sentinels give now.
-A `socket_timeout` counts from the last bytes that moved; redis-py's own counts for a whole command or reply.
-Sentinels are asked for each new connection, and no connection to them is kept.
-An error from before the connection stood is marked: nothing was sent.
+replicas answers NOREPLICAS and may have been replaced. Here either answer ends its connection, and READONLY counts as a
+lost connection: the next one goes to the server that the name, the proxy or the Sentinels give now. A `socket_timeout`
+counts from the last bytes that moved; redis-py's own counts for a whole command or reply. Sentinels are asked for each
+new connection, and no connection to them is kept. An error from before the connection stood is marked: nothing was
+sent.
 """
 
 import asyncio
@@ -63,9 +63,8 @@ class Patience:
     """Raises TimeoutError from its block when nothing has moved on a connection for `limit_s`.
 
     A connection that hangs from the start is noticed after `limit_s`, one that moved before within twice that time.
-    `sending`: bytes that the block is about to send. Many of them may be in buffers that this process cannot see,
-    so the
-    limit grows by the time that they take there.
+    `sending`: bytes that the block is about to send. Many of them may be in buffers that this process cannot see, so
+    the limit grows by the time that they take there.
     """
 
     __slots__ = ("_canceling", "_connection", "_is_over", "_limit_s", "_moved", "_task", "_timer")

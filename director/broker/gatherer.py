@@ -91,8 +91,8 @@ class Traffic(Enum):
     LARGE_READS = auto()
 
 
-# Pipelines in flight at once: fewer than a pool has connections, so that a heartbeat finds one free. Large writes run in
-# their order
+# Pipelines in flight at once: fewer than a pool has connections, so that a heartbeat finds one free. Large writes run
+# in their order
 AT_ONCE: Final[dict[Traffic, int]] = {Traffic.SMALL: 8, Traffic.LARGE_WRITES: 1, Traffic.LARGE_READS: 2}
 Way = tuple[Address | None, Traffic]
 
@@ -122,8 +122,7 @@ class Call(Struct):
     """One script call with the future that its caller awaits.
 
     `weight`: bytes of the command and, if known, of its answer. `is_doubtful`: the server may have run the call
-    although
-    its answer did not arrive.
+    although its answer did not arrive.
     """
 
     script: Script
@@ -142,9 +141,9 @@ class Call(Struct):
 class Gatherer:
     """Gathers script calls to one Redis server, or to each master of a Cluster.
 
-    While `at_once` writes of small calls are in flight, further calls are gathered until one of the writes has returned.
-    Many callers then share a few large writes instead of each waiting for a connection. Calls to each master go
-    separately, so a master that is away delays no call to another. The same holds for each kind of `Traffic`.
+    While `at_once` writes of small calls are in flight, further calls are gathered until one of the writes has
+    returned. Many callers then share a few large writes instead of each waiting for a connection. Calls to each master
+    go separately, so a master that is away delays no call to another. The same holds for each kind of `Traffic`.
     """
 
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:

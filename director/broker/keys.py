@@ -1,8 +1,8 @@
 """Spell every Redis key: one function per key, which states its type, its writer and its lifetime.
 
 All keys of one partition carry its hash tag, so each script works in one Redis Cluster slot. `lua/lib/keys.lua` spells
-the same keys for scripts; a test compares the two.
-Keys that never expire are listed in PERMANENT. All others must have a lifetime once their prediction has ended.
+the same keys for scripts; a test compares the two. Keys that never expire are listed in PERMANENT. All others must have
+a lifetime once their prediction has ended.
 """
 
 from typing import Final, Literal
@@ -76,9 +76,8 @@ def tokens(account: str) -> str:
 
 
 def account(name: str) -> str:
-    """hash · an account's type, webhook secrets and reason of suspension, limits that differ from the defaults, and
-    how often
-    the limits changed.
+    """hash · an account's type, webhook secrets and reason of suspension, limits that differ from the defaults, and how
+    often the limits changed.
 
     Permanent.
     """
@@ -381,8 +380,7 @@ def about(queue: QueueName, director: str) -> str:
 
 def tally(queue: QueueName) -> str:
     """hash · total counters: accepted, started and ended predictions, starts within their lane's objective or not, how
-    good
-    estimates were, warm hits, how batches ended.
+    good estimates were, warm hits, how batches ended.
 
     Permanent.
     """

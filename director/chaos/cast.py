@@ -33,8 +33,8 @@ RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with 
 DRAIN_S: Final = 5
 BREAKER_COOL_S: Final = 5  # an open breaker hides a queue from the faults, so it closes again soon
 
-# Ports below the range that systems hand out to clients: a port must be free again whenever its process
-# comes back. Each is used once. Two runs at the same time begin at different ports.
+# Ports below the range that systems hand out to clients: a port must be free again whenever its process comes back.
+# Each is used once. Two runs at the same time begin at different ports.
 QUIET_PORTS: Final = range(20_000, 32_000)
 PORTS_OF_A_RUN: Final = 16
 _ports: Final = (QUIET_PORTS[(os.getpid() * PORTS_OF_A_RUN + n) % len(QUIET_PORTS)] for n in itertools.count())

@@ -105,16 +105,16 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
 }
 
-# Every link to Redis carries few bytes while some ends are large. It happens once in peace, where nothing
-# else can delay an end.
+# Every link to Redis carries few bytes while some ends are large. It happens once in peace, where nothing else can
+# delay an end.
 NARROW: Final = "narrow"
 NARROW_MS: Final = 18_000
 NARROW_AT: Final = 0.8
 NARROW_BYTES_S: Final = 4_000_000  # of each link: four outputs of 4 MB take 4 s, and their events before them as long
 NARROW_IN_PEACE: Final = Planned(at_ms=0, kind=NARROW, target=ALL_LINKS, lasts_ms=NARROW_MS, detail=str(NARROW_BYTES_S))
 
-# Faults that every run has once: part of the run, kind, target, duration, detail. Resizes hit all queues:
-# up, then down.
+# Faults that every run has once: part of the run, kind, target, duration, detail. Resizes hit all queues: up, then
+# down.
 ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
     (0.25, "resize", "queues", 0, "24"),
     (0.40, "restart_directors", "directors", 0, ""),
@@ -125,9 +125,9 @@ ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
 )
 
 
-# Faults of a server whose clock can be stepped, with seconds as detail. A step back is longer than the
-# run, so that no time of the server comes twice. A machine that is "suspended for a minute" stops for a
-# moment. The first steps come before all other faults, so that nothing else explains their effects.
+# Faults of a server whose clock can be stepped, with seconds as detail. A step back is longer than the run, so that no
+# time of the server comes twice. A machine that is "suspended for a minute" stops for a moment. The first steps come
+# before all other faults, so that nothing else explains their effects.
 STEPS: Final[Sequence[tuple[float, str, str, int, str]]] = (
     (0.01, CLOCK_STEP, "redis-0", 0, "+60"),
     (0.03, CLOCK_STEP, "redis-0", 0, "+60"),

@@ -93,9 +93,8 @@ def add_action(
 ) -> CommandParser:
     """Add an operator's command, which reads Redis and has --json.
 
-    `about` replaces the description that is made from `text`. Give `again` if the command above has the same
-    options: what
-    was given there then holds.
+    `about` replaces the description that is made from `text`. Give `again` if the command above has the same options:
+    what was given there then holds.
     """
     parser = commands.add_parser(name, help=text, description=about or sentence(text), examples=examples)
     add_json(parser, again=again)

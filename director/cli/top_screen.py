@@ -218,8 +218,7 @@ def started_per_min(samples: "Sequence[Sample]", *, now_ms: int) -> float | None
 
 def waited(samples: "Sequence[Sample]", *, now_ms: int, now: int, parts: int) -> list[int]:
     """Return the highest number waiting in each part of the last ten minutes. A part without samples counts as 0, and
-    the
-    last part includes `now`.
+    the last part includes `now`.
     """
     found = [0] * parts
     for sample in samples:

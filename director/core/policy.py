@@ -109,11 +109,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     `on_lost`: the fate of a run that began and was given back, because its director or server was lost or the director
     drained. `fail` is for models whose run must not happen twice. `lifetime_s`: of a prediction from its creation;
-    callers
-    may ask for less. The breaker opens after `breaker_after` server faults in a row (0: never) and lets one
-    prediction try
-    after `breaker_cool_s`. While open, the queue holds or refuses new predictions. `objectives` are only measured, and
-    used to suggest a number of directors.
+    callers may ask for less. The breaker opens after `breaker_after` server faults in a row (0: never) and lets one
+    prediction try after `breaker_cool_s`. While open, the queue holds or refuses new predictions. `objectives` are only
+    measured, and used to suggest a number of directors.
     """
 
     streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16

@@ -172,8 +172,8 @@ class _Mapped(_Config, frozen=True, kw_only=True):
     """A server with its own protocol: what to send, and where its answers hold the results.
 
     `path`: where a run is sent; `{model}` in it is replaced by `model`. `output`, `error` and `metrics`: places in an
-    answer. `health`: a path that a ready server answers with 200; empty if any answer will do.
-    `input_schema` and `output_schema`: JSON schemas, for callers; without them any input is accepted.
+    answer. `health`: a path that a ready server answers with 200; empty if any answer will do. `input_schema` and
+    `output_schema`: JSON schemas, for callers; without them any input is accepted.
     """
 
     path: UrlPath
@@ -237,8 +237,7 @@ class PollingConfig(_Mapped, frozen=True, kw_only=True, tag="polling"):
 
     `id_field`: place of the id in the first answer. `poll_endpoint_template`, `cancel_endpoint_template`: paths with
     `{id}`. `status`: place of the status in a poll's answer; its known words are listed below, in any case.
-    `longest_s`:
-    longest run. `away_s`: how long the server may fail to answer before the run is lost.
+    `longest_s`: longest run. `away_s`: how long the server may fail to answer before the run is lost.
     """
 
     output: Pointer = Pointer("/output")

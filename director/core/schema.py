@@ -234,8 +234,7 @@ class Known(Struct, frozen=True, kw_only=True):
     """A prediction at the moment `now` without its large data. Times in ms.
 
     `events` lacks output, logs and metrics, and is empty once they were removed. `attempts`: the queue's maximum.
-    `due`,
-    `lease`, `owed`: time of its next attempt, end of its lease, time of its webhook's next attempt.
+    `due`, `lease`, `owed`: time of its next attempt, end of its lease, time of its webhook's next attempt.
     """
 
     now: int

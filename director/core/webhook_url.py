@@ -16,8 +16,7 @@ MAX_CHARACTERS: Final = 2_048
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 # labels have letters, digits, - and _ (container names have it); two parsers could read a percent sign, a backslash or
-# a
-# non-ASCII digit as two different hosts
+# a non-ASCII digit as two different hosts
 HOST_NAME: Final = re.compile(r"(?=.{1,253}\.?\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
 BRACKETED: Final = re.compile(r"\[[^\[\]]+\](:[0-9]*)?")
 

@@ -65,8 +65,7 @@ def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int
 
 def _slots(load: Load, objectives: Objectives) -> int:
     # Arrivals of accounts at their limit wait beside what already waits of them. Until a run has been seen, it is
-    # unknown
-    # what keeping up takes.
+    # unknown what keeping up takes.
     counts = 0.0 if load.service_s is None else _runnable_share(load)
     waiting, arriving = _runnable_by_lane(load), {lane: rate * counts for lane, rate in load.arrivals_s.items()}
     used = [lane for lane in waiting if waiting[lane] or arriving.get(lane)]

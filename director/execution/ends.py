@@ -100,8 +100,7 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 class GiveBack(Struct, frozen=True, kw_only=True):
     """The claim is released and the prediction may run again. With a `fault` this was an attempt, if its rule says so.
-    A
-    drain, or a slot that did not come in time, has None and is no attempt.
+    A drain, or a slot that did not come in time, has None and is no attempt.
 
     `error` and `code` become the prediction's own when it may not run again. `asked_s` is the server's Retry-After.
     """

@@ -1,10 +1,9 @@
 """Track one attempt at one prediction, as a state machine without I/O.
 
 It takes each event of the runner with its time, and returns the effects that the executor carries out. A tracker is
-made for one claim and thrown away with it, so that no state leaks from one prediction to the next.
-The model server is untrusted: sizes are bounded here, and only the fields of the runner's events are believed.
-After the run is over the attempt may go on: its files are stored (`director.execution.uploads`), then its output is
-judged.
+made for one claim and thrown away with it, so that no state leaks from one prediction to the next. The model server is
+untrusted: sizes are bounded here, and only the fields of the runner's events are believed. After the run is over the
+attempt may go on: its files are stored (`director.execution.uploads`), then its output is judged.
 """
 
 from typing import Final, assert_never

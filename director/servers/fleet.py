@@ -89,9 +89,8 @@ class Recovery:
 class Watch:
     """Watches one server. `register` is awaited each time the server becomes ready, before it gets work.
 
-    `note_setup` is awaited when a setup has ended, well or not, until it returns True. `setup_retry_s`: how long
-    after a
-    failed setup the server is asked to end; 0 for never.
+    `note_setup` is awaited when a setup has ended, well or not, until it returns True. `setup_retry_s`: how long after
+    a failed setup the server is asked to end; 0 for never.
     """
 
     def __init__(
@@ -244,9 +243,9 @@ class _Watched(Struct, eq=False):
 class Fleet:
     """Keeps `servers` as wanted. `make` makes a server, `watch` looks after it until it is canceled.
 
-    A server with another runner configuration counts as another server. The former one gets no more runs and
-    finishes those
-    it has, and only then the new one begins, so that no slot is used twice. Another number of slots holds at once.
+    A server with another runner configuration counts as another server. The former one gets no more runs and finishes
+    those it has, and only then the new one begins, so that no slot is used twice. Another number of slots holds at
+    once.
     """
 
     def __init__(

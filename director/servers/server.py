@@ -25,14 +25,13 @@ UNSEEN: Final = Health(status=HealthStatus.STARTING)
 class Server(Struct, eq=False):
     """One model server.
 
-    `slots`: concurrent runs as configured. `fewer`: the slots that it really has, where these are fewer.
-    `busy`: slots in use. `waiting`: permits given ahead, in the order in which they get a slot.
-    `places`: predictions in one batch, 0 without batches.
-    `runs`: all runs ever started on it. `running`: those of them that have not ended. `full_at`: the value of `runs`
-    when it was last full against our own count. `run_s`: the recent average duration of successful runs.
-    `since`: the last start of the server that was seen. `failed_starts`: in a row, none of which could run anything.
-    `doubt`: set when a run showed that the server needs a restart; it gets no work until the watch has seen to that.
-    `refusal`: why it did not let the director in when it last rested for that; '' otherwise.
+    `slots`: concurrent runs as configured. `fewer`: the slots that it really has, where these are fewer. `busy`: slots
+    in use. `waiting`: permits given ahead, in the order in which they get a slot. `places`: predictions in one batch, 0
+    without batches. `runs`: all runs ever started on it. `running`: those of them that have not ended. `full_at`: the
+    value of `runs` when it was last full against our own count. `run_s`: the recent average duration of successful
+    runs. `since`: the last start of the server that was seen. `failed_starts`: in a row, none of which could run
+    anything. `doubt`: set when a run showed that the server needs a restart; it gets no work until the watch has seen
+    to that. `refusal`: why it did not let the director in when it last rested for that; '' otherwise.
     """
 
     runner: Runner

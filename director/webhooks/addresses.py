@@ -26,8 +26,8 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 PUBLIC_PORTS: Final = frozenset({443, 8443})
 
-# IANA's special-purpose registry, written out: some releases of `ipaddress` miss several of these
-# (3.11 calls 224.0.0.1, 3fff::1 and fec0::1 global)
+# IANA's special-purpose registry, written out: some releases of `ipaddress` miss several of these (3.11 calls
+# 224.0.0.1, 3fff::1 and fec0::1 global)
 NOT_PUBLIC_V4: Final = tuple(
     map(
         IPv4Network,
@@ -51,8 +51,8 @@ NOT_PUBLIC_V4: Final = tuple(
         ),
     )
 )
-# all of IPv6 that is assigned; the rest is local, multicast, reserved or an IPv4 address in disguise
-# (::/96, 64:ff9b:1::/48, fc00::/7, fe80::/10, fec0::/10, ff00::/8)
+# all of IPv6 that is assigned; the rest is local, multicast, reserved or an IPv4 address in disguise (::/96,
+# 64:ff9b:1::/48, fc00::/7, fe80::/10, fec0::/10, ff00::/8)
 ALLOCATED_V6: Final = IPv6Network("2000::/3")
 NOT_PUBLIC_V6: Final = tuple(
     map(

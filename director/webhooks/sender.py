@@ -102,10 +102,8 @@ class Sender:
         self._resolve = resolve
         self._limits = Limits()
         # a transport, not a client: it has no redirects, cookies, proxies or .netrc that could leak from one receiver
-        # to the
-        # next. No connection is kept: it belongs to an address, and the next host at the same address would be spoken
-        # to under
-        # the certificate of the first
+        # to the next. No connection is kept: it belongs to an address, and the next host at the same address would be
+        # spoken to under the certificate of the first
         self._transport = httpx.AsyncHTTPTransport(
             verify=tls or httpx.create_ssl_context(trust_env=False),
             trust_env=False,

@@ -177,5 +177,5 @@ async def test_enqueue_uses_the_servers_time_by_default(driver: QueueDriver) -> 
 
 
 async def test_a_lane_that_no_claim_reads_is_refused(driver: QueueDriver) -> None:
-    with pytest.raises(ValueError, match="no lane"):
+    with pytest.raises(ValueError, match="unknown lane"):
         await driver.submit(lane="urgent")

@@ -56,9 +56,8 @@ class AccountScripts(Wire):
     ) -> Allowance:
         """Take one token of a bucket, or reserve `asked_s` seconds of compute. Nothing is taken if it is denied.
 
-        `of`: the bucket, or the seconds of compute per day; `in_all`: the seconds in total; None for no limit. `id`
-        for compute
-        is the prediction's. Safe to repeat with the same id for at least half a minute.
+        `of`: the bucket, or the seconds of compute per day; `in_all`: the seconds in total; None for no limit. `id` for
+        compute is the prediction's. Safe to repeat with the same id for at least half a minute.
         """
         if isinstance(of, Bucket):
             args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0, ""]

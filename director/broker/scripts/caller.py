@@ -114,15 +114,12 @@ class CallerScripts(Wire):
     ) -> Accepted:
         """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
 
-        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's limits in this queue, as
-        of revision
-        `limits_rev`; the queue ignores an older revision than it knows. `metered`: its compute was reserved and is
-        corrected
-        at its end. `data_ttl_s`: lifetime of its data after the end, None for the queue's. `trace`: headers to pass on.
-        `is_bound`: the key was bound to it before. `waiter`: the API process whose caller waits, which is notified
-        of the end.
-        Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises BackendUnavailable if its key went to a
-        later one.
+        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of
+        revision `limits_rev`; the queue ignores an older revision than it knows. `metered`: its compute was reserved
+        and is corrected at its end. `data_ttl_s`: lifetime of its data after the end, None for the queue's. `trace`:
+        headers to pass on. `is_bound`: the key was bound to it before. `waiter`: the API process whose caller waits,
+        which is notified of the end. Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises
+        BackendUnavailable if its key went to a later one.
         """
         if lane not in LANES:  # no claim would ever look there
             raise ValueError(f"unknown lane {lane}")
@@ -224,9 +221,8 @@ class CallerScripts(Wire):
     ) -> Stored | None:
         """Return one prediction as it is now, or None if it is unknown. `outlook`: include why it waits.
 
-        A large one takes a second round trip, so that no small call waits for it. Unless `whole`, large data is
-        left out
-        instead, see `Stored.left_out`. `size`: bytes of its data if known, which saves a round trip.
+        A large one takes a second round trip, so that no small call waits for it. Unless `whole`, large data is left
+        out instead, see `Stored.left_out`. `size`: bytes of its data if known, which saves a round trip.
         """
         if size is None:
             stored = await self._get(prediction_id, now(now_ms), outlook, LARGE_BYTES)
@@ -279,9 +275,8 @@ class CallerScripts(Wire):
         """Return its events after a number, or None if it is unknown. Stops at `count` events, or once `most_bytes`
         are reached.
 
-        A number from before the last revival, or above the newest, belongs to a former list: all events are
-        returned then. One
-        event may be larger than `most_bytes`; unless `whole`, the answer ends before it.
+        A number from before the last revival, or above the newest, belongs to a former list: all events are returned
+        then. One event may be larger than `most_bytes`; unless `whole`, the answer ends before it.
         """
         args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
         # the size of the answer is not known before: a page may be as large as its bound, and what is whole larger

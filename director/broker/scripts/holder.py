@@ -63,11 +63,9 @@ class HolderScripts(Wire):
         """Claim up to `count`. Repeating a call with its nonce returns the same claims. A paused queue hands out
         nothing.
 
-        `budget`: most that all may cost together; with `alone` the first is claimed at any cost. `warm`: the
-        affinity key that
-        goes first within the tenant whose turn it is. `send`: sends the packed call once in its own way and returns
-        the reply;
-        its errors pass through. Raises UnknownQueue.
+        `budget`: most that all may cost together; with `alone` the first is claimed at any cost. `warm`: the affinity
+        key that goes first within the tenant whose turn it is. `send`: sends the packed call once in its own way and
+        returns the reply; its errors pass through. Raises UnknownQueue.
         """
         bounds: list[Arg] = ["" if budget is None else budget, int(alone), warm]
         args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, now(now_ms), *bounds]
@@ -98,8 +96,7 @@ class HolderScripts(Wire):
         heartbeat.
 
         `slots`: of this director, busy or free. `state`: of its model servers. `about`: further facts about the
-        director, see
-        director.store.directors.
+        director, see director.store.directors.
         """
         held = [part for claim in claims for part in claim]
         args: list[Arg] = [queue, consumer, ms(lease_s), now(now_ms), slots, state, about, *held]
@@ -148,8 +145,7 @@ class HolderScripts(Wire):
         """Write the terminal record and remove the entry. Returns False if the claim is lost; nothing was written then.
 
         `over_ms`: how long ago the run was over. `claimed_ms`: how long ago it was claimed, by the caller's clock.
-        `seq` and
-        `events` as for `advance`: events that it did not write yet.
+        `seq` and `events` as for `advance`: events that it did not write yet.
         """
         ended: list[Arg] = [status, error, code, output, logs, metrics]
         written: list[Arg] = [now(ran_ms), ms(grace_s), seq, now(now_ms), over_ms, now(claimed_ms)]
@@ -171,9 +167,8 @@ class HolderScripts(Wire):
     ) -> Requeued:
         """Give a claim back, unspent or as a spent attempt. Returns the new state of the prediction.
 
-        `began`: whether its run began; None lets the record decide. If the queue allows no second run, a begun one
-        ends with
-        `error` and `code`. `claimed_ms`: how long ago it was claimed, by the caller's clock.
+        `began`: whether its run began; None lets the record decide. If the queue allows no second run, a begun one ends
+        with `error` and `code`. `claimed_ms`: how long ago it was claimed, by the caller's clock.
         """
         has_begun = "" if began is None else int(began)
         args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code, has_begun]

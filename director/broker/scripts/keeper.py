@@ -38,8 +38,7 @@ class KeeperScripts(Wire):
         """Recover claims whose lease has expired. Returns the new state of each.
 
         `lease_s`: of the directors. `now_ms`: the server time to judge by, which a keeper that was frozen would
-        overrun. For a
-        lease before it the server's clock has not stepped.
+        overrun. For a lease before it the server's clock has not stepped.
         """
         args: list[Arg] = [limit, _jitter(), ms(lease_s), now(now_ms)]
         reply = await self._call("reap", [keys.lease(queue), keys.directors(queue)], args)
@@ -109,9 +108,8 @@ class KeeperScripts(Wire):
         no attempt.
 
         `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `status`:
-        answered by
-        `host`. `is_asked`: the host asked for this delay. `known`: attempts noted before this one. `rule`: forbids
-        the address.
+        answered by `host`. `is_asked`: the host asked for this delay. `known`: attempts noted before this one. `rule`:
+        forbids the address.
         """
         delay_ms: Arg = "" if delay_s is None else ms(delay_s)
         answered: list[Arg] = [now(status), host, int(is_asked), now(known), rule or ""]

@@ -61,8 +61,7 @@ class MoverScripts(Wire):
         """Accept a prediction from another server, or with `refuses` refuse it for good.
 
         `record`: flat fields. `idempotency`: the key, its value, and its remaining ms. `limits_rev` 0 keeps the
-        account's
-        limits that the queue knows.
+        account's limits that the queue knows.
         """
         own = keys.record(prediction_id)
         held, holds, held_ms = idempotency or (own, b"", 0)

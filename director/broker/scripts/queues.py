@@ -23,8 +23,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
     `service_ms`: how long a recent run keeps a slot, 0 if unknown; `service_cost`: the declared cost of such a run.
     `starting`, `setup_failed`, `server_auth`: directors whose servers are in this state. `leaving`: predictions on
-    their
-    way to another server. `tally`: total counters.
+    their way to another server. `tally`: total counters.
     """
 
     high: int

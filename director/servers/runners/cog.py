@@ -2,9 +2,8 @@
 
 The end of a run is taken only from the answer to a PUT that is held open: an event stream if the server and the model
 have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice. Never polls, since
-asking
-for a run that is over starts it again. Only a server that would hear nothing else meanwhile reports the end by its last
-callback instead.
+asking for a run that is over starts it again. Only a server that would hear nothing else meanwhile reports the end by
+its last callback instead.
 """
 
 import asyncio
@@ -95,9 +94,8 @@ class CogRunner(HttpBase):
     `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
     callbacks at all. They cost the server 5 ms each and time quadratic in the length of output and logs, so a model
     that yields or prints tens of thousands of times and is not streamed needs it; failures then have no logs.
-    `max_body`: the bytes read at most of one answer, of one event, or of one run ahead of its reader. `max_files`:
-    of all
-    files together that one run uploads. `trains`: the server was started to train (`--x-mode train`), and never
+    `max_body`: the bytes read at most of one answer, of one event, or of one run ahead of its reader. `max_files`: of
+    all files together that one run uploads. `trains`: the server was started to train (`--x-mode train`), and never
     streams.
     """
 

@@ -31,8 +31,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     """The behaviour of one generation of Cog servers.
 
     `hears_meanwhile`: while a PUT is held open, it answers other requests, such as a cancel or a health check.
-    `cancels_again`: if a cancel got lost in the first ms of a run, it acts on the next one.
-    `tells_all_at_end`: the answer to that PUT has the logs and the partial output of a failure.
+    `cancels_again`: if a cancel got lost in the first ms of a run, it acts on the next one. `tells_all_at_end`: the
+    answer to that PUT has the logs and the partial output of a failure.
     """
 
     hears_meanwhile: bool = True
@@ -64,8 +64,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 class Model(Struct, frozen=True, kw_only=True):
     """The schema of the model. `is_array`: the output comes item by item. `may_have_files`: the output may have files,
-    which
-    come as paths on the server's disk unless the server is asked for one whole answer.
+    which come as paths on the server's disk unless the server is asked for one whole answer.
     """
 
     streams: bool = False

@@ -59,8 +59,8 @@ FollowOne = Callable[[RunRequest, Reporter], Awaitable[Ended]]
 class OpenRuns:
     """The open runs of one runner, each followed in a task of its own or in the task of the caller.
 
-    A reader gets exactly one end whatever happens in that task, unless the reader itself stops.
-    `read_ahead`: bytes of one run that wait for its reader before the server has to wait.
+    A reader gets exactly one end whatever happens in that task, unless the reader itself stops. `read_ahead`: bytes of
+    one run that wait for its reader before the server has to wait.
     """
 
     def __init__(self, *, read_ahead: int) -> None:

@@ -2,8 +2,7 @@
 
 The predictions of one claim go together as far as their inputs allow it, and each ends by itself. A prediction that is
 stopped leaves the others as they are. A request that failed is sent again in halves, until the prediction to blame
-fails
-alone. If the items of an answer cannot be matched to the predictions, no prediction gets an output.
+fails alone. If the items of an answer cannot be matched to the predictions, no prediction gets an output.
 """
 
 import asyncio

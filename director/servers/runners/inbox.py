@@ -46,11 +46,9 @@ class Spool:
     """Keeps the files of one run, until they are stored, in one temporary file without a name.
 
     No file is ever whole in memory, and the system frees the disk as soon as no process holds the spool, also after a
-    director was killed. One spool serves all files of a run, since a process may have few open files. Files may
-    come at the
-    same time: their pieces alternate, each in a place of 1 MiB. A piece that does not fill its place leaves a hole,
-    which
-    takes no room. The pieces of a file that breaks off are used for others.
+    director was killed. One spool serves all files of a run, since a process may have few open files. Files may come at
+    the same time: their pieces alternate, each in a place of 1 MiB. A piece that does not fill its place leaves a hole,
+    which takes no room. The pieces of a file that breaks off are used for others.
     """
 
     def __init__(self) -> None:
@@ -132,8 +130,7 @@ class _Run:
         """Keep a file and return its name. Raises `_TooLarge`, ClientDisconnect and OSError, and then keeps nothing.
 
         coglet sends the files of a run side by side and lists them in the order of the answers, so each is answered
-        after the
-        files that began before it.
+        after the files that began before it.
         """
         before, self._last = self._last, asyncio.Event()
         mine = self._last

@@ -28,8 +28,7 @@ def make_runner(
     """Return the runner of the server at `url`.
 
     `inbox`, `max_files` and `trains` are for Cog. `max_output` bounds the answers of all others. `headers`: secrets
-    that go
-    with every request.
+    that go with every request.
     """
     match config:
         case CogConfig():

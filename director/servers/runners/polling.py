@@ -221,8 +221,7 @@ class PollingRunner(HttpBase):
 
 class _Job:
     """A run on the server. `id`: the server's name for it, '' while unknown. `until`: when its time is up. `is_left`:
-    the
-    prediction has ended before it. `wake`: poll now.
+    the prediction has ended before it. `wake`: poll now.
     """
 
     def __init__(self, name: str, *, until: float) -> None:

@@ -106,10 +106,9 @@ class RunRequest(Struct, frozen=True, kw_only=True):
 
     `remote`: the name from an earlier `Accepted` of this prediction. A runner that knows it follows that run and starts
     none. `place`: in the batch that shares its slot, for runners that send several runs together. `alone`: it goes in a
-    request by itself even there, since an earlier run of it was lost and may have taken others along. `cost`: its
-    share of
-    what a request for several runs uses, unless the server reports a share. `trace`: headers of the request that starts
-    the run.
+    request by itself even there, since an earlier run of it was lost and may have taken others along. `cost`: its share
+    of what a request for several runs uses, unless the server reports a share. `trace`: headers of the request that
+    starts the run.
     """
 
     id: str
@@ -152,8 +151,7 @@ class Produced(Struct, frozen=True, tag="produced"):
 
 class ServerFile(Struct, frozen=True, kw_only=True, eq=False):
     """A file that the server sent beside its output. `digest`: its SHA-256. `blocks` yields it from its beginning,
-    however
-    often it is called.
+    however often it is called.
     """
 
     content_type: str
@@ -207,10 +205,9 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The one last event. A field that the server did not report is None: the tracker then keeps what progress showed.
 
     `retry_after_s`: the server's own wish on a refusal. `server_is_dead`: give it no more work before a restart.
-    `has_no_slot`: it stayed full although our count has a free slot. `is_locked`: it does not let the director in,
-    so send
-    nothing there. `code`: overrides the code of the outcome. `goes_on`: the rest of the run, which uses its slot on the
-    server until it is over.
+    `has_no_slot`: it stayed full although our count has a free slot. `is_locked`: it does not let the director in, so
+    send nothing there. `code`: overrides the code of the outcome. `goes_on`: the rest of the run, which uses its slot
+    on the server until it is over.
     """
 
     outcome: Outcome
@@ -265,11 +262,9 @@ class Runner(Protocol):
     def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
         """Start a run and follow it to its end: zero or more progress events, then exactly one `Ended`.
 
-        `Began` comes before any other progress, at most once, and never before a refusal. Closing the generator
-        early stops the
-        run on the server where that is possible. A run that was `Accepted` goes on, since another director may
-        follow it by
-        now: `cancel` stops it.
+        `Began` comes before any other progress, at most once, and never before a refusal. Closing the generator early
+        stops the run on the server where that is possible. A run that was `Accepted` goes on, since another director
+        may follow it by now: `cancel` stops it.
         """
         ...
 
