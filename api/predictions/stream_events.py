@@ -41,9 +41,8 @@ DONE: Final = {
 class Mark(Struct, frozen=True):
     """A position in an event stream. As text it is a frame's id: `seq:items:chars`, with a fourth word at the end.
 
-    `seq`: number of the last event of the log that was handled. `items`, `chars`: how much of the attempt's output
-    and logs
-    was sent by then. `end`: how much of the end was sent.
+    `seq`: number of the last event of the log that was handled. `items`, `chars`: how much of the attempt's output and
+    logs was sent by then. `end`: how much of the end was sent.
     """
 
     seq: int = 0
@@ -86,9 +85,9 @@ class Teller:
     def tell_rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
         """Return frames for what the final record has and the log lacked, and whether that is all of it.
 
-        They have at least `most_bytes` where it is not all. A run without progress events gets everything here.
-        Logs whose
-        beginning was dropped are left as they were sent, because it is unknown which of their characters were sent.
+        They have at least `most_bytes` where it is not all. A run without progress events gets everything here. Logs
+        whose beginning was dropped are left as they were sent, because it is unknown which of their characters were
+        sent.
         """
         frames, size = [], 0
         items = _items(output)

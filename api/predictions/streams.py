@@ -78,8 +78,7 @@ def _hang_up(scope: Scope) -> None:
 #
 # It is made when a prediction of a model that can stream is accepted, and is kept in its record alone. So everyone who
 # was shown the prediction may follow it. An address has 52 characters, the id and its ticket, as Replicate's have. It
-# is
-# never logged.
+# is never logged.
 
 LENGTH: Final = 26
 LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # each equally likely

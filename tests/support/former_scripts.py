@@ -1,7 +1,7 @@
 """The script calls of the former release, made by our names and with our arguments.
 
-This is the only place that knows how release 0.2.0 is called. `CALLS` and `former_release.toml` pin its names.
-A call of ours that no longer looks like 0.2.0's gets a method in `FormerScripts`, which asks by 0.2.0's arguments.
+This is the only place that knows how release 0.2.0 is called. `CALLS` and `former_release.toml` pin its names. A call
+of ours that no longer looks like 0.2.0's gets a method in `FormerScripts`, which asks by 0.2.0's arguments.
 """
 
 import importlib

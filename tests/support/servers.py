@@ -1,7 +1,7 @@
 """Real Redis and Valkey servers for a test: started on a unix socket in a folder of their own, ended by their pid.
 
-A guarded one has the users that we ship, so that whatever the product does is done with their rights.
-Never stands in for a server, and never touches one that it did not start.
+A guarded one has the users that we ship, so that whatever the product does is done with their rights. Never stands in
+for a server, and never touches one that it did not start.
 """
 
 import hashlib

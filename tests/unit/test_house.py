@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Each package and the packages that it may import, lowest first: no arrow leads up, so there is no circle.
-# Other libraries are free but for the pure modules below.
+# Each package and the packages that it may import, lowest first: no arrow leads up, so there is no circle. Other
+# libraries are free but for the pure modules below.
 CORE = ("director", "director.core")
 BROKER = (*CORE, "director.broker")
 RUNTIME = (*BROKER, "director.runtime")
