@@ -4,7 +4,7 @@
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
---   ARGV[2]  alive_ms  a director silent for longer does not serve it, nor one whose heartbeat is as far ahead: the clock went back
+--   ARGV[2]  alive_ms  a director silent for longer does not serve it, nor one whose heartbeat is as far ahead
 --   ARGV[3]  asks      '1': only return the answer
 --   ARGV[4]  now_ms    '' for the server's clock
 --   Returns  'done'    also if it was not registered

@@ -398,7 +398,7 @@ async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bo
 
 
 async def _entered(request: Request) -> tuple[QueueName, str]:
-    """Return the queue and the name of the operator. Raises a 404 first, so that no change is logged that is not made."""
+    """Return the queue and the name of the operator. Raises the 404 first: a change that is not made is not logged."""
     queue = queue_of(request)
     if not await request.services.queues.has(queue):
         raise not_found()

@@ -55,7 +55,7 @@ AHEAD_BYTES: Final = 8 << 20
 
 
 class Room:
-    """The room of one file in its account's quota. Without a quota the account is counted only once its file is stored."""
+    """One file in its account's quota. Without a quota, bytes are counted once the file is stored."""
 
     def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
         self._scripts = services.scripts

@@ -65,7 +65,7 @@ class Mark(Struct, frozen=True):
 
 
 class Teller:
-    """Makes the frames for one reader. `mark`: its position. `at_end`: the log has no more, but the final record may."""
+    """Make the frames for one reader. `mark`: its position. `at_end`: the log has ended, the record may have more."""
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
