@@ -149,7 +149,7 @@ async def test_stream_shows_output_while_the_run_goes_on(
 
 
 async def test_fairness_lets_a_small_account_pass_a_large_one(driver: QueueDriver) -> None:
-    """Turns go to the account served least: one prediction does not wait for a hundred of another."""
+    """The account that was served least has the next turn. One prediction does not wait for a hundred of another."""
     for _ in range(100):
         await driver.submit(account="large")
     await driver.submit(account="small")

@@ -1,0 +1,64 @@
+"""The words of the code: plain English, and none of the words that were given up (docs/glossary.md)."""
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# A docstring or comment says what does what. These beginnings leave the subject out.
+HEADLESS = re.compile(r"(What|That of|That which|One that|One who|Those|Of|How it|It|Who|Whoever)\b")
+GIVEN_UP = re.compile(
+    r"\b(?:[Ww]hoever|[Ss]omebody|[Nn]obody|[Ll]ately|[Aa]new|[Hh]eed(?:s|ed)?|[Ll]et(?:s|ting)? go of|(?:is|are) none)\b"
+)
+# Places that may use them: this list, the table of words, and texts that are not ours to choose
+ALLOWED = {
+    "tests/unit/test_words.py": "this list",
+    "docs/glossary.md": "the column of given-up words",
+    "CHANGELOG.md": "what older releases said",
+}
+
+
+def files(*patterns: str) -> list[str]:
+    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = listed.stdout.split() or [
+        str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.rglob(pattern) if ".venv" not in path.parts
+    ]
+    return [name for name in found if name not in ALLOWED and (ROOT / name).is_file()]
+
+
+def texts_of(source: str) -> Iterator[str]:
+    """Each docstring, and each block of comment lines."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+    before = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            is_block = not token.line[: token.start[1]].strip()
+            if not (is_block and before == token.start[0] - 1):
+                yield token.string.lstrip("# ")
+            before = token.start[0] if is_block else -1
+
+
+def test_docstrings_and_comments_begin_with_a_subject_or_a_verb() -> None:
+    headless = [
+        f"{name}: {text.splitlines()[0]}"
+        for name in files("api/*.py", "director/*.py", "tests/*.py")
+        for text in texts_of((ROOT / name).read_text(encoding="utf-8"))
+        if HEADLESS.match(text)
+    ]
+    assert headless == []
+
+
+def test_given_up_words_stay_out() -> None:
+    found = [
+        f"{name}:{number}: {match[0]}"
+        for name in files("api/*.py", "director/*.py", "lua/*.lua", "tests/*.py", "*.md", "*.toml", "Makefile")
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1)
+        if (match := GIVEN_UP.search(line.replace("_", " ")))
+    ]
+    assert found == []
