@@ -1,4 +1,4 @@
-"""The pages of docs/ say what the code does: the diagram follows the table, and every link leads to a file."""
+"""The pages say what the code does: the diagram follows the table, and every link leads to a file."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from director.core.states import TERMINAL, TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 ARROW = re.compile(r"^ +(\S+) --> (\S+)$", re.MULTILINE)
 
