@@ -1,1 +1,1 @@
-"""The front door: Replicate's HTTP API over the queue. Nothing runs here."""
+"""Replicate's HTTP API over the queue. Nothing runs here."""

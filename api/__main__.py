@@ -1,6 +1,6 @@
-"""Run the API: `python -m api`. Settings come from the environment; what stops it from starting is one clear line.
+"""Run the API: `python -m api`. Settings come from the environment; an error at the start is one clear line.
 
-Starts while Redis is away, and answers 503 until it is back. Ends by itself only where Redis would lose work.
+Starts while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
 """
 
 import socket
@@ -19,16 +19,16 @@ from director.runtime.logs import configure
 from director.runtime.startup import collect_garbage_rarely, raise_descriptor_limit, release_sigterm
 
 BACKLOG: Final = 2048
-KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of the usual proxy in front, which must be the one to close
+KEEP_ALIVE_S: Final = 75  # longer than the idle timeout of the usual proxy in front: the proxy must be the one to close
 LEAVE_S: Final = 10
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which lets go of held responses and streams before it waits for them."""
+    """A uvicorn server that releases held responses and streams before it waits for them."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """From here on they are heeded, also one that came before."""
+        """Handle signals from now on, including a SIGTERM that came earlier."""
         with super().capture_signals():
             release_sigterm()
             yield
@@ -69,7 +69,7 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
     app = create_app(settings, on_unsafe=leave)
     server = Server(uvicorn.Config(app, **_OPTIONS))
     collect_garbage_rarely()
-    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has ended in good order
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after an orderly end
         server.run(sockets=[listener])
     return _failed(str(unsafe[0])) if unsafe else 0
 
@@ -81,7 +81,7 @@ _OPTIONS: Final[dict[str, Any]] = {
     "log_config": None,
     "access_log": False,
     "server_header": False,
-    "proxy_headers": False,  # anybody can send them
+    "proxy_headers": False,  # any client can send those headers
     "backlog": BACKLOG,
     "timeout_keep_alive": KEEP_ALIVE_S,
     "timeout_graceful_shutdown": LEAVE_S,

@@ -1,6 +1,6 @@
 """Assemble the API as an ASGI application: every declared route, and the layer around them.
 
-Clients disagree on whether their base address ends in /v1, so every route of the contract is there with /v1, without
+Clients disagree on whether their base address ends in /v1, so every route of the contract is served with /v1, without
 it, and with it twice. Slashes are never redirected: the official clients do not follow.
 """
 
@@ -52,7 +52,7 @@ def create_app(
     """Create the application, which connects to Redis when its lifespan begins.
 
     `on_unsafe` is called for a Redis that is too weak. `tracing` replaces what the environment asks for. Raises
-    SettingsError for an invalid address of Redis, for the address of a proxy, and for an invalid file of sites.
+    SettingsError for an invalid address of Redis or of a proxy, and for an invalid file of sites.
     """
     proxy_networks(settings.trusted_proxies)
     plan, meters = Plan.of(settings), Meters()
@@ -142,7 +142,7 @@ class _Endpoint(Struct, frozen=True):
 
     @property
     def methods(self) -> list[str]:
-        """HEAD is GET without a body; OPTIONS names the others."""
+        """Return the allowed methods. HEAD is GET without a body; OPTIONS names the others."""
         return sorted({*self.routes, "OPTIONS", *(["HEAD"] if "GET" in self.routes else [])})
 
 
@@ -154,10 +154,10 @@ async def _answer(request: Request, route: Route) -> Response:
 
 
 def _paths(routes: Iterable[Route]) -> list[Path]:
-    """Starlette's routes, one for each path with all of its methods.
+    """Return Starlette's routes, one for each path with all of its methods.
 
-    They are tried in order, so a part that is written out goes before a name. Paths that begin alike stand together in
-    the order of declaration: a prediction is found after one or two tries, and the last path after sixty.
+    They are tried in order, so a literal part goes before a parameter. Paths that begin alike stand together in the
+    order of declaration: a prediction is found after one or two tries, and the last path after sixty.
     """
     found: dict[str, dict[str, Route]] = {}
     for route in routes:
@@ -182,7 +182,7 @@ def _asgi(handler: Handler) -> Callable[[Scope, Receive, Send], Any]:
 
 
 def _without_base(path: str) -> str:
-    """The path after its base: /v1/v1, /v1 or none."""
+    """Return the path without its base, which is /v1/v1, /v1 or nothing."""
     for _ in range(2):
         if path.startswith("/v1/"):
             path = path[len("/v1") :]

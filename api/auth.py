@@ -1,6 +1,4 @@
-"""Check who is asking, whether they may, and whether they ask too often. Every route that declares scopes does this
-first.
-"""
+"""Check a request's token, its scopes and the account's rate. Every route that declares scopes does this first."""
 
 from typing import Final, Literal
 
@@ -23,9 +21,9 @@ SCHEMES: Final = frozenset({"bearer", "token"})
 async def authenticate(request: Request, *scopes: Scope, takes: BucketName = "read") -> Account:
     """Return the account of the request's token, before a body is read.
 
-    401 without a valid token, 429 above the account's rate, 403 without one of these scopes, and 403 where a suspended
-    account wants something run. A suspended account operates nothing: it could resume itself, or go on as another
-    account.
+    Raises a 401 without a valid token, a 429 above the account's rate, and a 403 without one of these scopes. Also
+    raises a 403 if a suspended account wants something run. A suspended account loses the scope admin: with it, it
+    could resume itself, or go on as another account.
     """
     header = request.headers.get("authorization")
     if header is None:

@@ -145,7 +145,7 @@ def _events(members: Members) -> tuple[WebhookEvent, ...] | None:
     if len(given_events) > MAX_FILTER:
         members.fault("array_max_items", "webhook_events_filter", f"Array must have at most {MAX_FILTER} items")
         return None
-    events: dict[WebhookEvent, None] = {}  # a set that keeps the order
+    events: dict[WebhookEvent, None] = {}  # a dict as a set that keeps the order
     for place, item in enumerate(given_events):
         field = f"webhook_events_filter.{place}"
         if (given := type_of(bytes(item))) != "string":
@@ -179,7 +179,7 @@ SEPARATORS: Final = re.compile(r"[,;=]")
 SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 COST: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?")
 WHOLE_SECONDS: Final = re.compile(r"[0-9]{1,6}")
-UNITS_S: Final = (3600, 60, 1, 1)  # of the pattern's groups
+UNITS_S: Final = (3600, 60, 1, 1)  # seconds in each group of DURATION
 DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?|([0-9]{1,6})")
 
 
@@ -239,7 +239,7 @@ def cost_units(text: str) -> float:
 
 
 def affinity_digest(text: str) -> str:
-    """Return a digest of the caller's key: predictions with the same digest prefer the same server. Raises a 422."""
+    """Return a digest of the caller's key: equal digests prefer the same server. Raises a 422 for an invalid key."""
     if not 0 < len(text) <= LONGEST_AFFINITY or not text.isprintable():
         raise invalid_header("X-Affinity-Key", f"a text of 1 to {LONGEST_AFFINITY} printable characters")
     return hashlib.sha256(text.encode()).hexdigest()[:AFFINITY_DIGITS]

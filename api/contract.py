@@ -1,4 +1,4 @@
-"""Describe once what several routes take and answer."""
+"""Define the parameters and answers that several routes share."""
 
 from typing import Annotated, Any, Final
 
@@ -12,7 +12,7 @@ from director.core.states import Status
 from director.store.accounts import ACCOUNT_NAME
 
 # Refusals of a route that creates a prediction. 404: the prediction that an Idempotency-Key names is gone.
-# 500: the model's schema is at fault.
+# 500: the model's schema is unusable.
 CREATE: Final = frozenset({402, 404, 500})
 NO_BODY: Final = Answer("Done; there is no body.")
 SHOWN: Final = {200: Answer("As it is now.", Prediction)}
@@ -66,7 +66,7 @@ FILTERS: Final = (
 WAIT: Final = Parameter(
     "Prefer", "`wait`, or `wait=n`: hold the response until it has ended, or for n seconds, at most 60.", place="header"
 )
-# How a prediction is to be run. Others than WAIT hold for each of a batch
+# How to run a prediction. All but WAIT apply to each prediction of a batch
 HOW: Final = (
     Parameter(
         "Cancel-After",

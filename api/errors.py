@@ -1,8 +1,8 @@
-"""Say how the API refuses: one table of refusals with status, code and words, and the refusal of each exception.
+"""Define how the API refuses: one table of refusals with status, code and words, and the refusal of each exception.
 
-The shape is RFC 7807, as Replicate's clients read it. Where Replicate's body for an error is known, it is kept to the
-letter; every other refusal carries a `code`. No text repeats what a caller sent, except names of fields, shortened.
-No text shows what went wrong inside: the log has that.
+The shape is RFC 7807, as Replicate's clients read it. Where Replicate's body for an error is known, it is copied
+exactly; every other refusal has a `code`. No text repeats what a caller sent, except shortened names of fields. No
+text shows internal errors: the log has them.
 """
 
 import logging
@@ -26,7 +26,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 MAX_INVALID_FIELDS: Final = 20
 MAX_NAME: Final = 100
 MAX_DESCRIPTION: Final = 500
-MOVED_RETRY_S: Final = 5  # the operator who moves queues also sends callers to the other site
+MOVED_RETRY_S: Final = 5  # the operator who moves queues also redirects callers to the other site
 
 
 class Code(StrEnum):
@@ -87,7 +87,7 @@ class ProblemDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Problem(Exception):
-    """A refusal of the caller. Raise it anywhere above the queue, and it becomes the answer.
+    """A refusal of a request. Code that serves a request raises it, and it becomes the response.
 
     A document with `retry_after` is sent with the header Retry-After.
     """
@@ -109,7 +109,7 @@ class Problem(Exception):
 
 
 class Refusal(Struct, frozen=True):
-    """One row of the table. Call it for a Problem to raise; a row without `detail` must be given it."""
+    """One row of the table. Call it to get a Problem to raise; a row without `detail` needs one in the call."""
 
     status: int
     detail: str
@@ -118,7 +118,7 @@ class Refusal(Struct, frozen=True):
     headers: dict[str, str] = {}
 
     def __call__(self, detail: str = "", *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
-        """A Problem with these facts in its document. `detail` and `headers` replace the row's."""
+        """Return a Problem with these facts in its document. `detail` and `headers` replace the row's."""
         document = ProblemDocument(
             title=self.title, detail=detail or self.detail, status=self.status, code=self.code, **facts
         )
@@ -126,20 +126,20 @@ class Refusal(Struct, frozen=True):
 
 
 def shown(text: str, limit: int = MAX_NAME) -> str:
-    """A stranger's text for one line of an answer: unprintable characters are replaced, and a long text is cut."""
+    """Make untrusted text fit for one line of a response: replace unprintable characters, and cut a long text."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
 
 
 # The table. Statuses, titles and details without a code are Replicate's words.
 
-# the newest official client takes a 409 for a passing one
+# the newest official client retries a 409 unless this is sent
 DO_NOT_RETRY: Final = {"x-should-retry": "false"}
 UNAVAILABLE: Final = "Service unavailable"
 THROTTLED: Final = "Capacity temporarily exceeded"
 
 malformed = Refusal(400, "", "Malformed body", Code.MALFORMED)  # the body cannot be read at all
-not_found = Refusal(404, "The requested resource could not be found.")  # the same for another account's
+not_found = Refusal(404, "The requested resource could not be found.")  # the same for a prediction of another account
 file_not_found = Refusal(404, "File not found")
 no_destination = Refusal(404, "The specified training destination does not exist")
 forbidden = Refusal(403, "You do not have permission to do this.")
@@ -157,7 +157,7 @@ idempotency_mismatch = Refusal(
     "Idempotency key reused",
     Code.IDEMPOTENCY_MISMATCH,
 )
-in_use = Refusal(422, "", "In use", Code.IN_USE)  # 422 and not 409, which some clients send again
+in_use = Refusal(422, "", "In use", Code.IN_USE)  # 422 and not 409, which some clients retry
 method_not_allowed = Refusal(405, "This method is not allowed here.", code=Code.METHOD_NOT_ALLOWED)
 account_exists = Refusal(
     409, "There is already an account of this name.", "Conflict", Code.ACCOUNT_EXISTS, DO_NOT_RETRY
@@ -200,7 +200,7 @@ too_many_uploads = Refusal(
 too_many_streams = Refusal(
     503, "Too many event streams are read now. Please try again.", UNAVAILABLE, Code.TOO_MANY_STREAMS
 )
-unavailable = Refusal(  # what was asked may have been done: a reply of Redis may be lost
+unavailable = Refusal(  # the request may have been carried out, because a reply of Redis may be lost
     503,
     "The service cannot answer now. Please try again. A prediction may have been accepted all the same: "
     "where the request has an Idempotency-Key, repeating it makes no second one.",
@@ -213,7 +213,7 @@ was_moved = Refusal(
     "Moved",
     Code.MOVED,
 )
-# what a queue that takes no more of this says
+# refusals of a queue that takes no more, by code
 QUEUE_REFUSALS: Final = {
     Code.QUEUE_FULL: Refusal(429, THROTTLED, code=Code.QUEUE_FULL),
     Code.NO_CAPACITY: Refusal(429, THROTTLED, code=Code.NO_CAPACITY),
@@ -236,7 +236,7 @@ WHY_SUSPENDED: Final[Mapping[Reason, str]] = {
 }
 
 
-# Refusals whose words take arguments.
+# Refusals whose words take arguments. Each function returns a Problem.
 
 
 def unauthenticated(*, passed: bool) -> Problem:
@@ -246,7 +246,7 @@ def unauthenticated(*, passed: bool) -> Problem:
 
 
 def account_suspended(reason: Reason) -> Problem:
-    """403: the account may read and cancel, but nothing of it is run."""
+    """403: the account may read and cancel, but not run anything."""
     detail = f"This account is suspended: {WHY_SUSPENDED[reason]}. Please ask whoever runs this service."
     return Refusal(403, detail, "Account suspended", Code.ACCOUNT_SUSPENDED)()
 
@@ -272,13 +272,13 @@ def head_too_large(max_bytes: int) -> Problem:
 
 
 def too_slow(seconds: float) -> Problem:
-    """408 that ends the connection: what still comes of the body would be read as another request."""
+    """408 that closes the connection: the rest of the body would be read as another request."""
     detail = f"The body did not arrive within {seconds:g} seconds."
     return Refusal(408, detail, "Body too slow", Code.TOO_SLOW, {"Connection": "close"})()
 
 
 def trickled(bytes_s: int) -> Problem:
-    """408: the body arrives so slowly that it would keep other uploads from their turn for a quarter of an hour."""
+    """408: the body arrives so slowly that it would hold an upload's turn for a quarter of an hour."""
     detail = f"The body comes with less than {bytes_s:,} bytes a second."
     return Refusal(408, detail, "Body too slow", Code.TOO_SLOW, {"Connection": "close"})()
 
@@ -294,7 +294,7 @@ def invalid_input(fields: Iterable[InvalidField]) -> Problem:
 
 
 def invalid_header(name: str, wanted: str) -> Problem:
-    """422. `wanted` finishes the sentence 'Cancel-After must be …'."""
+    """422. `wanted` completes the sentence 'Cancel-After must be …'."""
     return Refusal(422, f"{name} must be {wanted}", "Invalid header", Code.INVALID_HEADER)()
 
 
@@ -304,7 +304,7 @@ def kind_not_served(kind: str) -> Problem:
 
 
 def unusable_schema(reason: str) -> Problem:
-    """500: the operator of the model must mend its schema. `reason` finishes 'it …'."""
+    """500: the model's operator must correct its schema. `reason` completes 'it …'."""
     detail = f"The schema of this model cannot be used: it {reason}."
     return Refusal(500, detail, "Unusable model schema", Code.UNUSABLE_SCHEMA)()
 
@@ -316,7 +316,7 @@ def rate_limited(burst: int, *, retry_after_s: int, reset_s: int) -> Problem:
 
 
 def compute_exhausted(seconds: int, *, retry_after_s: int) -> Problem:
-    """429: the account's compute of the day is spent, or reserved by what has not ended."""
+    """429: the account's compute of the day is spent, or reserved for predictions that are not terminal."""
     detail = (
         f"Request was throttled. Your {seconds:,} seconds of compute a day are used up, and come back "
         f"in ~{retry_after_s}s."
@@ -325,7 +325,7 @@ def compute_exhausted(seconds: int, *, retry_after_s: int) -> Problem:
 
 
 def credit_exhausted(seconds: int) -> Problem:
-    """402 with Replicate's title: all that the account may ever spend is spent, or reserved."""
+    """402 with Replicate's title: the account's total compute is spent or reserved."""
     detail = (
         f"You have insufficient credit: your {seconds:,} seconds of compute are used up, or set aside for what has not "
         "ended yet. Please ask whoever runs this service for more."
@@ -334,7 +334,7 @@ def credit_exhausted(seconds: int) -> Problem:
 
 
 def storage_full(status: int, limit: int) -> Problem:
-    """The account keeps as many bytes of files as it may. Not 429: it does not pass by waiting a moment."""
+    """Refuse more files because the account's quota is full. `status` is never 429: a short wait does not help."""
     detail = (
         f"Your files, with those of outputs, may take {limit:,} bytes, and there is no room for more. Please delete "
         "some, wait until some expire, or ask whoever runs this service for more."
@@ -343,14 +343,14 @@ def storage_full(status: int, limit: int) -> Problem:
 
 
 def queue_refused(exc: QueueRefused) -> Problem:
-    """The queue takes no more of this now, and wrote nothing."""
+    """Return the refusal of a queue that takes no more and wrote nothing."""
     return QUEUE_REFUSALS[Code(exc.code)](limit=exc.limit, eta_s=exc.eta_s, retry_after=exc.retry_after_s)
 
 
 class Moved(Problem):
     """The prediction moved to another Redis server with its queue. `to`: the name of that server.
 
-    Where that server is one of this API's sites, the site is asked instead.
+    If that server is one of this API's sites, the request goes on there instead of being refused.
     """
 
     def __init__(self, to: str) -> None:
@@ -358,7 +358,7 @@ class Moved(Problem):
         self.to = to
 
 
-# How each exception is answered. The log has what went wrong inside; the answer never shows it.
+# The refusal of each exception. The log has the internal error; the response never shows it.
 
 
 def _of_starlette(exc: HTTPException) -> Problem:
@@ -390,7 +390,7 @@ EXPECTED: Final = tuple(kind for kind in PROBLEMS if kind is not Exception)
 
 
 def is_expected(exc: Exception) -> bool:
-    """Return whether a handler may raise this. Anything else is a fault of ours."""
+    """Return whether a handler may raise this. Anything else is a bug."""
     return isinstance(exc, EXPECTED)
 
 

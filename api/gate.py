@@ -1,7 +1,7 @@
-"""Accept nothing until the server behind us was found good enough, and say at any time how it stands.
+"""Accept nothing until Redis was found safe, and keep whether it is up.
 
-Looks again by itself while Redis is away. A server that would lose what it accepts is not waited for: whoever started
-us is told, and the gate stays shut.
+While Redis is away, it is asked again every second. If Redis would lose what it accepts, `on_unsafe` is called and the
+gate stays shut.
 """
 
 import logging
@@ -23,7 +23,10 @@ PAUSE_S: Final = 1.0
 
 
 class Gate:
-    """`on_unsafe` hears of a server that is too weak, once. `is_up`: it was good when it was last looked at."""
+    """Checks one Redis server. `is_up`: the server answered and was safe at the last check.
+
+    `on_unsafe` is called once, for a server that is too weak.
+    """
 
     def __init__(
         self, redis: Redis, settings: CommonSettings, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
@@ -37,17 +40,17 @@ class Gate:
         self.is_up = False
 
     def pass_through(self) -> None:
-        """Raises BackendUnavailable while it is shut."""
+        """Raise BackendUnavailable while the gate is shut."""
         if not self._opened.is_set():
             raise BackendUnavailable("the server was not checked yet")
 
     async def opened(self, *, within_s: float) -> None:
-        """Wait for it, but not longer than this."""
+        """Wait until the gate is open, at most `within_s` seconds."""
         with anyio.move_on_after(within_s):
             await self._opened.wait()
 
     async def run(self) -> None:
-        """Until it is open, or never will be. Says what it waits for once, and again when that changes."""
+        """Check until the gate is open or the server is unsafe. Logs why it waits, once per reason."""
         told = ""
         while not self._opened.is_set():
             try:
@@ -67,7 +70,7 @@ class Gate:
             await self._clock.sleep(PAUSE_S)
 
     async def run_once(self) -> Server:
-        """Look at the server now. Raises BackendUnavailable, UnsafeBackend."""
+        """Check the server now. Raises BackendUnavailable and UnsafeBackend."""
         try:
             if not self._has_rights:
                 await check_rights(self._redis)

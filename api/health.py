@@ -1,4 +1,6 @@
-"""Is the process alive, and can it take requests? For probes: no token is needed, and nothing private is told."""
+"""Answer probes: whether the process is alive, and whether it can serve requests. Needs no token and shows nothing
+private.
+"""
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
@@ -11,13 +13,13 @@ from director.core.errors import BackendUnavailable, UnsafeBackend
 
 
 class Liveness(Struct, frozen=True):
-    """That there is an answer is the answer."""
+    """The body of a liveness answer; that there is an answer is what counts."""
 
     status: str = "ok"
 
 
 class Load(Struct, frozen=True):
-    """Who is held now, and how many descriptors of how many are open."""
+    """How many streams and waits are held now, and how many file descriptors are open."""
 
     streams: int
     waits: int
@@ -26,10 +28,10 @@ class Load(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """`durability` is the level of the server behind us; `reasons` say why we are not ready.
+    """Whether the process can serve requests. `durability`: the level of its Redis. `reasons`: why it is not ready.
 
-    `files`: what is wrong with their store. All that needs none is answered nevertheless. `sites`: where there are
-    several, each `ready`, or why it is not.
+    `files`: what is wrong with the store of files; requests without files are still served. `sites`: with several
+    sites, the state of each: `ready`, or why not.
     """
 
     ready: bool
@@ -43,13 +45,13 @@ class Readiness(Struct, frozen=True, kw_only=True):
 
 @Route("GET", "/livez")
 async def livez(_request: Request) -> Response:
-    """Answer that the process turns its loop. Redis is no part of it, or an outage would restart every replica."""
+    """Answer that the event loop runs. Redis is not checked, or an outage would restart every replica."""
     return json_response(Liveness())
 
 
 @Route("GET", "/readyz")
 async def readyz(request: Request) -> Response:
-    """Look at Redis now. 503 where it is away or loses what it accepts; of several sites, where all do."""
+    """Check Redis now. Answers 503 if it is away or unsafe; with several sites, if all are."""
     services = request.services
     load = Load(
         services.readers.reading, services.waiters.waiting, services.descriptors.open, services.descriptors.limit
@@ -66,7 +68,7 @@ async def readyz(request: Request) -> Response:
 
 
 def _of_several(sites: Sites, load: Load) -> Response:
-    """As they were found a second ago, since one that is away would hold the answer up."""
+    """Report the sites as of the last check, a second ago: a site that is away would delay the answer."""
     up = [site for site in sites.all if site.is_up]
     told = {site.name: "ready" if site.is_up else site.reason for site in sites.all}
     reasons = () if up else tuple(dict.fromkeys(told.values()))

@@ -1,8 +1,7 @@
-"""Hold an account to its limits over all queues: a token for each request at the door, compute for each prediction.
+"""Hold an account to its limits over all queues: a token for each request, compute for each prediction.
 
-Asks nothing for an account without a limit. What was taken for nothing is given back; where it is not known whether it
-was for nothing, it is not, so that a crash may let fewer through, never more. What a prediction took is put right by
-the keeper once it has ended.
+Asks Redis nothing for an account without limits. What was taken in vain is given back. If that is unknown, it stays
+taken: a crash may allow fewer requests, never more. The keeper corrects a prediction's compute once it is terminal.
 """
 
 import math
@@ -21,35 +20,35 @@ from director.core.account_limits import Bucket, BucketName
 from director.core.ids import PredictionId, QueueName
 from director.store.accounts import Account
 
-# On every answer of Replicate's, and a program may pace itself by them: these are its own, when nothing was used
-# lately. Without RateLimit-Limit, since there is none.
+# Replicate sends these headers with every answer, and a program may pace itself by them. The values are Replicate's own
+# for an idle account. There is no RateLimit-Limit, since there is no limit.
 WITHOUT_RATE: Final[Mapping[BucketName, RawHeaders]] = {
     "create": raw({"RateLimit-Remaining": "599", "RateLimit-Reset": "1"}),
     "read": raw({"RateLimit-Remaining": "2999", "RateLimit-Reset": "1"}),
 }
-UNKNOWN_S: Final = 1.0  # what a run is taken to be while a queue has finished none
+UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished none
 
 
 class Taken(Struct, frozen=True):
-    """The token of a request that came in."""
+    """A token that was taken from a rate's bucket."""
 
     bucket: Bucket
     id: str
 
 
 async def admit(request: Request, account: Account, name: BucketName) -> None:
-    """Let one more request of this account in, and have every answer to it tell what is left; else 429."""
+    """Take a token for this request, and send what is left with its answer. Raises a 429 if none is left."""
     request.scope["state"]["taken"] = await take(request, account, name)
 
 
 def taken_of(request: Request) -> Taken | None:
-    """The token that a request came in with; None where nothing limits its account."""
+    """Return the token that this request took, or None if the account has no rate."""
     taken: Taken | None = request.scope["state"].get("taken")
     return taken
 
 
 async def take(request: Request, account: Account, name: BucketName) -> Taken | None:
-    """A token for one more thing that a request asks for; else 429."""
+    """Take a token for one more action of a request. Raises a 429 if none is left."""
     bucket = account.limits.bucket(name)
     if bucket is None:
         carry(request, WITHOUT_RATE[name])
@@ -70,10 +69,10 @@ async def reserve_compute(
     queue: QueueName,
     cost: float,
 ) -> None:
-    """Set aside what this prediction will probably spend of its account's day and credit; else 429, or 402 where no
-    waiting helps. Then its token is still taken.
+    """Reserve the compute that this prediction will probably spend, of its account's day and credit.
 
-    At least a mean run, whatever cost its caller names: that may ask for more, and for less only at the end.
+    Raises a 429, or a 402 where waiting does not help; its token is still taken then. Reserves at least a mean run: the
+    cost that a caller names may raise that, and lower it only at the end.
     """
     limits = account.limits
     if not limits.meters_compute:
@@ -91,14 +90,14 @@ async def reserve_compute(
 
 
 async def refuse_full(request: Request, account: Account) -> None:
-    """402 where its account keeps as many bytes of files as it may: what it puts out would have no room."""
+    """Raise a 402 if the account's files fill its quota: the prediction's output would have no room."""
     most = account.limits.max_files_bytes
     if most is not None and (await services_of(request).scripts.stow(account.name)).total >= most:
         raise storage_full(402, most)
 
 
 async def give_back(request: Request, account: Account, prediction_id: PredictionId, taken: Taken | None) -> None:
-    """The queue took nothing: neither a token nor compute was used."""
+    """Give back the token and the compute of a prediction that no queue took."""
     if taken is not None or account.limits.meters_compute:
         await services_of(request).scripts.spend(
             account.name, prediction_id=prediction_id, token=None if taken is None else (taken.bucket, taken.id)
@@ -106,7 +105,7 @@ async def give_back(request: Request, account: Account, prediction_id: Predictio
 
 
 async def return_compute(request: Request, account: Account, prediction_id: PredictionId) -> None:
-    """This prediction is another one's double. The request itself was one all the same."""
+    """Give back the compute of a replayed prediction. Its request still counts against the rate."""
     if account.limits.meters_compute:
         await services_of(request).scripts.spend(account.name, prediction_id=prediction_id)
 

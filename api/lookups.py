@@ -100,7 +100,7 @@ MOST_TEXT: Final = 1_000  # characters of a description
 
 
 class Service(Struct, frozen=True):
-    """What a queue's recent runs took on average: seconds of a run, 0 while unknown, and declared cost."""
+    """Averages over a queue's recent runs: seconds of a run, 0 while unknown, and declared cost."""
 
     run_s: float
     cost: float

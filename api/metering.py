@@ -1,7 +1,7 @@
-"""Count what the API is asked and what it answers, for `GET /metrics`.
+"""Count requests and answers for `GET /metrics`.
 
-Requests are counted by the template of their route, so no caller's text becomes a label. Time is taken up to the head
-of an answer: an event stream may last for hours.
+Requests are counted by the template of their route, so no caller's text becomes a label. Time is measured up to the
+head of the response, because an event stream may last for hours.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ OTHER: Final = "other"
 
 
 class Meters:
-    """All that this process shows."""
+    """All metrics of this process."""
 
     def __init__(self) -> None:
         self.registry: Final = Registry("api")
@@ -28,13 +28,13 @@ class Meters:
         self._accepted = self.registry.counter("director_api_accepted_total")
         self._placed = self.registry.counter("director_api_placed_total")
         self._sites_up = self.registry.gauge("director_api_site_up")
-        for code in Code:  # where a counter begins at one, no rule sees that it rose
+        for code in Code:  # alert rules miss the rise of a counter that begins at one
             self._refusals.labels(code)
         self._by_run: dict[tuple[str, str], Counter] = {}
         self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
-        """A request has the head of its answer."""
+        """Count a request whose response head was sent."""
         method = method if method in METHODS else OTHER
         found = self._by_answer.get((route, method, status))
         if found is None:
@@ -45,26 +45,26 @@ class Meters:
         seconds.observe(took_s)
 
     def refused(self, problem: Problem) -> None:
-        """A caller was refused so."""
+        """Count a refusal."""
         self._refusals.labels(problem.document.code or str(problem.status)).inc()
 
     def accepted(self, kind: str, lane: str) -> None:
-        """A run was taken in that was not there before."""
+        """Count a newly accepted run; replays are not counted."""
         counter = self._by_run.get((kind, lane))
         if counter is None:
             counter = self._by_run[kind, lane] = self._accepted.labels(kind or "prediction", lane)
         counter.inc()
 
     def placed(self, site: str, how: str) -> None:
-        """A new run went to one of several sites."""
+        """Count a run that was placed at one of several sites."""
         self._placed.labels(site, how).inc()
 
     def watch_sites(self, up: Mapping[str, Callable[[], float]]) -> None:
-        """Ask these at each scrape."""
+        """Read these values at each scrape."""
         for name, is_up in up.items():
             self._sites_up.labels(name).set_function(is_up)
 
     def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
-        """Ask these at each scrape."""
+        """Read these values at each scrape."""
         self.registry.gauge("director_api_held_responses").set_function(held)
         self.registry.gauge("director_api_stream_readers").set_function(readers)

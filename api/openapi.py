@@ -1,7 +1,7 @@
-"""Write the contract of the API as an OpenAPI 3.1 document, from the declared routes, and serve it.
+"""Build the OpenAPI 3.1 document of the API from the declared routes, and serve it.
 
-The schemas are those of the very types that handlers encode. The document is the same every time, except for the
-address of the service.
+The schemas are those of the types that handlers encode. The document is always the same, except for the address of the
+service.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from api.response import base_url
 from api.route import Answer, Parameter, Route
 from director import __version__
 
-# 3.1 knows no other methods; 3.2 has QUERY, and few read it
+# 3.1 allows no other methods; 3.2 has QUERY, but few tools read it
 METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE"})
 ABOUT: Final = (
     "Replicate's HTTP API, self-hosted. The same routes answer under `/v1/v1` and without `/v1`. Every refusal is an "
@@ -49,7 +49,7 @@ REFUSALS: Final = {
 }
 
 RATE: Final = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
-# name → what it says, and its type
+# name → description and type
 HEADERS: Final[dict[str, tuple[str, type]]] = {
     "RateLimit-Limit": ("How many requests the account may make at once, where it has a rate.", int),
     "RateLimit-Remaining": ("How many of them are left.", int),
@@ -72,7 +72,7 @@ REFUSED_WITH: Final = {
 
 
 def encoded(base: str, routes: Iterable[Route]) -> bytes:
-    """The document as JSON, for a service whose public URL is `base`. Routes without a name are left out."""
+    """Return the document as JSON, for a service whose public URL is `base`. Routes without a name are left out."""
     return msgspec.json.encode({**_head(base), **_fixed(tuple(route for route in routes if route.name))})
 
 
@@ -91,10 +91,10 @@ def _head(base: str) -> dict[str, Any]:
 
 @cache
 def _fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
-    """Everything that does not depend on the service's address, encoded once."""
+    """Encode the parts that do not depend on the service's address, once."""
     types = list(_types(routes))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    # by identity, since two types may be equal and yet differ in what is said of them
+    # by identity, since two equal types may have different descriptions
     schema_of = {id(type_): schema for type_, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -134,7 +134,7 @@ def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str,
 
 
 def _in_one_line(schema: dict[str, Any]) -> dict[str, Any]:
-    """Its description is a docstring, which is broken as code is."""
+    """Join the lines of a schema's description, which is a docstring wrapped as code is."""
     return {**schema, "description": " ".join(schema.get("description", "").split())}
 
 
@@ -144,7 +144,7 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
         "operationId": route.name,
         "tags": [route.name.partition(".")[0]],
         "summary": route.summary,
-        # each is an alternative: one of the scopes is enough
+        # a list of alternatives: one of the scopes is enough
         "security": [{"token": [scope]} for scope in scopes],
         "parameters": [_parameter(parameter, schema_of) for parameter in route.parameters],
         "responses": {},
@@ -192,7 +192,7 @@ def _refusal(status: int) -> str:
     refusals={400},
 )
 async def get_document(request: Request) -> Response:
-    """Serve the document with an ETag. A caller that has it already is answered 304."""
+    """Serve the document with an ETag. Answers 304 to a caller that has it already."""
     body = encoded(base_url(request), request.app.routes)
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Host"}

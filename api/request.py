@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# a model server in Rust reads at most 128 levels, and ours are a few of them
+# a model server in Rust reads at most 128 levels, and the envelope takes a few of them
 MAX_NESTING: Final = 100
 
 LONGEST_S: Final = 30.0
@@ -42,10 +42,10 @@ STEPS: Final = {**dict.fromkeys(OPEN, 1), **dict.fromkeys(CLOSE, -1)}
 async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
     """Return the whole body. 413 as soon as its announced or counted length exceeds `max_bytes`; 408 if it is slow."""
     announced = request.headers.get("content-length", "")
-    # cut, since Python refuses to read a number of thousands of digits
+    # cut, because Python refuses to read a number of thousands of digits
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
         raise too_large(max_bytes)
-    if request.scope["state"].get("is_whole"):  # it waits for us, and not we for it
+    if request.scope["state"].get("is_whole"):  # the body is here already, so there is nothing to wait for
         return await _counted(request, max_bytes)
     try:
         async with asyncio.timeout(LONGEST_S):
@@ -55,11 +55,11 @@ async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:
-    """Decode one JSON text as `kind`; 400 for anything else. Of two equal keys the last wins."""
+    """Decode one JSON text as `kind`. Raises a 400 for anything else. Of two equal keys the last wins."""
     if not body.strip():
         raise malformed("The body is empty: a JSON object is required.")
     try:
-        # a Raw is passed on unread, so this is the only place that would notice
+        # a Raw is passed on undecoded, so this is the only check of its encoding
         body.decode()
     except UnicodeDecodeError as exc:
         raise malformed(f"The body is not UTF-8 (byte {exc.start}).") from exc
@@ -69,7 +69,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         decoded: T = _decoder(kind).decode(body)  # type: ignore[arg-type] # a class can be hashed
         return decoded
     except msgspec.DecodeError as exc:
-        # it names a place and a reason, and quotes nothing of the text once a word that is none of a closed set is cut
+        # msgspec's message names a place and a reason; the only text it may quote, a wrong word of an enum, is cut
         said = QUOTED.sub(r"\1", str(exc))
         raise malformed(f"The body cannot be read: {said}.") from exc
 
@@ -93,23 +93,20 @@ async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
 
 
 def _depth(body: bytes) -> int:
-    """Return how deep arrays and objects nest, in linear time and without recursion. An upper bound where there are
-    few.
+    """Return how deep arrays and objects nest, in linear time and without recursion.
+
+    With at most MAX_NESTING openings the result is an upper bound.
     """
     openings = sum(map(body.count, OPEN))
     if openings <= MAX_NESTING:
         return openings
-    # escapes first (in pairs, from the left), so that every quote left is one that opens or closes a string
+    # escapes first (in pairs, from the left), so that every remaining quote opens or closes a string
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     outside = unescaped.translate(None, NOT_STRUCTURE).split(b'"')[::2]
     return max(accumulate(map(STEPS.__getitem__, b"".join(outside))), default=0)
 
 
-# The members of a body's object, one by one, and everything that is wrong with them, in gojsonschema's words.
-#
-# Knows of no route: which members there are, and what they mean, is their reader's part.
-
-# the first byte of a JSON value says what it is
+# first byte of a JSON value → its type
 TYPES: Final = {
     ord("{"): "object",
     ord("["): "array",
@@ -121,15 +118,15 @@ TYPES: Final = {
 
 
 class Members:
-    """The members of a body's object, one by one, and every fault found in them, in gojsonschema's words.
+    """The members of a body's object, taken one by one, and every fault found in them, in gojsonschema's words.
 
-    422 where the body is not an object. The caller knows which members there are and what they mean.
+    Raises a 422 for a body that is no object. The caller knows which members there are and what they mean.
     """
 
     def __init__(self, body: bytes) -> None:
         self.faults: list[InvalidField] = []
         if (given := type_of(body)) != "object":
-            decode_json(body, Raw)  # what is no JSON at all is malformed, not of a wrong type
+            decode_json(body, Raw)  # text that is not JSON is malformed, not of a wrong type
             raise invalid_input([wrong_type("", "object", given)])
         self._members: Mapping[str, Raw] = decode_json(body, dict[str, Raw])
 

@@ -1,6 +1,7 @@
-"""Answer in JSON. What is `Raw` in an answer leaves as the bytes that came in: nothing here reads or re-encodes it.
+"""Build responses: JSON bodies, carried headers, absolute addresses, and the links between pages.
 
-Headers that a request carries go with whatever answers it, a refusal too.
+A `Raw` in a body is sent as the bytes that came in, without decoding. Headers that a request carries are sent with any
+response to it, a refusal too.
 """
 
 import base64
@@ -28,37 +29,37 @@ MEDIA_TYPE: Final = "application/json"
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`body` is a struct of ours, or a plain value made of them."""
+    """Encode `body`, a Struct or a plain value of Structs, as the response."""
     return Response(msgspec.json.encode(body), status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def raw(headers: Mapping[str, str]) -> RawHeaders:
-    """Headers as they are sent."""
+    """Return headers in the form that ASGI sends."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 def carry(request: Request, headers: RawHeaders) -> None:
-    """Send these with the answer to this request, whatever it will be."""
+    """Send these headers with the response to this request, whatever it will be."""
     request.scope["state"]["carried"] = headers
 
 
 def carried(scope: Scope, response: Response) -> Response:
-    """The answer, with what the request carries."""
+    """Add the headers that the request carries to the response."""
     response.raw_headers += scope["state"].get("carried", ())
     return response
 
 
-# Where the caller finds us: the base of all URLs in answers, without /v1.
+# The base of all addresses in responses, without /v1.
 #
-# Believes a configured public URL first. Believes X-Forwarded-Proto and X-Forwarded-Host only of proxies that were
-# named: anybody can send them, and clients send their token to whatever host an answer names.
+# A configured public URL comes first. X-Forwarded-Proto and X-Forwarded-Host count only from the proxies in the
+# settings: any client can send them, and clients send their token to the host that a response names.
 
 HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 SCHEMES: Final = ("http", "https")
 
 
 def base_url(request: Request) -> str:
-    """The public URL, else the scheme and host that the request was sent to; 400 where that is no host at all."""
+    """Return the public URL, else the scheme and host that the request was sent to. 400 for an invalid host."""
     if public := services_of(request).settings.public_url:
         return public.rstrip("/")
     scheme, host = request.scope["scheme"], request.headers.get("host", "")
@@ -72,7 +73,7 @@ def base_url(request: Request) -> str:
 
 @cache
 def proxy_networks(trusted: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
-    """The networks of the proxies that are believed. Raises SettingsError for what is none."""
+    """Return the networks of the trusted proxies. Raises SettingsError for an invalid one."""
     try:
         return tuple(map(ip_network, trusted))
     except ValueError as exc:
@@ -90,30 +91,34 @@ def _is_from_proxy(request: Request) -> bool:
     except ValueError:
         return False  # a socket without an address
     if isinstance(address, IPv6Address):
-        address = address.ipv4_mapped or address  # a socket for both kinds shows IPv4 so, and no network of IPv4 has it
+        # a dual-stack socket shows IPv4 clients so, and no IPv4 network contains such an address
+        address = address.ipv4_mapped or address
     return any(address in network for network in networks)
 
 
 def _last(request: Request, name: str) -> str:
-    """What the proxy next to us said: whatever stands before it came from outside."""
+    """Return the value that the nearest proxy added: values before it came from outside."""
     return request.headers.get(name, "").rpartition(",")[2].strip()
 
 
-# Cursors and links of paged answers: opaque to callers, absolute on the public host, and with every filter kept.
+# Cursors and links of pages: opaque to callers, absolute on the public host, with every filter kept.
 
 PAGE_SIZE: Final = 100
 PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
 
 
 class Cursor(Struct, frozen=True):
-    """Where a page begins: after the id `at`, in the list's order, or before it and `backwards`."""
+    """Where a page begins: after the id `at` in the list's order; before it and `backwards` for a previous page."""
 
     at: str
     backwards: bool = False
 
 
 def cursor_of(request: Request, *, is_place: Callable[[str], bool] = lambda _: True) -> Cursor | None:
-    """The cursor of a request; 422 for one that we never gave out. `is_place`: may a page of this list begin there?"""
+    """Return the request's cursor, or None. Raises a 422 for a forged one.
+
+    `is_place` says whether a page of this list may begin at a text.
+    """
     text = request.query_params.get("cursor")
     if not text:
         return None
@@ -127,7 +132,7 @@ def cursor_of(request: Request, *, is_place: Callable[[str], bool] = lambda _: T
 
 
 def link(request: Request, path: str, cursor: Cursor | None, kept: Mapping[str, str] | None = None) -> str:
-    """The absolute address of a page. Clients send their token to it, so it is never relative to anything."""
+    """Return the absolute address of a page. Clients send their token to it, so it is never relative."""
     query = dict(kept or {})
     if cursor is not None:
         place = ("p" if cursor.backwards else "n") + cursor.at
@@ -138,9 +143,9 @@ def link(request: Request, path: str, cursor: Cursor | None, kept: Mapping[str, 
 def slice_of(
     marks: Sequence[str], cursor: Cursor | None, *, most: int = PAGE_SIZE
 ) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
-    """One page of a list that is known whole, and the cursors of the page after it and before it, where there are any.
+    """Return one page of a list that is in memory, and the cursors of the page after and the page before it.
 
-    `marks`: one for each thing, in the list's order, which is their own, backwards. What a cursor names may be gone.
+    `marks`: one for each thing, unique, in descending order, which is the list's. A cursor's own mark may be gone.
     """
     if cursor is not None and cursor.backwards:
         page = [mark for mark in marks if mark > cursor.at][-most:]

@@ -22,7 +22,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Parameter(Struct, frozen=True):
-    """A part of the path, of the query, or a header. `type`: a type that msgspec can describe."""
+    """A part of the path, of the query, or a header. `type`: any type that msgspec can describe."""
 
     name: str
     what: str
@@ -76,7 +76,7 @@ class Route(Struct, eq=False):
 
     @property
     def refused(self) -> frozenset[int]:
-        """All statuses of refusals: `refusals`, and those that follow from what the route takes."""
+        """Return all statuses of refusals: `refusals`, and those that follow from what the route takes."""
         found = {431, *self.refusals}
         if self.scopes:
             found |= {401, 403, 429, 503}
@@ -98,5 +98,5 @@ _DECLARED: Final[dict[str, list[Route]]] = {}
 
 
 def routes_of(*modules: ModuleType) -> tuple[Route, ...]:
-    """The routes that these modules declare, in order."""
+    """Return the routes that these modules declare, in order."""
     return tuple(route for module in modules for route in _DECLARED[module.__name__])

@@ -1,7 +1,7 @@
-"""Bound what a connection may send that is no body: the request line, the headers and what frames a chunked body.
+"""Bound what a connection may send beside bodies: the request line, the headers and the framing of a chunked body.
 
-The parser has no limit of its own: it keeps a header until it ends, and takes ever longer to do so. Bodies
-are counted in `request.py`. An answer leaves in one write where it can, and everything else is left to uvicorn.
+The parser has no limit of its own: it keeps an unfinished header, and gets slower as it grows. Bodies are counted in
+`request.py`. A response is sent in one write where possible. Everything else is uvicorn's.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from api.errors import head_too_large
 
 MAX_HEAD_BYTES: Final = 64 << 10
-STEP: Final = 4 << 10  # parsed at once, so that a head is found too large before all of it is kept
+STEP: Final = 4 << 10  # parsed at once, so that a head is found too large before all of it is stored
 LINGER_S: Final = 2.0
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """HTTP/1.1 as uvicorn speaks it; 431 and the end of the connection once a head is too large.
+    """uvicorn's HTTP/1.1 protocol, which answers 431 and closes the connection for a head that is too large.
 
-    `state["hang_up"]` of a request breaks its connection, so that a part of an answer is not taken for the whole.
-    `state["is_whole"]`: all of its body is here.
+    `state["hang_up"]` of a request breaks its connection, so that a partial response is not taken for the whole.
+    `state["is_whole"]`: the whole body has arrived.
     """
 
-    _head_bytes = 0  # since the last piece of structure: a request's begin, its headers' end, a chunk, a piece of body
+    _head_bytes = 0  # since the last structural event: a request's begin, its headers' end, a chunk, a piece of body
     _is_refused = False
 
     def data_received(self, data: bytes) -> None:
@@ -45,7 +45,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         super().on_headers_complete()
-        self.cycle.__class__ = Joined  # uvicorn has no other way to say which
+        self.cycle.__class__ = Joined  # uvicorn has no other way to choose the class
         self.scope["state"]["hang_up"] = partial(self._hang_up, self.cycle)
 
     def on_chunk_header(self) -> None:
@@ -60,26 +60,27 @@ class BoundedHttp(HttpToolsProtocol):
         self.scope["state"]["is_whole"] = True
 
     def _hang_up(self, cycle: RequestResponseCycle) -> None:
-        cycle.disconnected = True  # else uvicorn calls it a fault that the answer has no end
+        cycle.disconnected = True  # else uvicorn logs an error that the response has no end
         self.transport.abort()
 
     def _refuse(self) -> None:
         self._is_refused = True
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # another request's answer is due first: two would be mixed up
+            self.transport.close()  # another request's response is due first: the two would be mixed
             return
         problem = head_too_large(MAX_HEAD_BYTES)
         answer = problem.response()
         lines = [b"%b: %b\r\n" % header for header in [*answer.raw_headers, (b"connection", b"close")]]
         self.transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)]))
-        # closed at once, with bytes unread, the connection would be reset and the answer lost on its way
+        # closing at once, with unread bytes, would reset the connection and lose the response
         self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
 
 
 class Joined(RequestResponseCycle):
-    """A request and its answer. A head that says how long its body is waits for the beginning of it: one write to the
-    socket instead of two, which is a tenth of what a small answer costs.
+    """A request and its response. A head with a Content-Length waits for the first bytes of the body.
+
+    One write to the socket instead of two saves a tenth of the cost of a small response.
     """
 
     _head: MutableMapping[str, Any] | None = None
@@ -105,7 +106,7 @@ class Joined(RequestResponseCycle):
 
 
 class _Pieces:
-    """In a transport's place, until they leave together."""
+    """Stands in for a transport and collects what is written, to send it in one write."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -113,7 +114,7 @@ class _Pieces:
         self.write = self._pieces.append
 
     def leave(self) -> None:
-        if self._pieces:  # there are none for a client that is gone
+        if self._pieces:  # empty if the client is gone
             self._transport.writelines(self._pieces)
             self._pieces.clear()
 

@@ -1,4 +1,4 @@
-"""Build once what every handler works with, and take it down in the opposite order when the API ends."""
+"""Build the services that handlers use, once, and close them in reverse order when the API ends."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -69,7 +69,8 @@ class Turns:
         own = self._accounts.setdefault(account, asyncio.Semaphore(self._each))
         async with AsyncExitStack() as held:
             async with asyncio.timeout(self._patience_s):
-                await held.enter_async_context(own)  # first: a wait for its own account keeps no other account waiting
+                # first, so that waiting for its own account keeps no other account waiting
+                await held.enter_async_context(own)
                 await held.enter_async_context(self._all)
             yield
 
@@ -79,27 +80,28 @@ if TYPE_CHECKING:
 
 
 FIRST_CHECK_S: Final = 1.0
-CONNECTIONS: Final = 9  # few, since what is asked in one turn of the loop leaves in one write
-WRITES_AT_ONCE: Final = 4  # of small calls. Three more are for large ones, the others for what is no script
-# A few megabytes of memory each, at most; one account cannot take all
+CONNECTIONS: Final = 9  # few, because the calls of one turn of the event loop leave in one write
+# of small calls. Three more connections are for large calls, the others for commands that are no scripts
+WRITES_AT_ONCE: Final = 4
+# Each takes a few megabytes of memory at most; one account cannot take all
 MOST_UPLOADS: Final = 16
 MOST_UPLOADS_EACH: Final = 4
 UPLOAD_PATIENCE_S: Final = 30.0
-# Two large reads are under way at once: see director/broker/gatherer.py. One account must not have both
+# Two large reads run at once: see director/broker/gatherer.py. One account must not have both
 MOST_READS: Final = 16
 MOST_READS_EACH: Final = 1
 READ_PATIENCE_S: Final = 60.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
-    """Our clients of Redis: `redis` for what is answered at once, and `subscriber`, which listens."""
+    """The clients of Redis: `redis` for short calls, and `subscriber` for the subscription."""
 
     redis: Redis
     subscriber: Redis
 
     @classmethod
     def of(cls, settings: ApiSettings) -> "Clients":
-        """Connects to nothing yet. Raises SettingsError for an invalid URL."""
+        """Create the clients. Connects to nothing yet. Raises SettingsError for an invalid URL."""
         return cls(
             redis=client(settings.redis_url, connections=CONNECTIONS, name="director-api"),
             subscriber=blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits"),
@@ -107,7 +109,7 @@ class Clients(Struct, frozen=True, kw_only=True):
 
 
 class Services(Struct, frozen=True, kw_only=True):
-    """Everything behind the handlers, for one Redis server. `site`: the number in the ids of what is placed here."""
+    """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here."""
 
     site: int
     redis: Redis
@@ -149,7 +151,7 @@ class Services(Struct, frozen=True, kw_only=True):
     reading: Turns
 
     def release(self) -> None:
-        """Release all callers who are held, because the process ends."""
+        """End all held responses and streams, because the process ends."""
         self.waiters.release()
         self.readers.release()
 
@@ -163,7 +165,7 @@ class State(TypedDict):
 
 def services_of(request: Request) -> Services:
     """Return the services of the home, or of the only server."""
-    services: Services = request.scope["state"]["services"]  # asked for often, and `request.state` is slow
+    services: Services = request.scope["state"]["services"]  # called often, and `request.state` is slow
     return services
 
 
@@ -182,8 +184,7 @@ async def running(
 ) -> AsyncIterator[Services]:
     """Run all services and their loops. Closes the clients at the end.
 
-    `believes`: while the server is away, known tokens and models are still accepted. The metrics show the Redis of
-    the home.
+    `believes`: known tokens and models are still accepted while the server is away. Metrics show the home's Redis.
     """
     redis, glances = clients.redis, Glances(clients.redis)
     gate = Gate(redis, settings, clock=clock, on_unsafe=on_unsafe)
@@ -253,7 +254,7 @@ async def running(
             tasks.start_soon(services.store_check.missing)
         if is_home:
             tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
-        # where Redis is there, the first request finds the gate open
+        # if Redis is there, the first request finds the gate open
         await services.gate.opened(within_s=FIRST_CHECK_S)
         try:
             yield services

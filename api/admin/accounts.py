@@ -219,7 +219,7 @@ async def change_account(request: Request) -> Response:
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
 )
 async def suspend_account(request: Request) -> Response:
-    """Suspend the account at every site. After the answer nothing of the account starts any more."""
+    """Suspend the account at every site. After the answer nothing more of the account starts."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
     asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
@@ -313,7 +313,7 @@ async def revoke_token(request: Request) -> Response:
 
 
 async def _named(request: Request) -> str:
-    """Return the account of this path. Raises a 404 if there is none."""
+    """Return the account of this path. Raises a 404 for an unknown one."""
     name = str(request.path_params["name"])
     if not re.fullmatch(ACCOUNT_NAME, name) or not await request.services.accounts.exists(name):
         raise not_found()

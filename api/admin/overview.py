@@ -1,7 +1,7 @@
 """Show operators the directors, the owed webhooks, the metrics of this process and a live view. Changes nothing.
 
 Directors are known by their heartbeats, which say since when they run, with which model servers, and what each claims.
-No director is asked. Only for tokens with the scope `admin`.
+No director is asked. All of this needs a token with the scope `admin`; only the metrics have a token of their own too.
 """
 
 import hmac
@@ -103,8 +103,7 @@ def _has_token(request: Request, token: str) -> bool:
 # GET /admin/live shows the whole service as server-sent events.
 #
 # A watcher is served only as long as its token has the scope `admin`. It counts as a reader of a stream: all together
-# are
-# bounded, and one that takes nothing for a minute is disconnected.
+# are bounded, and one that takes nothing for a minute is disconnected.
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +163,6 @@ async def _is_taken(data: bytes, send: Send) -> bool:
             with anyio.fail_after(STALL_S):
                 await send(data[start : start + PIECE_BYTES])
     except TimeoutError:
-        log.info("a watcher that takes nothing is let go")
+        log.info("disconnected a watcher that takes nothing")
         return False
     return True

@@ -265,7 +265,7 @@ class Migrated(Struct, frozen=True, kw_only=True):
     answers=QUEUE_THEN,
 )
 async def pause_queue(request: Request) -> Response:
-    """Hand out nothing more, of one account or of all. What runs goes on."""
+    """Hand out no more work, of one account or of all. What runs goes on."""
     queue, by = await _entered(request)
     account = await _account(request)
     await request.services.queue_administration.pause(queue, account=account, by=by)
@@ -301,7 +301,7 @@ async def resume_queue(request: Request) -> Response:
     answers={200: Answer("How far it is.", Drained)},
 )
 async def drain_queue(request: Request) -> Response:
-    """Pause the queue, and say whether anything still runs. Call it again to see how far it is."""
+    """Pause the queue, and say whether anything still runs. Call it again to see the progress."""
     queue, by = await _entered(request)
     try:
         view = view_of(queue, await request.services.queue_administration.drain(queue, by=by))
@@ -398,7 +398,7 @@ async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bo
 
 
 async def _entered(request: Request) -> tuple[QueueName, str]:
-    """Return the queue and the name of the operator. Raises the 404 first: a change that is not made is not logged."""
+    """Return the queue and the operator's name. Raises a 404 first, so that only changes that are made are logged."""
     queue = queue_of(request)
     if not await request.services.queues.has(queue):
         raise not_found()

@@ -91,7 +91,7 @@ class Watching:
             try:
                 rest_s = await self.run_once()
             except Exception:
-                log.exception("looking at the service failed")
+                log.exception("reading the snapshot of the service failed")
                 rest_s = BROKEN_S
             await self._clock.sleep(rest_s)
 

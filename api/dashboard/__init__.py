@@ -1,1 +1,1 @@
-"""The page of operators: files that a browser runs, and nothing that is made for each request."""
+"""Serve the operators' page. A browser runs its files, and nothing is rendered per request."""

@@ -1,7 +1,7 @@
-"""Serve the page for operators: its files as they are, with the headers that keep everything else out.
+"""Serve the operators' page: its files as they are, with headers that keep everything else out.
 
-Asks nothing of Redis and knows no account: the page logs in like any other client, with a token that it keeps. Names
-no address by its whole path, since a proxy may have put the service below one of its own.
+Needs neither Redis nor an account: the page logs in like any other client, with a token that it keeps. All its links
+are relative, because a proxy may serve it below a path of its own.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Everything comes from here, and no text becomes HTML or code: what a model put out is shown by this page.
-# Pictures of outputs may be data of the answer itself.
+# Everything is loaded from this site, and no text becomes HTML or code, because the page shows what a model put out.
+# Pictures of outputs may be data URIs of the response itself.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -46,7 +46,7 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for each time, and answered with 304: an upgrade shows at once
+    "Cache-Control": "no-cache",  # revalidated each time, usually with a 304: an upgrade shows at once
 }
 
 
@@ -62,7 +62,7 @@ class Asset(Struct, frozen=True):
 
 
 def _assets() -> dict[str, Asset]:
-    """All of them by their path, read once: they are small, and part of the program."""
+    """Read all files once, by path. They are small, and part of the program."""
     found: dict[str, Asset] = {}
     folder = files("api.dashboard") / "static"
     waiting = [(PurePosixPath(), folder)]
@@ -92,7 +92,7 @@ async def for_people(request: Request) -> Response:
 
 
 async def elsewhere(request: Request) -> Response:
-    """What no route fits: /{owner}/{name}, the address of a model for people, or nothing that there is."""
+    """Redirect /{owner}/{name}, a model's address for people, to the page. Raises a 404 for any other path."""
     wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
     if not wants_page or not MODEL_PATH.fullmatch(request.url.path):
         raise not_found()
@@ -108,7 +108,7 @@ async def asset(request: Request) -> Response:
 
 
 def _shown(view: str) -> Response:
-    """The page is one level up from these addresses, whatever is before them."""
+    """Redirect to a view. The page is one level up from these addresses, whatever path a proxy puts before them."""
     return Response(
         status_code=302, headers={"Location": f"../#/{view}", "Cache-Control": "no-store", "Vary": "Accept"}
     )

@@ -1,1 +1,1 @@
-"""Files: taken from callers, handed out at signed addresses."""
+"""Accept files from callers, and serve them and the files of outputs at signed addresses."""

@@ -55,7 +55,7 @@ AHEAD_BYTES: Final = 8 << 20
 
 
 class Room:
-    """One file in its account's quota. Without a quota, bytes are counted once the file is stored."""
+    """The room of one file in its account's quota. Without a quota, nothing is reserved before the file is stored."""
 
     def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
         self._scripts = services.scripts
@@ -232,7 +232,7 @@ async def get_file(request: Request) -> Response:
     answers={204: NO_BODY},
 )
 async def delete_file(request: Request) -> Response:
-    """Delete the file at once. A prediction that was given it keeps what it fetched."""
+    """Delete the file at once. A prediction that has fetched it keeps its copy."""
     account = request.account
     services = request.services
     file = await _asked(request, account.name)

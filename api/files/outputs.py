@@ -33,8 +33,7 @@ from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 # Directors that cannot see the API's folder send files of outputs here, and delete them here.
 #
 # A director's order is signed for one action and for minutes. A file is kept only where its bytes match the digest in
-# its
-# name, so an intercepted order is good for nothing else. These routes need no token and are not for callers.
+# its name, so an intercepted order is good for nothing else. These routes need no token and are not for callers.
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +146,7 @@ class _Body:
 # Responses with a file of the store: the whole file, the one part that was asked for, or headers alone for a HEAD.
 #
 # Browsers may not guess the type of the content or run it. Only the bytes that are sent are read, a piece at a time.
-# The
-# caller checks first who may have the file.
+# The caller checks first who may have the file.
 
 # One range alone: a request for several may be answered with the whole file, and is
 RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")

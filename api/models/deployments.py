@@ -187,7 +187,7 @@ async def get_deployment(request: Request) -> Response:
     answers={200: Answer("The deployment as it is then.", DeploymentView)},
 )
 async def update_deployment(request: Request) -> Response:
-    """Make a new release, if the body changes anything."""
+    """Create a new release, if the body changes anything."""
     account, deployment = await _theirs(request, "run")
     services = request.services
     asked = _asked(await read_body(request, max_bytes=services.settings.max_body_bytes), is_new=False)
@@ -264,8 +264,7 @@ async def _version(request: Request, account: Account, model: str, version: str)
 
 async def _refuse_missing(request: Request, account: Account, model: str, version: str) -> None:
     """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more,
-    while a
-    deployment would keep it for ever.
+    while a deployment would keep it for ever.
     """
     seen = await _version(request, account, model, version)
     if seen is None or await request.services.catalog.version(model, version) is None:
@@ -313,8 +312,7 @@ async def _answer(request: Request, account: Account, deployment: Deployment) ->
 
 async def _shown(request: Request, account: Account, deployments: Sequence[Deployment]) -> list[DeploymentView]:
     """Return the deployments as views. The account that made a release is shown with its present type. It is seldom
-    another
-    than the caller, such as an operator.
+    another than the caller, such as an operator.
     """
     types = {account.name: account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):

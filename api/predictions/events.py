@@ -68,7 +68,7 @@ async def get_events(request: Request) -> Response:
 
 
 def number_of(request: Request, name: str, *, default: int, least: int, most: int) -> int:
-    """Read a whole number from the query. Raises a 422 if it is none or out of bounds."""
+    """Read a whole number from the query. Raises a 422 for another text and for a number out of bounds."""
     text = request.query_params.get(name, "")
     if not text:
         return default

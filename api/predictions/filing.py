@@ -149,7 +149,7 @@ def _lowest_id_at_s(seconds: int) -> PredictionId:
 
 
 async def _accepted_before(request: Request, submission: Submission) -> Stored | None:
-    """Return the prediction that the same request made earlier. No limit applies to a replay."""
+    """Return the prediction that the same request made earlier. A replay uses nothing, so no limit applies to it."""
     if submission.idempotency is None:
         return None
     digest, fingerprint = submission.idempotency

@@ -20,7 +20,7 @@ FIELDS: Final = ("status", "model", "version")
 
 
 class Glance(Struct, frozen=True):
-    """What a list needs to know of a prediction before reading it.
+    """The facts that a list needs of a prediction before reading it.
 
     `weight`: bytes of input, output and logs; None while it runs, because that is known only when it is read.
     """
@@ -43,8 +43,7 @@ class Glances:
 
     async def has_ended(self, prediction_id: PredictionId) -> bool:
         """Return whether the prediction is terminal. Calls made while another is answered share the next write: there
-        may be
-        thousands of waiters.
+        may be thousands of waiters.
         """
         self._asked[prediction_id] = None
         if self._answers is None:

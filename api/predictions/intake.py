@@ -53,7 +53,7 @@ UNEXPECTED: Final = "internal"
 
 
 class Step:
-    """What the span reports. `headers`: the trace headers to pass on with the prediction."""
+    """The content of the span. `headers`: the trace headers to pass on with the prediction."""
 
     def __init__(self, headers: TraceHeaders) -> None:
         self.headers = headers
@@ -240,9 +240,8 @@ def _idempotency(
 ) -> tuple[str, str] | None:
     """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent.
 
-    The fingerprint has the model and not the version that it led to, so that a key holds across a deploy. A body
-    names its
-    version itself.
+    The fingerprint has the model and not the version that it led to, so that a key holds across a deploy. A body names
+    its version itself.
     """
     key = headers.get("idempotency-key")
     if key is None:

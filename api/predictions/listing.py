@@ -125,7 +125,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """What a walk through the index found. `first` and `last` are ids walked over, found or not."""
+    """The result of one walk through the index. `first` and `last`: the outermost ids walked over, matching or not."""
 
     results: list[Prediction]
     first: PredictionId | None

@@ -447,7 +447,7 @@ async def _result(request: Request, account: Account, body: bytes, place: int) -
     except (Problem, DirectorError) as exc:
         document = problem_of(exc).document
     except Exception:  # one failure of a thousand must not cost the others their answers
-        log.exception("one of a batch failed")
+        log.exception("a prediction of a batch failed")
         document = internal().document
     return BatchResult(status=document.status, error=document)
 

@@ -65,7 +65,10 @@ class Mark(Struct, frozen=True):
 
 
 class Teller:
-    """Make the frames for one reader. `mark`: its position. `at_end`: the log has ended, the record may have more."""
+    """Makes the frames for one reader, whose position is `mark`.
+
+    `at_end`: the log has no more, but the final record may have.
+    """
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark

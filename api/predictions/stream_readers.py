@@ -46,7 +46,7 @@ Look = tuple[PredictionId, int, bool]
 
 
 class Next(Enum):
-    """What a reader does after it was sent something."""
+    """The next step of a reader after it was sent something."""
 
     GO_ON = auto()
     WAIT = auto()
@@ -108,7 +108,7 @@ class Readers:
             try:
                 await Reader(self, prediction_id, mark, send).read(is_over=is_over)
             except TimeoutError:
-                log.info("a reader that takes nothing is let go", extra={"prediction": prediction_id})
+                log.info("disconnected a reader that takes nothing", extra={"prediction": prediction_id})
             else:
                 return True
         return False
@@ -130,9 +130,8 @@ class Readers:
             scope.cancel()
 
     async def _look(self, asked: Look) -> Replayed | None:
-        # This begins one turn after it was created. A later caller starts another: an answer that is on its way by then
-        # may be
-        # older than the news that the caller had
+        # This begins one turn after it was created. A later caller starts another: an answer that is on its way by
+        # then may be older than the news that the caller had
         del self._looks[asked]
         prediction_id, after, whole = asked
         return await self.scripts.replay(
@@ -166,7 +165,10 @@ class Reader:
                         async with self._room():
                             then = await self._tell_more(has_room=True)
                 except BackendUnavailable as exc:
-                    log.info("could not read on, waiting", extra={"prediction": self._id, "reason": str(exc)})
+                    log.info(
+                        "could not read on, trying again",
+                        extra={"prediction": self._id, "reason": str(exc)},
+                    )
                     then = Next.WAIT
                 if then is Next.WAIT:
                     await self._wait(news)

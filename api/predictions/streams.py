@@ -102,7 +102,7 @@ def new_ticket() -> str:
 
 
 def read_address(text: str) -> Address | None:
-    """Read the last part of a stream's URL. Returns None for a wrong one, so a guess asks Redis nothing."""
+    """Read the last part of a stream's URL. Returns None if it cannot be ours, so that a guess asks Redis nothing."""
     match = ADDRESS.fullmatch(text)
     if match is None or not is_prediction_id(match[1]):
         return None

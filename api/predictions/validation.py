@@ -309,8 +309,7 @@ class InputSchema:
         """Return the input schema of a model's OpenAPI document for runs of a kind, compiled once while it is cached.
 
         A document without an input schema accepts every object. Raises a Problem, worded for the operator, for a
-        document that
-        cannot be used.
+        document that cannot be used.
         """
         digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)

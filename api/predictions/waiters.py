@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 SAFETY_S: Final = 2.0
 UNTOLD_S: Final = 60.0  # how long channels are listened to after an ending that was not published
-PAUSE_S: Final = 0.5  # before a lost subscription is made again
+PAUSE_S: Final = 0.5  # before a lost subscription is replaced
 SILENCE_S: Final = 10.0  # then the connection is pinged
 
 # A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
@@ -184,7 +184,7 @@ class Waiters:
             except* (RedisError, OSError) as group:
                 self._tell(", ".join(type(exc).__name__ for exc in group.exceptions))
             except* Exception:
-                log.exception("subscription failed, making it again")
+                log.exception("subscription failed, subscribing again")
             await self._clock.sleep(PAUSE_S)
 
     async def run_once(self) -> None:
@@ -216,7 +216,7 @@ class Waiters:
             try:
                 stored = await self._read(prediction_id) if await self._has_ended(prediction_id) else None
             except BackendUnavailable as exc:
-                log.info("could not look at a prediction, waiting on", extra={"reason": str(exc)})
+                log.info("could not read a prediction, trying again", extra={"reason": str(exc)})
                 continue
             if stored is not None and stored.record.is_terminal:
                 if wait is not None and not wait.is_told:
@@ -279,7 +279,7 @@ class Waiters:
     def _tell(self, reason: str) -> None:
         """Log a reason once, not every half a second while it lasts."""
         if reason != self._told:
-            log.warning("subscription lost, making it again", extra={"reason": reason})
+            log.warning("subscription lost, subscribing again", extra={"reason": reason})
             self._told = reason
 
     def _wake(self, channel: str) -> None:

@@ -50,8 +50,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     @property
     def only_home(self) -> bool:
         """Return whether only the home may take it: other sites know neither its files nor its destination nor the
-        account's
-        remaining budget.
+        account's remaining budget.
         """
         limits = self.account.limits
         has_budget = limits.meters_compute or limits.max_files_bytes is not None

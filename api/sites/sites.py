@@ -50,9 +50,8 @@ NOTHING_STARTS: Final = frozenset({"open"})
 class Site:
     """One Redis server of several: its services, whether it answers, and what its queues reported recently.
 
-    `is_up`: it answered at the last check, and is safe. `reason`: why it is not up. `home`: None for the home
-    itself. After
-    a failure the site counts as down until the next check, a second later.
+    `is_up`: it answered at the last check, and is safe. `reason`: why it is not up. `home`: None for the home itself.
+    After a failure the site counts as down until the next check, a second later.
     """
 
     def __init__(self, row: SiteRow, services: Services, clock: Clock, *, home: "Site | None" = None) -> None:
@@ -179,9 +178,7 @@ class Sites:
         return self.by_name[name].services
 
     async def called(self, server: str) -> Services | None:
-        """Return the server of this name, which a prediction moved to. None if it is not one of ours or does not
-        answer.
-        """
+        """Return the server of this name, to which a prediction moved. None if it is not ours or does not answer."""
         if server not in self._called:
             up = [site.services for site in self.all if site.is_up]
             names = await asyncio.gather(*(server_name(services.redis) for services in up), return_exceptions=True)
@@ -193,9 +190,8 @@ class Sites:
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
 
-        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away
-        may have the
-        version.
+        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away may
+        have the version.
         """
         is_seen, away = False, None
         latest = ref.version
