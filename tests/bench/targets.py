@@ -90,7 +90,7 @@ WHY_E2E: Final = (
 )
 WHY_ACCEPT: Final = (
     "of the API's processor one takes 1.6 times as much; the rest is Redis on the other core, 0.2 ms for 22 commands "
-    "beside one, a tenth of it closures that functions of the server would not make anew"
+    "beside one, a tenth of it closures that functions of the server would not make again"
 )
 WHY_P50: Final = (
     "three round trips as there; longer ones, and more Python in each of both processes: the same as in a drain"
