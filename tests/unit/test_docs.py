@@ -1,4 +1,4 @@
-"""The pages say what the code does: the diagram follows the table, and every link leads to a file."""
+"""Pages say what is there: the diagram follows the table, links lead to headings, named files exist."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,12 @@ import pytest
 from director.core.states import TERMINAL, TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
-LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+FOLDERS = ("api", "director", "k8s", "lua", "tests")
+READMES = [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("README.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *READMES]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+PYTHON_FILE = re.compile(r"`([\w/-]+\.py)`")
 ARROW = re.compile(r"^ +(\S+) --> (\S+)$", re.MULTILINE)
 
 
@@ -19,7 +23,31 @@ def test_state_diagram_shows_exactly_the_table_of_transitions() -> None:
     assert drawn == table | {("[*]", "starting")} | {(str(status), "[*]") for status in TERMINAL}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_leads_to_a_file(page: Path) -> None:
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def is_there(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert [link for link in links if not is_there(page, link)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_python_file_named_on_a_page_exists(page: Path) -> None:
+    """A name counts from the page's folder, from a package that is shipped, or from the repository's root."""
+    roots = (page.parent, ROOT, ROOT / "director", ROOT / "api")
+    named = set(PYTHON_FILE.findall(page.read_text(encoding="utf-8")))
+    assert [name for name in sorted(named) if not any((root / name).is_file() for root in roots)] == []
