@@ -1,4 +1,4 @@
-"""What every test has: anyio on asyncio, and one real server for the whole run, or what `--redis-kind` names."""
+"""Give every test anyio on asyncio, and one real server for the run, of the kind that `--redis-kind` names."""
 
 import inspect
 from collections.abc import AsyncIterator, Iterator
@@ -23,19 +23,19 @@ from tests.support.release import Release, former_release
 NOT_RUN: dict[str, list[str]] = {}
 TRIED_AGAIN: dict[str, str] = {}
 
-hypothesis.settings.register_profile("here", deadline=None)  # a machine that is busy is no fault of the code
+hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is not a fault of the code
 hypothesis.settings.load_profile("here")
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """Redis's client is asyncio-only, so that is the backend that is promised and tested."""
+    """Return the asyncio backend: Redis's client supports no other."""
     return ("asyncio", {"use_uvloop": False})
 
 
 @pytest.fixture(autouse=True)
 def its_own_loop(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that is no coroutine may run a loop of its own, also while a module's fixture holds one open."""
+    """Let a synchronous test run a loop of its own while a module's fixture holds another one open."""
     if inspect.iscoroutinefunction(request.function):
         yield
         return
@@ -50,22 +50,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Started]:
-    """One durable server, with the users that we ship. A test that kills or fills its server starts its own."""
+    """Start one durable server with the users that we ship. A test that kills or fills its server starts its own."""
     with started(request.config.getoption("redis_kind")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def former(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """The release before this one, built once in each process."""
+    """Build the release before this one, once in each process."""
     return former_release(tmp_path_factory.mktemp("former"))
 
 
 @pytest.fixture
 async def redis(server: Started) -> AsyncIterator[Redis]:
-    """A client on an empty database that may do everything, as the product may not.
+    """Return an admin client on an empty database. The product has fewer rights.
 
-    Whoever leaves a key there that nothing will ever remove fails here.
+    The test fails if it leaves a key there that nothing will ever remove.
     """
     redis = whole(server.admin_url)
     try:
@@ -78,7 +78,7 @@ async def redis(server: Started) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def product_redis(redis: Redis, server: Started) -> AsyncIterator[Redis]:
-    """A client with the rights of our own processes, and no more."""
+    """Return a client with the rights of the product's own processes."""
     product = client(server.url)
     yield product
     await product.aclose()
@@ -98,18 +98,18 @@ def catalog(product_redis: Redis, scripts: Scripts) -> Catalog:
 
 @pytest.fixture
 async def queue(catalog: Catalog) -> QueueName:
-    """A registered queue of the model acme/echo, as large as queues are by default."""
+    """Register a queue of the model acme/echo with the default number of streams."""
     return await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
 
 
 @pytest.fixture
 def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue, with time in the test's hands."""
+    """Return a driver of the queue. The test moves its clock."""
     return QueueDriver(redis, scripts, queue)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long is begun first; all else stays in its order. What makes no sense on this kind is left out."""
+    """Start slow tests first and keep the order of the others. Leave out tests that do not apply to this kind."""
     kind = config.getoption("redis_kind")
     for item in items:
         mark = item.get_closest_marker("not_on")
@@ -126,7 +126,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last lines of a run: what needed a second try, and what it did not run and why. Neither is quietly a pass."""
+    """Print which tests needed a second attempt and which did not run, with reasons: neither is a plain pass."""
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     if TRIED_AGAIN:

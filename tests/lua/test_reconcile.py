@@ -36,7 +36,7 @@ async def read_past_it(driver: QueueDriver, prediction_id: PredictionId) -> None
     await driver.redis.xgroup_setid(stream, keys.GROUP, "$")
 
 
-async def make_group_anew_at_the_end(driver: QueueDriver, prediction_id: PredictionId) -> None:
+async def create_group_again_at_the_end(driver: QueueDriver, prediction_id: PredictionId) -> None:
     stream = await stream_of(driver, prediction_id)
     await driver.redis.xgroup_destroy(stream, keys.GROUP)
     await driver.redis.xgroup_create(stream, keys.GROUP, "$")
@@ -57,7 +57,7 @@ HARMS: list[Harm] = [
     delete_entry,
     delete_stream,
     read_past_it,
-    make_group_anew_at_the_end,
+    create_group_again_at_the_end,
     read_by_a_stranger,
     delete_the_consumer_that_read_it,
 ]

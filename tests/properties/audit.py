@@ -1,6 +1,6 @@
-"""Compare the books of a queue with its model, key by key: every prediction in one place, every counter the truth.
+"""Compare the books of a queue with its model, key by key: each prediction is in one place, each counter is right.
 
-Only compares. What it finds wrong is an AssertionError that says so in words.
+This module only compares. A difference is an AssertionError that explains it.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ ALL_SHARES = 8 + 3 + 1
 
 
 def audit(model: Model, books: Books) -> None:
-    """Everything that is always true."""
+    """Check everything that must hold after each step."""
     for p in model.all.values():
         _record(p, books)
     _places(model, books)
@@ -80,7 +80,7 @@ def _indexes(model: Model, books: Books) -> None:
 
 
 def _counts(model: Model, books: Books) -> None:
-    """The scripts count as they should, and where nothing was lost, they count the truth."""
+    """Check that the scripts count as the model does, and that lossless counters equal the real numbers."""
     assert books.counts["queued"] == {name: t.queued for name, t in model.tenants.items() if t.queued}
     assert books.counts["running"] == {name: t.running for name, t in model.tenants.items() if t.running}
     if "counts" not in model.lost:
@@ -95,7 +95,7 @@ def _counts(model: Model, books: Books) -> None:
 
 
 def _turns(model: Model, books: Books) -> None:
-    """Who has turns: whoever has a backlog and may run, and nobody else."""
+    """Check that exactly the tenants with a backlog that may run have turns."""
     limits = {
         name: f"{t.weight:g} {'' if t.most_running is None else t.most_running} {t.revision}"
         for name, t in model.tenants.items()

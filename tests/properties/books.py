@@ -1,6 +1,6 @@
-"""All that a server has written down about one queue, read in one go, for a test to compare.
+"""Read everything that a server stores about one queue in one call, for a test to compare.
 
-Only looks. What is read here is found by its key, never through the scripts that are tested.
+This module only reads. It finds data by key, never through the scripts under test.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ MOST_STREAMS: Final = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """Where an entry stands, and whether a consumer was given it."""
+    """A stream entry: its stream, and whether a consumer has received it."""
 
     lane: str
     number: int
@@ -47,22 +47,22 @@ class Books:
     has_rung: bool = False
 
     def number(self, name: str) -> int:
-        """A counter of the queue's."""
+        """Return a counter of the queue."""
         return int(self.meta.get(name) or 0)
 
     def backlogged(self, lane: str) -> int:
-        """What waits there for a turn."""
+        """Return how many predictions of the lane wait in backlogs."""
         return sum(len(backlog) for (of, _), backlog in self.backlogs.items() if of == lane)
 
     def may_hold(self, lane: str, number: int) -> bool:
-        """Would a claim look into this stream?"""
+        """Return True if a claim would look into this stream."""
         return bool(self.number(f"mask:{lane}") >> number & 1)
 
 
 INDEXES: Final = ("live", "leaving", "lease", "delayed", "deadline", "dead", "directors")
 COUNTS: Final = ("queued", "running")
 
-# One call: several hundred would take longer than all that is tested.
+# One call: several hundred calls would take longer than everything under test.
 READ: Final = """
 local answers = {}
 for i = 1, #KEYS do
@@ -87,7 +87,7 @@ return answers
 
 
 async def read_books(redis: Any, queue: QueueName, ids: list[PredictionId], tenants: Sequence[str]) -> Books:
-    """`ids`: all that were accepted; `tenants`: all that there are."""
+    """Return the books. `ids`: all accepted predictions; `tenants`: all tenants."""
     books = Books()
     streams = [(lane, number) for lane in LANES for number in range(MOST_STREAMS)]
     lines = [(lane, tenant) for lane in LANES for tenant in tenants]

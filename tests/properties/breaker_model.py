@@ -1,4 +1,4 @@
-"""The breaker of a queue in plain Python: faults of the servers in a row open it, and one probe may try again."""
+"""Model a queue's breaker in plain Python: consecutive server faults open it, then one probe may run."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -12,7 +12,7 @@ ONE_FAULT_MS: Final = 1_000
 
 @dataclass
 class ModelBreaker:
-    """`after`: faults that open it, 0 for never."""
+    """The state of a breaker. `after`: the number of faults that open it, 0 for never."""
 
     after: int = 0
     state: Literal["", "open", "probing"] = ""
@@ -22,17 +22,17 @@ class ModelBreaker:
     failures: int = 0
     is_of_several: bool = False
     last: str = ""  # the prediction of the last fault
-    holders: set[str] = field(default_factory=set)  # that have lost one since …
+    holders: set[str] = field(default_factory=set)  # consumers that lost a claim since `since_ms`
     since_ms: int = 0
 
     def set_after(self, after: int) -> None:
-        """Without a breaker nothing may stand open."""
+        """Set the number of faults that open the breaker. Zero closes an open one."""
         self.after = after
         if after == 0:
             self._close()
 
     def may_claim(self, now_ms: int) -> int | None:
-        """How many a claim may be handed; None for any number."""
+        """Return how many predictions a claim may take, or None without a limit."""
         if not self.state:
             return None
         return 1 if self.is_ripe(now_ms) else 0
@@ -65,7 +65,7 @@ class ModelBreaker:
         self._close()
 
     def gave_up(self, prediction: str, now_ms: int) -> None:
-        """It is not claimed any more, and told nothing of the servers."""
+        """End a probe that said nothing about the servers. Another one may start at once."""
         if self.probe == prediction:
             self.state, self.open_until, self.probe = "open", now_ms, ""
 

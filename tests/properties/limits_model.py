@@ -1,4 +1,4 @@
-"""What `reserve` and `spend` promise, in exact fractions and plain dicts."""
+"""Model what `reserve` and `spend` promise, in exact fractions and plain dicts."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -8,12 +8,12 @@ from director.core.account_limits import Bucket
 __all__ = ("DAY_MS", "ModelBucket", "ModelCompute", "ModelCredit", "most_over")
 
 DAY_MS = 86_400_000
-REMEMBERED_MS = 30_000  # so long a repeated call is known as one
+REMEMBERED_MS = 30_000  # a repeated call is recognized for this long
 
 
 @dataclass
 class ModelBucket:
-    """A token bucket. `taken`: who took a token, and when."""
+    """A token bucket. `taken`: the id of each call that took a token, and when."""
 
     bucket: Bucket
     taken: dict[str, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class ModelBucket:
 
 @dataclass
 class ModelCompute:
-    """Compute of one account: what each prediction of a day has reserved, or spent."""
+    """The compute of one account: what each prediction of a day has reserved or spent."""
 
     most_ms: int | None
     reserved: dict[str, tuple[int, int]] = field(default_factory=dict)  # id → (day, ms)
@@ -83,13 +83,13 @@ class ModelCompute:
             return False
         if not self.has(name, now_ms):
             day = now_ms // DAY_MS
-            # what was reserved on another day is known until something is reserved on this one
+            # reservations of another day are remembered until the first one of this day
             self.reserved = {known: held for known, held in self.reserved.items() if held[0] == day}
             self.reserved[name] = (day, asked_ms)
         return True
 
     def spend(self, name: str, spent_ms: int) -> bool:
-        """It counts for the day on which it was reserved."""
+        """Count the spent compute for the day on which it was reserved."""
         if name not in self.reserved:
             return False
         day, _ = self.reserved.pop(name)
@@ -99,7 +99,7 @@ class ModelCompute:
 
 @dataclass
 class ModelCredit:
-    """Compute of one account of all days together."""
+    """The compute of one account over all days."""
 
     most_ms: int
     reserved: dict[str, int] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class ModelCredit:
 
 
 def most_over(moments: list[int], bucket: Bucket) -> Fraction:
-    """How far the fullest window of these moments is over what the bucket lets through; at most 0 where it holds."""
+    """Return by how much the fullest window of these times exceeds the bucket; at most 0 if the limit holds."""
     moments = sorted(moments)
     over = [
         len(moments[first : last + 1]) - bucket.burst - Fraction(bucket.rate) * (moments[last] - moments[first]) / 1000

@@ -1,6 +1,6 @@
-"""Whatever can happen to one queue, in any order: what callers and directors do, keepers, operators and losses too.
+"""Do everything that can happen to one queue in any order: callers, directors, keepers, operators and losses.
 
-After each step the server's books are compared with the model's, key by key. The server is killed on the way.
+After each step the server's books are compared with the model's, key by key. Some walks kill the server.
 """
 
 from typing import Any, Final
@@ -21,12 +21,12 @@ __all__ = ("QueueMachine",)
 
 MOST = st.sampled_from([None, None, 1, 2])
 HOUR_S: Final = 3600.0
-ALL: Final = 10_000  # more than a walk can file: a keeper that looks at some only is not what the model knows
+ALL: Final = 10_000  # more than a walk can submit: the model does not know a keeper that looks at only some
 LOSSES: Final = ("server", "group", "entry", "stream", "leases", "line", "turns", "times", "mask", "delayed", "counts")
 
 
 class QueueMachine(QueueSteps):
-    """All of them. `may_run_once`: may the queue's `on_lost` be fail?"""
+    """All steps of all parties. `may_run_once`: the queue's `on_lost` may be `fail`."""
 
     may_run_once = True
 
@@ -48,7 +48,7 @@ class QueueMachine(QueueSteps):
     @precondition(lambda self: self.model.breaker.after and len(self.model.at("claimed")) > 1)
     @rule(seconds=st.sampled_from([1, 5]), count=st.integers(1, 4))
     def let_the_servers_fail(self, seconds: float, count: int) -> None:
-        """All of them, one after the other; and some time later somebody asks."""
+        """Let all model servers fail one after the other, then claim some time later."""
         for p in self.model.at("claimed"):
             [claim] = [claim for claim in self.held if claim.token == p.token]
             self.release_one(claim, is_spent=True, delay_s=0)
@@ -58,7 +58,7 @@ class QueueMachine(QueueSteps):
 
     @rule(role=st.sampled_from(["reap", "reap", "recover", "promote", "expire", "reconcile", "retire"]))
     def keep(self, role: str) -> None:
-        """One rule for all, so that what they do does not crowd out what gives them work."""
+        """Run one keeper role. One rule for all roles leaves room for the steps that give them work."""
         getattr(self, role)()
 
     def reap(self) -> None:
@@ -125,7 +125,7 @@ class QueueMachine(QueueSteps):
     @precondition(lambda self: self.model.at("waiting", "delayed", "leaving"))
     @rule(which=WHICH, is_put_back=st.booleans())
     def leave_or_come_back(self, which: int, is_put_back: bool) -> None:
-        """To another server, which is not here. What leaves is put back, or arrives there and comes back."""
+        """Move a prediction to another server that does not exist: it is put back, or it arrives there and returns."""
         choice = self.model.at("waiting", "delayed", "leaving")
         p = choice[which % len(choice)]
         if p.stage != "leaving":
@@ -147,7 +147,7 @@ class QueueMachine(QueueSteps):
         data, events = await self.redis.get(keys.input_data(p.id)), await self.redis.lrange(keys.events(p.id), 0, -1)
         if p.cancel:
             assert await scripts.vacate(p.id, site="far", now_ms=now_ms) == "cancel"
-            p.cancel = ""  # told there, and undone there by whoever sends it back
+            p.cancel = ""  # the other server is notified, and undoes it when it sends the prediction back
         assert await scripts.vacate(p.id, site="far", canceled=True, now_ms=now_ms) == "moved"
         for _ in range(2):
             arrived = await scripts.arrive(
@@ -175,7 +175,7 @@ class QueueMachine(QueueSteps):
     @precondition(lambda self: self.model.at("waiting"))
     @rule(which=WHICH, is_by_limit=st.booleans())
     def stop_a_tenant_that_stands_ready(self, which: int, is_by_limit: bool) -> None:
-        """Rarely so by chance: what is in a stream already goes back to its line."""
+        """Return a ready prediction from its stream to its backlog, which rarely happens by chance."""
         books = self.books()
         ready = [p for p, _ in self._ready(books)] or self.model.at("waiting")
         p = ready[which % len(ready)]
@@ -189,7 +189,7 @@ class QueueMachine(QueueSteps):
 
     @rule(wish=WISHES, weight=st.sampled_from([1, 2, 0.5]), most=MOST, is_by_hand=st.booleans())
     def change_limits(self, wish: Wish, weight: float, most: int | None, is_by_hand: bool) -> None:
-        """By hand, and then a submit comes from an API that has not heard of it; or they come with a submit."""
+        """Change limits by hand, then submit from an API with the former limits; or change them with a submit."""
         tenant = self.model.tenants[wish.tenant]
         known = tenant.weight, tenant.most_running, tenant.revision
         if is_by_hand:
@@ -255,7 +255,7 @@ class QueueMachine(QueueSteps):
         what=st.sampled_from(LOSSES),
     )
     def lose(self, what: str, which: int) -> None:
-        """The server, and it comes again; or one key, and what reconcile makes of it."""
+        """Lose and restart the server, or lose one key and let reconcile repair it."""
         getattr(self, f"_lose_{what}")(which)
 
     def _lose_server(self, which: int) -> None:
@@ -264,7 +264,7 @@ class QueueMachine(QueueSteps):
         self.do(self.redis.connection_pool.disconnect())
 
     def _lose_group(self, which: int) -> None:
-        """No harm by itself: the next claim makes it anew, and entries are judged by their records."""
+        """Lose a group. The next claim creates it again and judges entries by their records."""
         for entry in self.books().entries.get(self.one(which).id, []):
             stream = keys.stream(self.driver.queue, entry.lane, entry.number)
             self.do(self.redis.xgroup_destroy(stream, keys.GROUP))
@@ -276,7 +276,7 @@ class QueueMachine(QueueSteps):
             self._repair({p.id: "placed"})
 
     def _lose_stream(self, which: int) -> None:
-        """What was claimed from it is only in its lease now: it has no entry until it is given back."""
+        """Lose a stream. Claims from it exist only in their leases and have no entry until they are released."""
         ready = self._ready(self.books())
         for _, lost in ready[which % 3 :][:1]:
             self.do(self.redis.delete(keys.stream(self.driver.queue, lost.lane, lost.number)))
@@ -293,7 +293,7 @@ class QueueMachine(QueueSteps):
         self._repair({p.id: "leased" for p in claimed})
 
     def _lose_line(self, which: int) -> None:
-        """Nobody knows how many stood in it: for a while they are counted twice."""
+        """Lose a backlog. Its length is unknown, so its predictions are counted twice for a time."""
         p = self.one(which)
         backlog = self.books().backlogs[p.lane, p.tenant]
         self.do(self.redis.delete(keys.backlog(self.driver.queue, p.lane, p.tenant)))
@@ -303,12 +303,12 @@ class QueueMachine(QueueSteps):
     def _lose_turns(self, which: int) -> None:
         lane = self.one(which).lane
         self.do(self.redis.delete(keys.vtime(self.driver.queue, lane)))
-        self._repair(self._offered_anew())
+        self._repair(self._offered_again())
 
     def _lose_mask(self, which: int) -> None:
         lane = self.one(which).lane
         self.do(self.redis.hdel(keys.meta(self.driver.queue), f"mask:{lane}"))
-        self._repair(self._offered_anew())
+        self._repair(self._offered_again())
 
     def _lose_times(self, which: int) -> None:
         self.do(self.redis.delete(keys.deadline(self.driver.queue)))
@@ -324,19 +324,19 @@ class QueueMachine(QueueSteps):
         self._repair({p.id: "placed" for p in delayed})
 
     def _lose_counts(self, which: int) -> None:
-        """They are right again once the queue was empty."""
+        """Lose the counts. They are right again once the queue was empty."""
         lost = (keys.queued, keys.running)[which % 2]
         self.do(self.redis.delete(lost(self.driver.queue)))
         for tenant in self.model.tenants.values():
             tenant.queued, tenant.running = (0, tenant.running) if lost is keys.queued else (tenant.queued, 0)
         self.model.lost.add("counts")
-        self._repair(self._offered_anew())
+        self._repair(self._offered_again())
 
     def _ready(self, books: Books) -> list[tuple[Prediction, Entry]]:
         return [(p, books.entries[p.id][0]) for p in self.model.at("waiting") if p.id in books.entries]
 
-    def _offered_anew(self) -> dict[PredictionId, str]:
-        """The first in each stream and each line where no claim would look."""
+    def _offered_again(self) -> dict[PredictionId, str]:
+        """Return the first prediction of each stream and backlog that no claim would visit."""
         books, seen, offered = self.books(), set(), {}
         for name in sorted(books.indexes["live"], key=lambda name: (books.indexes["live"][name], name)):
             p = self.model.all[PredictionId(name)]
@@ -374,7 +374,7 @@ class QueueMachine(QueueSteps):
             self.runner.close()
 
     def _drain(self) -> None:
-        """With patience everything ends, and leaves nothing that would stay for ever."""
+        """Check that everything ends eventually and leaves no key without a lifetime."""
         self.pause(is_paused=False)
         self.set_policy(0, refuses_while_broken=False)
         for p in self.model.at("leaving"):

@@ -1,7 +1,7 @@
-"""A queue in plain Python: what the scripts must answer, and what must be true after each of them.
+"""Model a queue in plain Python: what the scripts must answer, and what must hold after each of them.
 
-Knows no Redis. Where the scripts may choose (which of many to claim, how long to back off) it takes the choice as an
-argument, and says whether it was one of those allowed.
+The model knows no Redis. Where a script may choose (which prediction to claim, how long to back off), the model takes
+the choice as an argument and checks that it was allowed.
 """
 
 from dataclasses import dataclass, field
@@ -53,18 +53,18 @@ class Prediction:
 
     @property
     def soonest(self) -> int | None:
-        """When it may have to end while it waits."""
+        """Return the earliest time at which it may have to end while it waits."""
         start_by = None if self.is_begun else self.start_by
         return min((at for at in (self.deadline, start_by) if at is not None), default=None)
 
 
 @dataclass
 class Tenant:
-    """`queued` and `running` as the scripts count them."""
+    """One tenant. `queued` and `running` are as the scripts count them."""
 
     weight: float = 1
     most_running: int | None = None
-    revision: int = 0  # of these limits; what comes with an older one is not heeded
+    revision: int = 0  # of these limits; a submit with an older one changes nothing
     is_held: bool = False
     queued: int = 0
     running: int = 0
@@ -75,7 +75,7 @@ class Tenant:
 
     @property
     def is_known(self) -> bool:
-        """Else no limit of it is noted: it has nothing in this queue, and never had one."""
+        """Return False if the tenant never had anything in this queue. No limit is recorded then."""
         return self.queued + self.running > 0 or (self.weight, self.most_running, self.revision) != (1, None, 0)
 
     def limit(self, weight: float, most_running: int | None, revision: int) -> None:
@@ -83,20 +83,20 @@ class Tenant:
             self.weight, self.most_running, self.revision = weight, most_running, revision
 
     def count(self, *, queued: int = 0, running: int = 0) -> None:
-        """A counter that was lost begins at zero, and stays there."""
+        """Change the counters. A lost counter starts at zero and never becomes negative."""
         self.queued, self.running = max(0, self.queued + queued), max(0, self.running + running)
 
 
 @dataclass
 class Model:
-    """All of them, at one time. `lost`: which of the counters are not the truth any more."""
+    """All predictions and tenants at one time. `lost`: which counters and keys are no longer right."""
 
     now_ms: int
     tenants: dict[str, Tenant]
     all: dict[PredictionId, Prediction] = field(default_factory=dict)
     breaker: ModelBreaker = field(default_factory=ModelBreaker)
     refuses_while_broken: bool = False
-    runs_once: bool = False  # `on_lost` is fail
+    runs_once: bool = False  # `on_lost` is `fail`
     is_paused: bool = False
     mode: Admission = "absorb"
     max_queued: int | None = None
@@ -114,11 +114,11 @@ class Model:
         return p.deadline is not None and p.deadline <= self.now_ms
 
     def is_late(self, p: Prediction) -> bool:
-        """Would it end, if it waits now?"""
+        """Return True if it would end if it waited now."""
         return p.soonest is not None and p.soonest <= self.now_ms
 
     def claimable(self) -> list[Prediction]:
-        """What a claim at this moment has to find."""
+        """Return the predictions that a claim must find now."""
         if self.is_paused or self.breaker.may_claim(self.now_ms) == 0:
             return []
         return [p for p in self.at("waiting") if self.of(p).may_run and not self.is_doomed(p)]
@@ -126,7 +126,7 @@ class Model:
     # ── the caller ────────────────────────────────────────────────────────────────────────────────────────────
 
     def refusal(self, tenant: str, *, most_queued: int | None, slots: int) -> str:
-        """Why nothing more is taken now, '' when it is."""
+        """Return why a submit is refused now, or '' if it is accepted."""
         live, claimed = len(self.all) - len(self.at("ended", "leaving")), len(self.at("claimed"))
         if self.refuses_while_broken and self.breaker.may_claim(self.now_ms) == 0:
             return "breaker_open"
@@ -135,7 +135,7 @@ class Model:
         if self.mode == "bounded" and self.max_queued is not None and live - claimed >= self.max_queued:
             return "queue_full"
         is_served = self.now_ms - max(self.signs_of_life.values(), default=0) <= ALIVE_MS
-        # where nothing waits, an open breaker can be tried only with what comes
+        # where nothing waits, only a new submit can be the probe of an open breaker
         starts = self.breaker.is_ripe(self.now_ms) or (is_served and not self.breaker.state)
         may_start = starts and live < slots and not self.is_paused
         return "no_capacity" if self.mode == "reject" and not may_start else ""
@@ -157,7 +157,7 @@ class Model:
     # ── the holder ────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_doomed(self, p: Prediction) -> bool:
-        """A claim that meets it ends it instead of handing it out."""
+        """Return True if a claim that meets it ends it instead of handing it out."""
         return p.stage == "waiting" and (self.is_late(p) or p.claims >= MOST_CLAIMS)
 
     def doom(self, p: Prediction) -> None:
@@ -209,11 +209,11 @@ class Model:
     # ── the keeper ────────────────────────────────────────────────────────────────────────────────────────────
 
     def expired(self) -> list[Prediction]:
-        """Claims that are lost, as reap goes through them."""
+        """Return the lost claims in the order in which reap recovers them."""
         return sorted((p for p in self.at("claimed") if p.lease_end <= self.now_ms), key=lambda p: (p.lease_end, p.id))
 
     def take_back(self, p: Prediction, *, due: int | None) -> Requeued:
-        """`due`: when it may run again as the script chose, None for at once."""
+        """Recover a claim. `due`: the time of the next attempt that the script chose, or None for at once."""
         delay_ms = 0 if due is None else due - self.now_ms
         most_ms = min(60_000, 1_000 * 2 ** (p.attempt - 1)) if p.attempt > 1 else 0
         assert 0 <= delay_ms <= most_ms, "a backoff beyond its bounds"
@@ -238,7 +238,7 @@ class Model:
         return len(late), len(told)
 
     def untimed(self) -> list[Prediction]:
-        """What waits for longer than it may, and expire would never look at it."""
+        """Return waiting predictions with a deadline that expire would never look at."""
         return [p for p in self.at("waiting", "delayed") if p.timed is None and p.soonest is not None]
 
     # ── the operator ──────────────────────────────────────────────────────────────────────────────────────────
@@ -273,7 +273,7 @@ class Model:
         return "canceled"
 
     def come_back(self, p: Prediction) -> None:
-        """As it was when it left."""
+        """Restore the stage in which it left."""
         p.stage, p.timed = p.left_from, p.soonest
         self.of(p).count(queued=1)
 
@@ -308,7 +308,7 @@ class Model:
 
     def late_status(self, p: Prediction) -> str:
         if not self.is_past(p):
-            return "failed"  # only its time to start is over
+            return "failed"  # only its start deadline has passed
         return "canceled" if p.is_begun else p.late or "failed"
 
     def bury(self, p: Prediction) -> None:

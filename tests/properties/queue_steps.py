@@ -1,6 +1,6 @@
-"""What callers and directors do to one queue: each rule a typed call to a real server, answered by a plain model.
+"""Act as callers and directors of one queue: each rule is a typed call to a real server, compared with a plain model.
 
-Knows no keeper, no operator and no loss: those are the machine's. See `queue_machine`.
+Keepers, operators and losses are in `queue_machine`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ WHICH = st.integers(0, 30)
 
 
 class Wish(NamedTuple):
-    """What a caller asks for."""
+    """The options of one submit."""
 
     tenant: str
     stream: int
@@ -67,8 +67,9 @@ WISHES = st.builds(
 
 
 class QueueSteps(RuleBasedStateMachine):
-    """`held`: every claim ever handed out, stale ones too: their holders do not know yet. `scan`: most entries that one
-    claim looks at.
+    """The steps of callers and directors. `held`: every claim ever handed out, stale ones included. `scan`: the most
+    entries
+    that one claim looks at.
     """
 
     def __init__(self, server: Mortal, *, scan: int) -> None:
@@ -83,7 +84,8 @@ class QueueSteps(RuleBasedStateMachine):
         self.do(self._open())
 
     async def _open(self) -> None:
-        self.redis = whole(self.server.admin_url)  # ours, to look with; the scripts' connections mend themselves
+        # for the test's own reads; the scripts' connections reconnect by themselves
+        self.redis = whole(self.server.admin_url)
         await self.redis.flushall()
         self.gatherer = Gatherer(client(self.server.url))
         self.scripts = Scripts(self.gatherer)
@@ -112,7 +114,7 @@ class QueueSteps(RuleBasedStateMachine):
         self.submit(wish, (tenant.weight, tenant.most_running, tenant.revision))
 
     def submit(self, wish: Wish, limits: tuple[float, int | None, int]) -> bool:
-        """With the limits that its account is believed to have; true when it was accepted."""
+        """Submit with limits that the API believes to be valid. Return True if it was accepted."""
         weight, most_running, revision = limits
         webhook = {"webhook": "https://example.com", "events": "completed"} if wish.wants_webhook else {}
         options = {
@@ -149,7 +151,7 @@ class QueueSteps(RuleBasedStateMachine):
         return True
 
     def _submit(self, prediction_id: PredictionId, options: dict[str, Any]) -> QueueRefused | None:
-        """Its reply may be lost, and the call is made again."""
+        """Submit, and repeat the call as if its reply were lost."""
         try:
             for _ in range(2):
                 assert self.do(self.driver.submit(prediction_id, **options)) == prediction_id
@@ -159,7 +161,7 @@ class QueueSteps(RuleBasedStateMachine):
 
     @rule(lane=st.sampled_from(["normal", "high"]), many=st.integers(3, 12), affinity=st.sampled_from(KEYS))
     def flood(self, lane: str, many: int, affinity: str) -> None:
-        """The whale."""
+        """Submit many predictions of the whale."""
         for _ in range(many):
             self.enqueue(Wish("whale", 0, lane, 1, None, None, "", False, affinity, None))
 
@@ -212,7 +214,7 @@ class QueueSteps(RuleBasedStateMachine):
         for p in doomed:
             if after.records[p.id]["status"] != "starting":
                 model.doom(p)
-        for lane in LANES:  # what was miscounted may be put right by a claim that found nobody there
+        for lane in LANES:  # a claim that finds an empty backlog may correct its count
             if after.number(f"backlogged:{lane}") == after.backlogged(lane):
                 model.unseen_backlog.pop(lane, None)
         count = count if most is None else min(count, most)
@@ -228,7 +230,7 @@ class QueueSteps(RuleBasedStateMachine):
             self.replies[consumer] = nonce, claims
 
     def _was_its_turn(self, name: PredictionId, before: Books, warm: str) -> None:
-        """The first that is handed out came from the tenant that was served least, and was its oldest."""
+        """Check that the first claim was the oldest prediction of the least served tenant."""
         p = self.model.all[name]
         backlog, turns = before.backlogs[p.lane, p.tenant], before.turns[p.lane]
         if name in backlog:
@@ -238,7 +240,7 @@ class QueueSteps(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def serve_while_the_bell_rings(self, count: int) -> None:
-        """What can be claimed is claimed in so many calls, and then nobody is called for nothing."""
+        """Claim while wakeups come. This claims everything claimable, and no wakeup is without work."""
         for _ in range(2 * len(self.model.all) + 2):
             if not self.do(self.driver.hear_bell()):
                 return
@@ -305,7 +307,7 @@ class QueueSteps(RuleBasedStateMachine):
     @precondition(lambda self: self.model.runs_once and self.model.at("claimed"))
     @rule(which=WHICH, is_spent=st.booleans())
     def give_back_what_began(self, which: int, is_spent: bool) -> None:
-        """Rarely so by chance."""
+        """Release a run that began, which rarely happens by chance."""
         claimed = self.model.at("claimed")
         p = claimed[which % len(claimed)]
         [claim] = [claim for claim in self.held if claim.token == p.token]
@@ -315,7 +317,7 @@ class QueueSteps(RuleBasedStateMachine):
     @precondition(lambda self: self.model.at("claimed") and not self.model.is_paused)
     @rule(which=WHICH, consumer=CONSUMERS)
     def break_until_it_is_dead(self, which: int, consumer: str) -> None:
-        """Rarely so by chance, and without it there is nothing to revive or drop."""
+        """Make a dead letter. This rarely happens by chance, and revive and drop need one."""
         claimed = self.model.at("claimed")
         p = claimed[which % len(claimed)]
         for _ in range(ATTEMPTS):
@@ -332,7 +334,7 @@ class QueueSteps(RuleBasedStateMachine):
 
 
 def policy(breaker_after: int = 0, *, refuses_while_broken: bool = False, runs_once: bool = False) -> Policy:
-    """Of the queue: small enough that all of it is met."""
+    """Return a policy with limits small enough that a walk reaches all of them."""
     return Policy(
         streams=6,
         size=1,

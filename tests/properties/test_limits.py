@@ -1,6 +1,6 @@
-"""No limit of an account lets one more through than it says, whatever is asked, given back and repeated, and when.
+"""No limit of an account admits more than it says, whatever is requested, returned and repeated, and when.
 
-Each step is a typed call to a real server, with the clock in the test's hands; the answer is the model's, to the token.
+Each step is a typed call to a real server at a time that the test sets. The answer must equal the model's exactly.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def emptied(server: Started) -> AsyncIterator[tuple[Scripts, Accounts]]:
 
 
 @bounded
-@example(  # given back after the bucket was full again: the token that came meanwhile must not be had twice
+@example(  # returned after the bucket was full again: the token that came meanwhile must not count twice
     bucket=Bucket("create", 1.0, 1),
     steps=[("ask", "a", 0), ("ask", "b", 1000), ("give back", "a", 0), ("ask", "c", 0)],
 )
@@ -155,7 +155,7 @@ def test_credit_is_never_reserved_beyond_its_limit_on_any_day(
                         in_all.reserve(name, amount_ms)
                     assert in_all.used_ms <= max(used_ms, most_s * 1000)
                 else:
-                    for _ in range(2):  # a reply may be lost: the second one changes nothing
+                    for _ in range(2):  # a reply may be lost: the second call changes nothing
                         _, corrected = await scripts.spend(
                             "acme", prediction_id=PredictionId(name), spent_s=amount_ms / 1000
                         )
@@ -173,7 +173,7 @@ CALLERS, EACH = 32, 8
 
 
 async def at_once(server: Started, ask: Callable[[Scripts, str], Awaitable[bool]]) -> list[bool]:
-    """What each of 32 callers is told, each on a connection of its own, as fast as they can."""
+    """Return the answers to 32 concurrent callers, each on a connection of its own."""
     told: list[bool] = []
 
     async def caller(number: int) -> None:

@@ -19,7 +19,7 @@ FEW: Final = 5
 
 @pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
 def own_server(request: pytest.FixtureRequest) -> Iterator[Mortal]:
-    """One that nobody else uses: it is killed. What it was told is in the kernel's hands by then, synced or not."""
+    """Start a server for this module alone: tests kill it. The kernel has its writes by then, synced or not."""
     named = request.config.getoption("redis_kind")
     if named in ("cluster", "sentinel"):
         with started(named) as several:
@@ -31,9 +31,9 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[Mortal]:
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, wanted: str, instead: str, *, script: str = "") -> None:
-    """Run one script, or all that have it, with another text in one place."""
+    """Run one script, or all that contain the text, with another text in one place."""
     source: Callable[[str], str] = gathering.source
-    # what a script does not come to is not in it
+    # a script ships only the functions that it reaches
     found = {source(name).count(wanted) for name in ([script] if script else ("claim", "enqueue"))}
     if found - {0} != {1}:
         pytest.fail(f"{script or 'lua/lib'} has changed: what is to be replaced is not there once")
@@ -45,7 +45,7 @@ def edit(monkeypatch: pytest.MonkeyPatch, wanted: str, instead: str, *, script: 
 
 
 def look_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One claim looks at so few entries that walks of this length meet that bound."""
+    """Lower the number of entries that a claim looks at, so that short walks reach that bound."""
     edit(monkeypatch, f"local SCAN = {SCAN}\n", f"local SCAN = {FEW}\n", script="claim")
 
 
@@ -62,7 +62,7 @@ BOUNDED = settings(
     params=[pytest.param(SCAN, id="as it is"), pytest.param(FEW, id="few at a time", marks=pytest.mark.faults)]
 )
 def scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many entries one claim looks at."""
+    """Return how many entries one claim looks at."""
     bound: int = request.param
     if bound == FEW:
         look_at_few(monkeypatch)
@@ -75,13 +75,13 @@ def test_no_order_of_steps_loses_doubles_or_strands_a_prediction(own_server: Mor
 
 @pytest.mark.heavy
 def test_no_long_order_of_steps_loses_doubles_or_strands_a_prediction(own_server: Mortal, scan: int) -> None:
-    """Another walk each time."""
+    """Take another random walk in each run."""
     longer = settings(BOUNDED, max_examples=200, stateful_step_count=80, derandomize=False, print_blob=True)
     run_state_machine_as_test(lambda: QueueMachine(own_server, scan=scan), settings=longer)
 
 
 class Fault(NamedTuple):
-    """What stands in the scripts, and what stands there instead. `script`: in one alone. `scan`: as the machine's."""
+    """A text of the scripts and its faulty replacement. `script`: in one script alone. `scan`: as the machine's."""
 
     wanted: str
     instead: str = ""

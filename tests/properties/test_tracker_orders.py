@@ -1,7 +1,7 @@
-"""The tracker in any order of events: late, twice, inverted, after the end, as the attempt before would tell them.
+"""Give the tracker events in any order: late, twice, inverted, after the end, or from the attempt before.
 
-Files are stored and outputs judged whenever they like, or never asked for at all. Whatever comes: one end, never left;
-what is shown only grows, in order, and is never shown twice; nothing is asked for twice; no end is dropped.
+Files are stored and outputs are judged at any time or without a request. Whatever comes, there is one end that stays.
+The shown output only grows, in order and without repetition. Nothing is requested twice and no end is dropped.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def raw(value: Any) -> Raw:
 
 
 def produced(index: int, item: Any) -> Produced:
-    """Each output says which one it is."""
+    """Return an output that contains its number."""
     return Produced(raw([index, item]), index)
 
 
@@ -64,7 +64,7 @@ ends = st.builds(
 
 
 def has_file(value: Any) -> bool:
-    """Is a file left in it?"""
+    """Return True if a file is left in the value."""
     match value:
         case list():
             return any(map(has_file, value))
@@ -75,7 +75,7 @@ def has_file(value: Any) -> bool:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """One tracker, and all that it wanted so far."""
+    """One tracker, and every effect that it requested so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(item=items)
     def the_next_output(self, item: Any) -> None:
-        """Outputs in turn: those at random are mostly passed over, and would never get far."""
+        """Send outputs in sequence. Random ones are mostly ignored and would not get far."""
         self.the_run_shows_something(produced(self.turn, item))
         self.turn += 1
 
@@ -164,7 +164,7 @@ class AnyOrder(RuleBasedStateMachine):
     def the_server_begins_anew(self) -> None:
         if not self.run.is_over:
             self.output, self.logs, self.turn = b"", "", 0
-            self.answered |= set(self.uploads)  # nothing comes of them any more
+            self.answered |= set(self.uploads)  # they have no further effect
         self.tell(Restarted("stream_lagged"))
 
     @precondition(lambda self: self.uploads)
@@ -248,7 +248,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.is_moderated or not (outputs or shown or Tell(WebhookEvent.OUTPUT) in self.effects)
 
     def wrote_all_it_may(self, written: list[tuple[str, bytes]]) -> bool:
-        """Beyond a bound progress is told and no longer written."""
+        """Check that progress beyond the bound is sent and no longer written."""
         return sum(len(data) for _, data in written) > MOST_OUTPUT // 2
 
     @invariant()
@@ -260,7 +260,7 @@ class AnyOrder(RuleBasedStateMachine):
     # ---- what comes of it ----
 
     def teardown(self) -> None:
-        """Whatever happened: once the run has ended and everything asked for was answered, there is an end."""
+        """Check that a run that has ended, with every request answered, has an end."""
         if not hasattr(self, "run"):
             return
         self.tell(Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1")))

@@ -1,6 +1,6 @@
-"""The former release and this one at one queue, call by call: nothing is lost, doubled, stranded or counted wrong.
+"""The former release and this one work on one queue, call by call: nothing is lost, doubled, stranded or miscounted.
 
-The walks are those of one release alone, and so is the model that they are held to.
+The walks and the model are those of one release alone.
 """
 
 import random
@@ -33,17 +33,17 @@ WALKS = settings(
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """It is killed."""
+    """Start a server that the walks may kill."""
     with redis_server(config={"appendfsync": "no"}) as started:
         yield started
 
 
-# Only tests/lua/test_two_releases.py asks for it: the walk reads what Redis holds.
+# Only tests/lua/test_two_releases.py makes this call: the walk reads Redis itself.
 NOT_WALKED = {"stats"}
 
 
 class MixedMachine(QueueMachine):
-    """A walk whose calls are carried out by either release."""
+    """A walk in which either release carries out each call."""
 
     may_run_once = False  # the former release puts back what its holder gives back
 
@@ -62,7 +62,7 @@ class MixedMachine(QueueMachine):
         self.either.coin.seed(seed)
 
     def _drain(self) -> None:
-        """First make the calls that a walk rarely comes to by chance."""
+        """First make the calls that a walk rarely reaches by chance."""
         self.keep("recover")
         self.keep("retire")
         for is_put_back in (True, True, False, False):  # it leaves, and with the next step it is back

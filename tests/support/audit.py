@@ -18,7 +18,7 @@ STEPS: Final = ("accepted", "claimed", "ended")
 
 
 class KeptSink:
-    """Keeps what it is brought; takes nothing while it is away."""
+    """A sink that keeps what it receives, and accepts nothing while it is away."""
 
     def __init__(self, cursors: Mapping[int, Cursor] | None = None) -> None:
         self.batches: list[Batch] = []
@@ -36,8 +36,7 @@ class KeptSink:
         self.batches.append(batch)
         self.kept[batch.partition] = batch.cursor
 
-    async def aclose(self) -> None:
-        """Holds nothing."""
+    async def aclose(self) -> None: ...
 
     @property
     def told(self) -> list[tuple[str, str]]:
@@ -45,7 +44,7 @@ class KeptSink:
 
 
 async def live(driver: QueueDriver) -> PredictionId:
-    """Three steps."""
+    """Leave three steps in the log."""
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim)
@@ -53,5 +52,5 @@ async def live(driver: QueueDriver) -> PredictionId:
 
 
 async def cut(driver: QueueDriver, *, to: int) -> None:
-    """As the scripts cut it once it is long."""
+    """Trim the log as the scripts do once it is long."""
     await driver.redis.xtrim(keys.log(partition_of(driver.new_id())), maxlen=to, approximate=False)

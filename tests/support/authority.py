@@ -1,6 +1,6 @@
-"""An authority of one's own that signs certificates for names on this machine, and a receiver that shows one of them.
+"""A certificate authority for names on this machine, and a webhook receiver that uses its certificates.
 
-Made anew for each run by the `openssl` command; the test is skipped where there is none.
+The `openssl` command creates it for each run. The test is skipped without that command.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Authority:
-    """Signs for whoever asks."""
+    """An authority that signs every request."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
@@ -28,11 +28,11 @@ class Authority:
         self._openssl("req", "-x509", *KEY, "-subj", "/CN=test", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem")
 
     def trusted(self) -> ssl.SSLContext:
-        """What a client goes by that trusts this authority and no other."""
+        """Return a client context that trusts only this authority."""
         return ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
 
     def shown_by(self, name: str) -> ssl.SSLContext:
-        """What the server of this name shows."""
+        """Return the server context with a certificate for this name."""
         alone = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         self._openssl("req", *KEY, *alone)
         (self.folder / "names").write_text(f"subjectAltName=DNS:{name}\n")
@@ -47,7 +47,7 @@ class Authority:
 
 
 class SecureSink:
-    """A receiver over TLS: the names that it was greeted by, and the heads of the requests that came."""
+    """A receiver over TLS. It keeps the server names of the handshakes and the heads of the requests."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -57,7 +57,7 @@ class SecureSink:
 
 @asynccontextmanager
 async def secure_sink(shown: ssl.SSLContext) -> AsyncGenerator[SecureSink]:
-    """On a free port of 127.0.0.1. Answers 200."""
+    """Listen on a free port of 127.0.0.1 and answer 200."""
     sink = SecureSink(0)
 
     def greeted(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:

@@ -1,7 +1,7 @@
-"""KEDA and the HPA that it makes, as far as they decide how many directors there are: one poll after the other.
+"""Decide how many directors run, as KEDA and its HPA do, one poll after the other.
 
-Reads a ScaledObject of ours and follows it, but for the times: it polls and cools down at once, so that a number which
-is wrong for a moment is acted on, where a cluster might never see it. Ends any director, as an HPA does.
+It follows a ScaledObject of ours except for the times: it polls and cools down at once. So it acts on a figure that is
+wrong only briefly, which a cluster might never see. It may end any director, as an HPA does.
 """
 
 import math
@@ -29,19 +29,22 @@ Number = Callable[[], Awaitable[float | None]]
 
 
 def scaled_object(component: str) -> dict[str, Any]:
-    """What we ship."""
+    """Return the ScaledObject that we ship."""
     objects = yaml.safe_load_all((COMPONENTS / component / "scale.yaml").read_text())
     return dict(next(each for each in objects if each["kind"] == "ScaledObject")["spec"])
 
 
 def trigger(component: str) -> dict[str, str]:
-    """What the one scaler of it is told to ask."""
+    """Return the query of its one scaler."""
     (only,) = scaled_object(component)["triggers"]
     return dict(only["metadata"])
 
 
 class Autoscaler:
-    """`seen`: each number, and how many directors there were then. `ended`: exit codes. `servers`: of all directors."""
+    """The scaler and its directors.
+
+    `seen`: each figure and the number of directors at that time. `ended`: exit codes. `servers`: of all directors.
+    """
 
     def __init__(self, component: str, number: Number, redis_url: str, *, run_s: float, most: int) -> None:
         spec = scaled_object(component)
@@ -61,7 +64,7 @@ class Autoscaler:
 
     @property
     def directors(self) -> int:
-        """That are wanted. Those that drain are not counted: nor are they by a Deployment."""
+        """Return the number of wanted directors. Like a Deployment, it does not count draining ones."""
         return len(self._directors)
 
     async def run(self) -> None:
@@ -71,7 +74,7 @@ class Autoscaler:
                 await anyio.sleep(POLL_S)
 
     async def run_once(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Ask, then have as many as that says."""
+        """Read the figure, then start or end directors to match it."""
         number = await self._number()
         self.seen.append((number, self.directors))
         wanted = self._wanted(number)
@@ -87,14 +90,14 @@ class Autoscaler:
             is_late = self._failures >= self.fallback["failureThreshold"]
             return max(self.directors, int(self.fallback["replicas"])) if is_late else self.directors
         self._failures = 0
-        # 0 and 1 are KEDA's to decide, by its activation threshold, which is 0; all above is the HPA's
+        # KEDA decides between 0 and 1 by its activation threshold, which is 0; the HPA decides everything above
         return min(self.most, max(1, math.ceil(number / self.target))) if number > 0 else self.least
 
     async def _direct(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(timed_server(self._run_s))
             director = await stack.enter_async_context(director_process(self._redis_url, server.url))
-            await director.begins()  # a kubelet ends none that was not started
+            await director.begins()  # a kubelet ends no director that has not started
             self.servers.append(server)
             self._directors.append(director)
             task_status.started()
@@ -105,7 +108,7 @@ class Autoscaler:
 async def autoscaled(
     component: str, number: Number, redis_url: str, *, run_s: float = 0.5, most: int = 8
 ) -> AsyncGenerator[Autoscaler]:
-    """At work. All directors have ended well by the end of the block, or it fails."""
+    """Run an autoscaler in this block. The block fails unless every director ends with exit code 0."""
     scaler = Autoscaler(component, number, redis_url, run_s=run_s, most=most)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scaler.run)

@@ -1,6 +1,6 @@
-"""A real browser for tests of pages: Debian's Chromium, driven by Playwright, and axe-core to judge what it shows.
+"""Drive a real browser for page tests: Debian's Chromium through Playwright, with axe-core for accessibility.
 
-Where one of them is missing and no registry gives it, the test says that it did not run, and why.
+A test skips with a reason where one of them is missing and cannot be installed.
 """
 
 import shutil
@@ -23,7 +23,7 @@ SERIOUS: Final = ("serious", "critical")
 
 
 class Window:
-    """One page of the browser. `faults` are what its console called errors, and what its scripts did not catch."""
+    """One page of the browser. `faults` holds console errors and uncaught exceptions of its scripts."""
 
     def __init__(self, page: Any, axe: str) -> None:
         self.page = page
@@ -33,7 +33,7 @@ class Window:
         page.on("pageerror", lambda error: self.faults.append(str(error)))
 
     async def barriers(self) -> list[str]:
-        """What axe-core finds serious in the page as it stands: the rule, and the first place."""
+        """Return the serious findings of axe-core in the page: the rule and its first place."""
         if not await self.page.evaluate("() => 'axe' in window"):
             await self.page.evaluate(self._axe)
         found = await self.page.evaluate("() => axe.run()")
@@ -46,7 +46,7 @@ class Window:
 
 @asynccontextmanager
 async def browser(cache: Path) -> AsyncGenerator[Any]:
-    """A headless Chromium, until the block ends."""
+    """Run a headless Chromium until the block ends."""
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if program is None:
         pytest.skip("Debian's chromium is not installed")
@@ -66,5 +66,5 @@ async def browser(cache: Path) -> AsyncGenerator[Any]:
 
 
 def axe_script(cache: Path) -> str:
-    """The source of axe-core."""
+    """Return the source of axe-core."""
     return (javascript_package(cache, AXE) / "axe-core" / "axe.min.js").read_text()

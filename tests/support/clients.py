@@ -50,7 +50,7 @@ def javascript_package(cache: Path, package: str) -> Path:
 
 
 def _with_node(cache: Path) -> Mapping[str, str]:
-    """The node of this machine, else that of a wheel, which is too large to be there before somebody needs it."""
+    """Return the node of this machine, or install the one of a large wheel when a test first needs it."""
     if shutil.which("node") and shutil.which("npm"):
         return os.environ
     folder = cache / "node"

@@ -7,7 +7,7 @@ __all__ = ("FakeClock",)
 
 
 class FakeClock:
-    """Both times go together. Whoever sleeps wakes as soon as the test has moved the clock that far."""
+    """A clock whose two times move together. A sleeper wakes as soon as the test has moved the clock that far."""
 
     def __init__(self, *, now_ms: int = 1_800_000_000_000) -> None:
         self._now_s = 0.0
@@ -27,7 +27,7 @@ class FakeClock:
             await self._moved.wait()
 
     def pass_time(self, seconds: float) -> None:
-        """Move it."""
+        """Move both times forward."""
         self._now_s += seconds
         moved, self._moved = self._moved, anyio.Event()
         moved.set()

@@ -20,7 +20,7 @@ __all__ = ("RedisCluster", "redis_cluster")
 MASTERS: Final = 3
 SLOTS: Final = 16384
 LIMIT_S: Final = 60.0
-# An introduction that went wrong is begun anew after so long, so nodes are patient once they know each other
+# A failed introduction is repeated after this long, so nodes are patient once they know each other
 QUICK_MS: Final = 2000
 
 

@@ -1,6 +1,6 @@
-"""A service with something of everything in it, as a process of its own, for tests that try every route.
+"""Run a service with one of everything as a process of its own, for tests that try every route.
 
-Never judges an answer.
+This module judges no answer.
 """
 
 from collections.abc import AsyncGenerator, Mapping

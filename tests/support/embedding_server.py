@@ -1,8 +1,8 @@
-"""A small real server for embeddings: a request has many texts, takes 5 ms and 0.2 ms for each, and goes one at a time.
+"""A small real embedding server: a request of many texts takes 5 ms and 0.2 ms for each, one request at a time.
 
-Answers as TEI and as OpenAI do; `/requests` tells what it was asked. What a text says is done: `empty`, `broken` and
-`busy` are refused with all that came along, `bad` has an error of its own, `exit` ends the process, `short` leaves one
-out, `twice` numbers two items the same, `garbage` answers no JSON, and `gate:PATH` waits for that file.
+It answers as TEI and as OpenAI do; `/requests` returns the requests so far. Some texts are commands: `empty`, `broken`
+and `busy` refuse the whole request, `bad` has an error of its own, `exit` ends the process, `short` omits one item,
+`twice` numbers two items the same, `garbage` answers no JSON, and `gate:PATH` waits for that file.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ REFUSALS: Final = {"empty": 422, "broken": 500, "busy": 503}
 
 
 def embedding(text: str) -> list[float]:
-    """That of a text, and of no other."""
+    """Return the embedding of a text, which no other text has."""
     return [byte / 256 for byte in hashlib.sha256(text.encode()).digest()[:8]]
 
 
 def tokens(texts: list[str]) -> int:
-    """What a request is said to take: three each, and one more."""
+    """Return the tokens of a request: three for each text, and one more."""
     return 3 * len(texts) + 1
 
 
 def embedding_server(*, port: int | None = None) -> AbstractAsyncContextManager[ModelServer]:
-    """Serve on loopback until the test is done with it."""
+    """Serve on loopback until the test ends."""
     return model_server(port=port, module=__name__)
 
 
@@ -52,7 +52,7 @@ class _Model:
         self.let_go: list[list[str]] = []
 
     async def refused(self, request: Request, texts: list[str]) -> Response | None:
-        """Compute, unless nobody waits for it any more."""
+        """Compute, unless the client has disconnected."""
         self.asked.append(texts)
         computing = asyncio.create_task(self._compute(texts))
         leaving = asyncio.create_task(_left(request))
@@ -77,7 +77,7 @@ class _Model:
             os._exit(1)
 
     async def embed(self, request: Request) -> Response:
-        """As TEI has it."""
+        """Answer as TEI does."""
         texts = (await request.json())["inputs"]
         if refusal := await self.refused(request, texts):
             return refusal
@@ -86,7 +86,7 @@ class _Model:
         return JSONResponse(items[1:] if "short" in texts else items, headers=headers)
 
     async def embeddings(self, request: Request) -> Response:
-        """As OpenAI has it, the last first."""
+        """Answer as OpenAI does, in reverse order."""
         body = await request.json()
         texts = body["input"]
         if refusal := await self.refused(request, texts):
@@ -100,7 +100,7 @@ class _Model:
         return JSONResponse({"object": "list", "data": data[::-1], "model": model, "usage": usage})
 
     async def requests(self, _: Request) -> Response:
-        """What it was asked, and which of it nobody waited for."""
+        """Return the requests so far, and those whose client has disconnected."""
         return JSONResponse({"asked": self.asked, "let_go": self.let_go})
 
 

@@ -32,7 +32,7 @@ class Comment(Struct, frozen=True):
 
 
 def take_apart(block: str) -> Told | Comment:
-    """What stands between two empty lines."""
+    """Parse the lines between two empty lines."""
     if block.startswith(": "):
         assert "\n" not in block
         return Comment(block[2:])

@@ -1,6 +1,6 @@
-"""Wait for what has to become true, instead of sleeping and hoping.
+"""Wait for a condition instead of sleeping for a fixed time.
 
-Looks again and again, returns what it saw as soon as it is as it should be, and says what it saw last when it never is.
+It checks repeatedly, returns what it saw once the condition holds, and reports what it saw last on failure.
 """
 
 import inspect
@@ -14,7 +14,7 @@ __all__ = ("eventually",)
 Seen = TypeVar("Seen")
 
 EVERY_S = 0.01
-LIMIT_S = 20.0  # a busy machine may take many times what it takes alone
+LIMIT_S = 20.0  # a busy machine may take many times as long
 
 
 @overload
@@ -36,7 +36,7 @@ async def eventually(
     until: Callable[[Seen], object] = bool,
     limit_s: float = LIMIT_S,
 ) -> Seen:
-    """What `look` gives once `until` holds for it. `what` names it for whoever reads the failure."""
+    """Return what `look` gives once `until` holds for it. Raises AssertionError with `what` after `limit_s`."""
     give_up = anyio.current_time() + limit_s
     while True:
         found = look()

@@ -1,7 +1,7 @@
-"""Play the claims of one lane on a virtual clock: the fair-share scheme, beside plainer ones on the same load.
+"""Simulate the claims of one lane on a virtual clock: the fair-share scheme beside simpler ones on the same load.
 
-Pure: no Redis, no waiting, no chance but what the load brings. It mirrors the rules of the scripts
-(lua/lib/share.lua), not their keys, and never decides what is fair enough: that is the tests' part.
+The simulation uses no Redis and no waiting; only the load is random. It mirrors the rules of the scripts
+(lua/lib/share.lua), not their keys. The tests decide what is fair enough.
 """
 
 import heapq
@@ -36,7 +36,7 @@ UNKNOWN_S: Final = 1.0  # the charge before any run has ended
 
 @dataclass(frozen=True, eq=False)
 class Tenant:
-    """`name` is the account's, so it decides the shard: another name is another salt."""
+    """A tenant. `name` is the account's name and decides the shard: another name is another salt."""
 
     name: str
     weight: float = 1.0
@@ -45,7 +45,7 @@ class Tenant:
 
 @dataclass(eq=False)
 class Job:
-    """One prediction, and what became of it."""
+    """One prediction and its times."""
 
     tenant: Tenant
     seconds: float
@@ -64,7 +64,7 @@ class Job:
 
 
 class Scheme(Protocol):
-    """Who is served next. It is told of every end, and learns only then how long a run took."""
+    """A rule for the next prediction. It learns how long a run took only at its end."""
 
     def enqueue(self, job: Job) -> None: ...
 
@@ -74,7 +74,7 @@ class Scheme(Protocol):
 
 
 class Fifo:
-    """One line."""
+    """One queue in order of arrival."""
 
     def __init__(self) -> None:
         self._line: deque[Job] = deque()
@@ -89,7 +89,7 @@ class Fifo:
 
 
 class Shards:
-    """Shuffle sharding alone: the least waiting stream of the tenant's shard; claims go round those that hold work."""
+    """Shuffle sharding alone: the shortest stream of the tenant's shard; claims rotate over streams with work."""
 
     def __init__(self) -> None:
         self._streams: list[deque[Job]] = [deque() for _ in range(STREAMS)]
@@ -115,11 +115,12 @@ class Shards:
 
 
 class SortedSet:
-    """Redis's: a score for each member, the least first, equal ones by name."""
+    """A sorted set as in Redis: members by score, equal ones by name."""
 
     def __init__(self) -> None:
         self._scores: dict[Tenant, float] = {}
-        self._heap: list[tuple[float, str, Tenant]] = []  # also what was changed since: skipped when it comes up
+        # also former versions of changed entries: they are skipped later
+        self._heap: list[tuple[float, str, Tenant]] = []
 
     def __bool__(self) -> bool:
         return bool(self._scores)
@@ -147,7 +148,7 @@ class SortedSet:
 
 
 class FairShare:
-    """Streams as the ready tier, backlogs behind them, and virtual time that says whose oldest is let in next."""
+    """Streams as the ready tier, backlogs behind them, and virtual time that picks the next tenant."""
 
     def __init__(self) -> None:
         self._streams = Shards()
@@ -157,7 +158,7 @@ class FairShare:
         self._standing = 0  # in the streams
         self._window = 0  # of these, out of a backlog
         self._running: Counter[Tenant] = Counter()
-        self._vtime = SortedSet()  # who has a backlog and may enter
+        self._vtime = SortedSet()  # tenants that have a backlog and may enter
         self._debt: dict[Tenant, float] = {}  # of the others; the scripts trim it to what is ahead of the clock
         self._clock = 0.0
         self._runs, self._mean_s = 0, UNKNOWN_S
@@ -217,7 +218,8 @@ class FairShare:
     def _refill(self, room: int) -> None:
         while room > 0 and (tenant := self._vtime.least()):
             job = self._backlogs[tenant].popleft()
-            self._clock = self._vtime[tenant]  # before the charge: who comes now stands beside the one whose turn it is
+            # before the charge: a new tenant starts level with the one whose turn it is
+            self._clock = self._vtime[tenant]
             job.refilled, job.charged = True, self._mean_s
             self._vtime[tenant] += job.charged / tenant.weight
             self._put(job)
@@ -234,7 +236,7 @@ class FairShare:
 
     def _part(self, tenant: Tenant) -> None:
         self._debt[tenant] = self._vtime.pop(tenant)
-        if not self._vtime:  # nobody waits for a turn: what was served so far is forgotten
+        if not self._vtime:  # no tenant waits for a turn: what was served so far is forgotten
             self._debt.clear()
             self._clock = 0.0
 
@@ -248,7 +250,7 @@ class FairShare:
 
 
 class Turns(FairShare):
-    """The scheme: a claim that finds no entry lets in one. So none is chosen before somebody is there to run it."""
+    """The scheme of the scripts: a claim that finds no entry admits one. So a turn is given only to a free slot."""
 
     def _goes_direct(self, tenant: Tenant) -> bool:
         return not self._backlogged and not self._standing
@@ -258,7 +260,7 @@ class Turns(FairShare):
 
 
 class Window(FairShare):
-    """A deeper ready tier: `size` entries of backlogs are let in ahead of the claims, and two of a tenant directly."""
+    """A deeper ready tier: `size` entries of backlogs are admitted before the claims, two of a tenant directly."""
 
     DIRECT: Final = 2
 
@@ -275,7 +277,7 @@ class Window(FairShare):
 
 @dataclass(frozen=True)
 class Load:
-    """What one tenant sends: `jobs` at `since`, and while `closed` one more for each that ended."""
+    """The load of one tenant: `jobs` at `since`, and if `closed` another one for each that ended."""
 
     tenant: Tenant
     jobs: int = 1
@@ -286,7 +288,7 @@ class Load:
 
 @dataclass
 class Run:
-    """What was started, in this order, and for how long slots stood idle while somebody waited."""
+    """The jobs in order of their start, and the time that slots were idle while jobs waited."""
 
     started: list[Job] = field(default_factory=list)
     idle_s: float = 0.0
@@ -299,7 +301,7 @@ class Run:
         return max(job.waited for job in self.of(*tenants))
 
     def shares(self, tenants: Sequence[Tenant], *, since: float, until: float) -> list[float]:
-        """Of the seconds that these tenants were served in this time: the part of each."""
+        """Return each tenant's part of the seconds that these tenants were served in this time."""
         served = dict.fromkeys(tenants, 0.0)
         for job in self.of(*tenants):
             served[job.tenant] += max(0.0, min(until, job.ended) - max(since, job.started))
@@ -310,7 +312,7 @@ ROUND_TRIP_S: Final = 0.001  # who sends the next when one ended comes after the
 
 
 def play(scheme: Scheme, *loads: Load, slots: int = 1, until: float = float("inf")) -> Run:
-    """Until nothing is left to come, or that time. Whoever is free claims at once; ends come before claims."""
+    """Play until no job is left or until that time. A free slot claims at once; ends come before claims."""
     run, numbers, sent_by = Run(), count(), dict[Job, Load]()
     events: list[tuple[float, int, Load | Job, int]] = [(load.since, next(numbers), load, load.jobs) for load in loads]
     heapq.heapify(events)

@@ -1,6 +1,6 @@
-"""An inbox that model servers can reach: the real one, on a listener of its own.
+"""Serve the real inbox on a listener of its own, so that model servers can reach it.
 
-Never reads what is in it.
+This module never reads its contents.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ __all__ = ("serving",)
 
 @asynccontextmanager
 async def serving(inbox: Inbox) -> AsyncGenerator[Inbox, None]:
-    """Give it an address, and serve there until the test is done with it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # it listens from here on, so nobody need wait for it
+    """Give the inbox an address and serve there until the test ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # it listens from here on, so callers need not wait
         inbox.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(Starlette(routes=list(inbox.routes())), lifespan="off", ws="none", log_level="warning")
         server = uvicorn.Server(config)

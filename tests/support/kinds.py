@@ -1,6 +1,6 @@
-"""The kinds of servers that the tests can be run on: one server, a master behind Sentinels, a Cluster.
+"""Start the kinds of servers that the tests run on: one server, a master behind Sentinels, a Cluster.
 
-Each is real. `whole` is a client for tests alone: what it is asked of the whole keyspace it asks of every master.
+Each is real. `whole` is a client for tests alone: it sends questions about the whole keyspace to every master.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ RedisKind = Literal["valkey", "redis7", "sentinel", "cluster"]
 
 
 class Started(Protocol):
-    """Whatever listens at a URL of Redis, with the users that we ship."""
+    """A Redis URL with the users that we ship."""
 
     @property
     def url(self) -> str: ...
@@ -32,7 +32,7 @@ class Started(Protocol):
 
 
 class Mortal(Started, Protocol):
-    """One that can be killed, and started again on its data."""
+    """A server that can be killed and started again on its data."""
 
     def kill(self) -> None: ...
 
@@ -40,18 +40,18 @@ class Mortal(Started, Protocol):
 
 
 class Cut:
-    """In place of a death that takes several servers seconds to get over, each connection to them is cut."""
+    """A stand-in for a crash: it cuts each connection, because several servers take seconds to recover from a death."""
 
     def __init__(self, server: Started) -> None:
         self.url = server.url
         self.admin_url = server.admin_url
 
     def kill(self) -> None:
-        """Lose every connection."""
+        """Cut every connection."""
         asyncio.run(self._cut())
 
     def start(self) -> None:
-        """They were there all the time."""
+        """Do nothing: the servers never stopped."""
 
     async def _cut(self) -> None:
         async with client(self.admin_url) as redis:
@@ -59,7 +59,7 @@ class Cut:
                 await server.client_kill_filter(_type="normal", skipme=True)
 
 
-# So long that no busy machine is taken for a dead master
+# Long enough that no busy machine is mistaken for a dead master
 PATIENCE_MS: Final = 60_000
 KINDS: Final[dict[RedisKind, Callable[[], AbstractContextManager[Started]]]] = {
     "valkey": lambda: redis_server(guarded=True),
@@ -70,18 +70,18 @@ KINDS: Final[dict[RedisKind, Callable[[], AbstractContextManager[Started]]]] = {
 
 
 def started(kind: RedisKind) -> AbstractContextManager[Started]:
-    """A durable one, ended with the block."""
+    """Run a durable server of this kind until the block ends."""
     return KINDS[kind]()
 
 
 def whole(url: str, *, connections: int = 16) -> Redis:
-    """A client that has the whole keyspace, of a Cluster too."""
+    """Return a client that sees the whole keyspace, also of a Cluster."""
     redis = client(url, connections=connections)
     return _Whole.from_pool(redis.connection_pool) if isinstance(redis, Cluster) else redis
 
 
 class _Whole(Cluster):
-    """Asks every master what one of them cannot know, and for each key of several by itself."""
+    """A Cluster client that asks every master where one is not enough, and each key of several separately."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] == "XREADGROUP":
@@ -104,7 +104,7 @@ def _joined(replies: list[Any]) -> Any:
 
 
 def _summed(replies: list[Any]) -> Any:
-    """Numbers by their names, however deep."""
+    """Add the numbers of equal names at every level."""
     summed = dict(replies[0])
     for reply in replies[1:]:
         for name, value in reply.items():

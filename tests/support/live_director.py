@@ -1,6 +1,6 @@
-"""A director at work in a test: inside it, or as a process that can be killed, beside who asks and who restarts.
+"""Run a director in a test, in the same process or as one that can be killed, with callers and a supervisor.
 
-Never stands in for a room: the director, its Redis and its model servers are those of the product.
+The director, its Redis and its model servers are those of the product.
 """
 
 import json
@@ -81,7 +81,7 @@ class Tally(Gate):
 
 
 class Caller:
-    """Who asks for predictions, as the API would for them."""
+    """A caller that asks for predictions as the API does."""
 
     def __init__(
         self, redis: Any, scripts: Scripts, *, model: str = MODEL, version: str = VERSION, account: str = ACCOUNT
@@ -97,7 +97,7 @@ class Caller:
         return new_prediction_id(model=self.model, now_ms=SystemClock().now_ms())
 
     async def submit(self, prediction_id: PredictionId | None = None, **asked: Any) -> PredictionId:
-        """Ask for one prediction. What is not an option of the queue is input."""
+        """Submit one prediction. Keyword arguments that are no option of the queue are its input."""
         known = ("webhook", "events", "lifetime_ms", "late", "start_by_ms", "lane", "cost", "affinity", "now_ms")
         options = {name: asked.pop(name) for name in known if name in asked}
         accepted = await self.scripts.enqueue(
@@ -117,7 +117,7 @@ class Caller:
         return await self.scripts.cancel(prediction_id, account=self.account)
 
     async def get(self, prediction_id: PredictionId) -> dict[str, Any]:
-        """What GET answers."""
+        """Return what GET answers."""
         stored = await self.scripts.get(prediction_id)
         assert stored is not None
         shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(view(stored)))
@@ -129,14 +129,14 @@ class Caller:
         return stored.record
 
     async def kinds(self, prediction_id: PredictionId) -> list[str]:
-        """What its events tell, in order, without those of how its webhook went: they come when they come."""
+        """Return the kinds of its events in order, without webhook events: these come at any time."""
         entries = await self.redis.lrange(keys.events(prediction_id), 0, -1)
         kinds = [entry.decode().partition(" ")[0] for entry in entries]
         return [kind for kind in kinds if kind != "webhook"]
 
     async def ended(self, prediction_id: PredictionId) -> dict[str, Any]:
-        """The prediction, once it is terminal, with what its events must be then."""
-        # not by GET: it reads every event of a run, and the director that is waited for shares this loop
+        """Wait until the prediction is terminal, check its events and return it."""
+        # GET reads every event of a run, and would delay the director, which shares this loop
         await eventually(
             lambda: self.status(prediction_id), f"{prediction_id} ended", until=lambda status: status in TERMINAL
         )
@@ -145,11 +145,10 @@ class Caller:
         return await self.get(prediction_id)
 
     async def status(self, prediction_id: PredictionId) -> str:
-        """Its status alone."""
         return (await self.redis.hget(keys.record(prediction_id), "status") or b"").decode()
 
     async def shows(self, prediction_id: PredictionId, **fields: Any) -> dict[str, Any]:
-        """The prediction, once GET shows these fields so."""
+        """Wait until GET shows these fields and return the prediction."""
         return await eventually(
             lambda: self.get(prediction_id),
             f"{prediction_id} shows {fields}",
@@ -226,7 +225,7 @@ async def director_process(redis_url: str, *servers: str, **given: Any) -> Async
 
 @asynccontextmanager
 async def pool_process(redis_url: str, config: Path, **given: Any) -> AsyncGenerator[DirectorProcess]:
-    """One that serves the models of a file."""
+    """Run a director that serves the models of a file."""
     async with _process("run", {"redis_url": redis_url, **given}, "--config", str(config)) as pool:
         yield pool
 
@@ -268,7 +267,7 @@ async def keeping(
     probe_s: float = INTERVAL_S,
     tracing: Tracing = OFF,
 ) -> AsyncGenerator[None]:
-    """The keeper's roles, beside the test. `probe_s`: so often a receiver that is away is asked."""
+    """Run the keeper's roles beside the test. `probe_s`: the interval at which an absent receiver is probed."""
     services, sender = Services(redis), Sender(AllowList.parse("loopback"))
     settings = KeeperSettings(redis_url=url, lease_s=lease_s, webhook_schedule=schedule)
     breakers = Breakers(SystemClock(), interval_s=probe_s)
@@ -282,7 +281,7 @@ async def keeping(
 
 
 class Supervised:
-    """A Cog server that somebody starts again whenever it ended. `starts` counts."""
+    """A Cog server that is restarted whenever it ends. `starts` counts."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,6 +1,6 @@
-"""The manifests as a cluster would be given them: an overlay rendered by kubectl, with secrets of its own.
+"""Render the manifests as a cluster would receive them: an overlay by kubectl, with secrets of its own.
 
-Asks no cluster, and writes nothing beside the checkout.
+It asks no cluster and writes nothing beside the checkout.
 """
 
 import base64
@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 
 class Pod(Struct, frozen=True, kw_only=True):
-    """What a workload starts. `containers`: all of them, sidecars too."""
+    """The pod of a workload. `containers`: all of them, sidecars included."""
 
     workload: Manifest
     spec: Manifest
@@ -38,27 +38,26 @@ class Pod(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As in Deployment/api."""
+        """Return the workload's kind and name, for example Deployment/api."""
         return f"{self.workload['kind']}/{self.workload['metadata']['name']}"
 
     @property
     def component(self) -> str:
-        """What part of an installation it is: api, keeper, director, redis."""
+        """Return its part of an installation: api, keeper, director or redis."""
         return self.labels.get("app.kubernetes.io/component", "")
 
     def container(self, name: str) -> Manifest:
-        """The one of that name."""
         return next(each for each in self.containers if each["name"] == name)
 
 
 def overlay(name: str) -> list[Manifest]:
-    """All objects of an overlay, for the test to change as it likes. Skips it where there is no kubectl."""
+    """Return a copy of all objects of an overlay, for the test to change. Skips the test without kubectl."""
     return copy.deepcopy(rendered(K8S / "overlays" / name))
 
 
 @cache
 def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
-    """What `kubectl kustomize` makes of a folder below k8s/. Not to be changed: it is made once.
+    """Render a folder below k8s/ with `kubectl kustomize`. The result is cached: do not change it.
 
     `also`: one more component.
     """
@@ -89,7 +88,7 @@ def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
 
 
 def pods(objects: list[Manifest]) -> Iterator[Pod]:
-    """What each workload starts."""
+    """Return the pod of each workload."""
     for each in objects:
         if each["kind"] in WORKLOADS:
             template = each["spec"]["template"]
@@ -101,7 +100,7 @@ def pods(objects: list[Manifest]) -> Iterator[Pod]:
 
 
 def picks(selector: Manifest, labels: Mapping[str, str]) -> bool:
-    """Does a selector mean what has these labels? An empty one means everybody."""
+    """Return True if a selector matches these labels. An empty selector matches everything."""
     exact = selector.get("matchLabels") or {}
     return exact.items() <= labels.items() and all(
         labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
@@ -109,9 +108,9 @@ def picks(selector: Manifest, labels: Mapping[str, str]) -> bool:
 
 
 def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
-    """What a container is given, as the kubelet puts it together. A reference that leads nowhere is a KeyError.
+    """Return a container's variables as the kubelet assembles them. Raises KeyError for a missing reference.
 
-    A variable may name those that stand above it in `env`, and no others: what it names else stays as it is written.
+    A variable may refer to those above it in `env`. Any other reference stays as it is written.
     """
     known = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     given: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""A small real model server that is no Cog: the same model over a POST, over polling, and as OpenAI has it.
+"""A small real model server other than Cog: the same model over a POST, over polling, and as OpenAI has it.
 
-What a run does stands in its input: it puts out `n` items of `text`, then one of `size` bytes, waits for the file
-`gate`, and `then` raises or ends the process. A run that is let go of, or told to stop, leaves a file `<gate>.stopped`.
+The input says what a run does: it outputs `n` items of `text`, then one of `size` bytes, waits for the file `gate`, and
+`then` raises or ends the process. A run that is abandoned or stopped leaves a file `<gate>.stopped`.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ REFUSALS: Final = {"full": 503, "busy": 429, "conflict": 409, "invalid": 422, "t
 
 
 class ModelServer(Struct, frozen=True, kw_only=True):
-    """One that runs."""
+    """A running model server."""
 
     url: str
     pid: int
 
     def kill(self) -> None:
-        """At once, as a machine dies."""
+        """Kill it at once, as a machine dies."""
         os.kill(self.pid, signal.SIGKILL)
 
 
 @asynccontextmanager
 async def model_server(*, port: int | None = None, module: str = __name__) -> AsyncGenerator[ModelServer, None]:
-    """Serve on loopback until the test is done with it. `module`: a server like this one."""
+    """Serve on loopback until the test ends. `module`: a server like this one."""
     port = port or free_port()
     with tempfile.TemporaryFile() as log:
         process = await anyio.open_process(
@@ -114,7 +114,7 @@ async def _predict(request: Request) -> Response:
 
 
 async def _predict_all(request: Request) -> Response:
-    """One at a time will do: in a list go those that came together."""
+    """Return the answers in a list, as requests that came together are answered. It runs one at a time."""
     [given] = (await request.json())["args"]
     answer = await _predicted(request, given)
     return JSONResponse([json.loads(bytes(answer.body))]) if answer.status_code == 200 and answer.body else answer
@@ -152,7 +152,7 @@ async def _left(request: Request) -> None:
 
 
 class _Jobs:
-    """Those that were accepted. An id has what has to be escaped in a path."""
+    """The accepted jobs. Their ids contain characters that must be escaped in a path."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, asyncio.Task[list[str]]] = {}

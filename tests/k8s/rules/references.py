@@ -1,4 +1,4 @@
-"""What is named is there: ConfigMaps, Secrets and their keys, accounts, volumes, ports, services, pods."""
+"""Check that every name leads somewhere: ConfigMaps, Secrets, their keys, accounts, volumes, ports, services, pods."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ __all__ = (
 
 
 def refers_to_what_there_is(objects: list[Manifest]) -> Iterator[str]:
-    """Every ConfigMap, Secret, key, account and claim that is named is there, and a change of one rolls its pods."""
+    """Require every named ConfigMap, Secret, key, account and claim, and that a change of one restarts its pods."""
     known = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     for where, kind, name, key in _references(objects):
         found = known.get((kind, name))
@@ -70,7 +70,7 @@ def _references(objects: list[Manifest]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def names_ports_that_there_are(objects: list[Manifest]) -> Iterator[str]:
-    """Probes, services, monitors, policies and our own settings mean ports that somebody listens at."""
+    """Require that probes, services, monitors, policies and our settings name ports on which a process listens."""
     for pod in pods(objects):
         for container in pod.containers:
             where = f"{pod.name} {container['name']}"
@@ -115,7 +115,7 @@ def _ports_meant(each: Manifest) -> Iterator[tuple[dict[str, str], Any]]:
 
 
 def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
-    """What goes by way of a service names one, and a port of it."""
+    """Require that each address of a service names an existing service and port."""
     services = [each for each in objects if each["kind"] == "Service"]
     for each in objects:
         where = f"{each['kind']}/{each['metadata']['name']}"
@@ -151,7 +151,7 @@ def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
 
 
 def picks_somebody(objects: list[Manifest]) -> Iterator[str]:
-    """A selector means pods that there are, and a workload's own ones alone."""
+    """Require that each selector matches existing pods, and a workload's selector its own pods only."""
     everybody = list(pods(objects))
     for each in objects:
         where = f"{each['kind']}/{each['metadata']['name']}"
