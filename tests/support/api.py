@@ -1,6 +1,6 @@
-"""The API for a test: inside the test's own loop, or as the real process on a free port.
+"""Run the API for a test: inside the test's own loop, or as the real process on a free port.
 
-Never stands in for the API: both run what `python -m api` runs. What is played here is the other side, a director.
+Both run what `python -m api` runs. Only the other side, a director, is played.
 """
 
 import os
@@ -44,7 +44,7 @@ async def api_client(
     peer: str = "127.0.0.1",
     tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """A client of an API that runs in this loop, from its lifespan's start to its end. It asks from `peer`."""
+    """Return a client of an API that runs in this loop for the whole lifespan. Its requests come from `peer`."""
     app = create_app(settings, on_unsafe=on_unsafe, tracing=tracing)
     async with app.router.lifespan_context(app) as state:
 
@@ -58,7 +58,7 @@ async def api_client(
 
 
 def door_to(handler: Handler, *, method: str = "GET") -> Callable[..., Awaitable[None]]:
-    """The API's own door, with nothing behind it but this, at /."""
+    """Return the API's own dispatcher with this handler as its only route, at /."""
     route = Route(method, "/", handler=handler)
     door = Api([route], otherwise=elsewhere, meters=Meters())
 
@@ -69,7 +69,7 @@ def door_to(handler: Handler, *, method: str = "GET") -> Callable[..., Awaitable
 
 
 class LiveApi(Struct, frozen=True, kw_only=True):
-    """`url` has no /v1."""
+    """A running API. `url` has no /v1."""
 
     url: str
     process: Process
@@ -79,7 +79,7 @@ class LiveApi(Struct, frozen=True, kw_only=True):
 async def live_api(
     redis_url: str, *, env: Mapping[str, str] | None = None, port: int | None = None, log: BinaryIO | None = None
 ) -> AsyncGenerator[LiveApi, None]:
-    """`python -m api` on this port, else a free one, until the block ends. `log`: where its lines go."""
+    """Run `python -m api` on this port or a free one until the block ends. `log`: the file for its lines."""
     port = port or free_port()
     process = await anyio.open_process(
         [sys.executable, "-m", "api"],
@@ -108,14 +108,14 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until it is so; TimeoutError where it never is."""
+    """Wait until the condition holds. Raises TimeoutError otherwise."""
     with anyio.fail_after(START_LIMIT_S):
         while not await is_so():  # noqa: ASYNC110 - what is waited for happens in another process
             await anyio.sleep(0.005)
 
 
 class PlayedDirector:
-    """Claims as a director does, and does with a claim what the test says."""
+    """A director that claims as a real one and does with a claim what the test says."""
 
     def __init__(self, scripts: Scripts, queue: QueueName) -> None:
         self._scripts = scripts
@@ -123,7 +123,7 @@ class PlayedDirector:
         self._claimed = 0
 
     async def claim(self) -> Claim:
-        """The next prediction, as soon as there is one."""
+        """Wait for the next prediction and claim it."""
         with anyio.fail_after(START_LIMIT_S):
             while True:
                 self._claimed += 1
@@ -135,7 +135,7 @@ class PlayedDirector:
                 await anyio.sleep(0.002)
 
     async def begin(self, claim: Claim, *outputs: bytes) -> int:
-        """The run begins, with these pieces of output; the last event's number."""
+        """Write that the run began, with these pieces of output. Return the last event's number."""
         advanced = await self._scripts.advance(
             claim.id,
             token=claim.token,
@@ -146,11 +146,10 @@ class PlayedDirector:
         return advanced.seq
 
     async def finish(self, claim: Claim, status: Status = Status.SUCCEEDED, **ended: Any) -> None:
-        """The run ends."""
         assert await self._scripts.finish(claim.id, token=claim.token, status=status, ran_ms=0, **ended)
 
     async def run(self, output_of: Callable[[Claim], bytes], *, pause_s: float = 0) -> None:
-        """Serve until canceled: every prediction succeeds with this output, a while after it began."""
+        """Serve until canceled: every prediction succeeds with this output shortly after its start."""
         while True:
             claim = await self.claim()
             await self.begin(claim)

@@ -1,6 +1,6 @@
-"""A bucket on this machine: moto's server, which speaks as S3 does, in a process of its own.
+"""Run a bucket on this machine: moto's server, which speaks S3, in a process of its own.
 
-Only where a registry can be reached, or was once: else the test says that it did not run, and why.
+A test skips with a reason where moto is neither installed nor available from a registry.
 """
 
 import os
@@ -25,7 +25,7 @@ AWS: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS
 
 
 def moto_folder(cache: Path) -> Path:
-    """Where moto is installed, beside the tests' own packages."""
+    """Return the folder where moto is installed, apart from the tests' own packages."""
     folder = cache / "moto"
     install_aside(
         folder,
@@ -37,7 +37,7 @@ def moto_folder(cache: Path) -> Path:
 
 @asynccontextmanager
 async def bucket_url(folder: Path) -> AsyncGenerator[str]:
-    """A new bucket's DIRECTOR_FILES_URL, until the block ends."""
+    """Create a bucket and yield its DIRECTOR_FILES_URL until the block ends."""
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     process = await anyio.open_process(

@@ -1,6 +1,6 @@
-"""Official clients that cannot be installed beside the tests' own packages: each in a folder of its own, once.
+"""Install official clients that conflict with the tests' own packages, each once in a folder of its own.
 
-Only where a registry can be reached, or was once: else the test says that it did not run, and why.
+A test skips with a reason where a client is neither installed nor available from a registry.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ RUN_S: Final = 60
 
 
 def python_2_client(cache: Path) -> Mapping[str, str]:
-    """The environment in which `import replicate` is the second version of the official Python client."""
+    """Return the environment in which `import replicate` is the second version of the official Python client."""
     folder = cache / "python-2"
     install_aside(
         folder,
@@ -36,12 +36,12 @@ def python_2_client(cache: Path) -> Mapping[str, str]:
 
 
 def javascript_client(cache: Path) -> Mapping[str, str]:
-    """The environment in which there is a `node` whose `require("replicate")` is the official JavaScript client."""
+    """Return the environment with a `node` whose `require("replicate")` is the official JavaScript client."""
     return {**_with_node(cache), "NODE_PATH": str(javascript_package(cache, JAVASCRIPT))}
 
 
 def javascript_package(cache: Path, package: str) -> Path:
-    """The folder of modules in which this package, `name@version`, and all that it needs is."""
+    """Return the folder of modules with this package, `name@version`, and its dependencies."""
     folder = cache / package.partition("@")[0]
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
     command = ["npm", "install", *quiet, "--prefix", str(folder), package]
@@ -64,7 +64,7 @@ def _with_node(cache: Path) -> Mapping[str, str]:
 
 
 def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Any:
-    """What a script printed last, which is JSON."""
+    """Run a script and return the JSON that it printed last."""
     ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
     assert ended.stdout, "it printed nothing"
@@ -72,10 +72,10 @@ def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd:
 
 
 def install_aside(folder: Path, command: list[str], what: str, *, env: Mapping[str, str] | None = None) -> None:
-    """Install into this folder once; the test is skipped where that cannot be."""
+    """Install into this folder once. Skips the test if that is impossible."""
     stamp = folder / ".installed"
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same run may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same run may be installing it
         if stamp.exists():
             return
         shutil.rmtree(folder, ignore_errors=True)

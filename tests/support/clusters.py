@@ -1,6 +1,6 @@
-"""A Redis Cluster of real servers on loopback: three masters, with or without a replica each, ended with the block.
+"""Run a Redis Cluster of real servers on loopback: three masters, with or without a replica each.
 
-Never promotes anything by itself: which server is a master is for the nodes to say, but where a test moves a slot.
+The nodes alone decide which server is a master, except where a test moves a slot.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ QUICK_MS: Final = 2000
 
 
 class RedisCluster:
-    """`masters[n]` is a master at first, and `replicas[n]` its replica, where there are any."""
+    """A running cluster. `masters[n]` is a master at first, and `replicas[n]` its replica, if there are any."""
 
     def __init__(self, kind: Kind, masters: list[RedisServer], replicas: list[RedisServer], *, guarded: bool) -> None:
         self.kind = kind
@@ -39,7 +39,7 @@ class RedisCluster:
 
     @property
     def admin_url(self) -> str:
-        """For what a test does beside the product: it may do everything."""
+        """Return the URL of a user with all rights, for what a test does beside the product."""
         return self._url_of("admin")
 
     def _url_of(self, user: str) -> str:
@@ -47,7 +47,7 @@ class RedisCluster:
         return f"redis+cluster://{f'{user}:{user}@' if self._guarded else ''}{hosts}"
 
     def serving(self, key: str) -> RedisServer:
-        """The server that has this key, as the first one that lives has it."""
+        """Return the server of this key, as the first live node knows it."""
         slot = key_slot(key.encode())
         for server in (*self.masters, *self.replicas):
             if server.is_running:
@@ -57,21 +57,21 @@ class RedisCluster:
         raise LookupError(f"no server has {key}")
 
     def move(self, key: str) -> None:
-        """Let the next master have the slot of this key."""
+        """Move the slot of this key to the next master."""
         with self.moving(key):
             pass
 
     def move_at_once(self, key: str) -> None:
-        """Begin to: Valkey 9 moves the slot behind the scenes, and its new master has it when it has all of it."""
+        """Begin to move a slot: Valkey 9 moves it in the background, and its new master owns it once it has everything."""
         slot, here = key_slot(key.encode()), self.serving(key)
         there = _ask(self._next(here), "CLUSTER", "MYID")
         _ask(here, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", there)
 
     @contextmanager
     def moving(self, key: str) -> Iterator[Callable[[int], int]]:
-        """Within, the slot of this key is on its way to the next master; gives what moves so many of its keys.
+        """Keep the slot of this key in migration to the next master. Yield a function that moves a number of its keys.
 
-        What is left moves at the end.
+        The remaining keys move at the end.
         """
         slot, here = key_slot(key.encode()), self.serving(key)
         there = self._next(here)
@@ -105,7 +105,7 @@ class RedisCluster:
 def redis_cluster(
     kind: Kind = "valkey", *, replicas: bool = False, guarded: bool = False, patience_ms: int = QUICK_MS
 ) -> Iterator[RedisCluster]:
-    """Started, joined, and all of one mind. They take a silence this long for a death."""
+    """Run a cluster whose nodes all agree. They take a silence of this length for a death."""
     with ExitStack() as started:
         servers = [
             started.enter_context(redis_server(kind, loopback=True, guarded=guarded, config=_config(guarded=guarded)))

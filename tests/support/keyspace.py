@@ -1,6 +1,6 @@
-"""A server's keys as a whole: what there is, byte for byte, and what was forgotten there.
+"""Read all keys of a server byte for byte, and find keys that will never be removed.
 
-For tests alone: it walks the whole keyspace, which no path of the product does.
+For tests alone: no path of the product walks the keyspace.
 """
 
 import re
@@ -24,7 +24,7 @@ OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 
 
 async def dump(redis: Any) -> Keyspace:
-    """Every key with its lifetime and its bytes."""
+    """Return every key with its lifetime and its bytes."""
     names = sorted(await redis.keys("*"))
     pipe = redis.pipeline(transaction=False)
     for name in names:
@@ -35,7 +35,7 @@ async def dump(redis: Any) -> Keyspace:
 
 
 async def leaks(redis: Any) -> list[str]:
-    """Keys without a lifetime that are neither permanent nor of a prediction that has not ended."""
+    """Return keys without a lifetime that are neither permanent nor part of a live prediction."""
     names = [name.decode() for name in await redis.keys("*")]
     records = [name for name in names if ":rec:" in name]
     pipe = redis.pipeline(transaction=False)
@@ -57,7 +57,8 @@ async def _may_stay(redis: Any, name: str, statuses: dict[str, str | None]) -> b
         return status(*match.groups()) not in (None, *TERMINAL)
     if match := INDEX.match(name):
         members = [member.decode().partition(" ")[0] for member in await redis.zrange(name, 0, -1)]
-        of_ended = name.endswith((":owed", ":unspent"))  # a webhook is owed, and compute is spent, by what has ended
+        # a terminal prediction may still owe a webhook or have compute to spend
+        of_ended = name.endswith((":owed", ":unspent"))
         ended = (None,) if of_ended else (None, *TERMINAL)
         return all(status(match[1], member) not in ended for member in members)
     if match := COUNTS.match(name):

@@ -1,6 +1,6 @@
-"""Models that stand for those which official clients' examples name: each does in milliseconds what those are told for.
+"""Small models in place of those in official clients' examples: each answers within milliseconds.
 
-Never more than a few lines: what a prompt is answered with is the prompt.
+Each is a few lines long: the answer to a prompt is the prompt.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ FILE: Final = {"type": "string", "format": "uri"}
 
 
 class ModelUnderTest(Struct, frozen=True, kw_only=True):
-    """One class of the source, as a version of a model. `kind` is that of its director."""
+    """One class of the source as a version of a model. `kind` is that of its director."""
 
     name: str
     version: str
@@ -86,11 +86,11 @@ class ModelUnderTest(Struct, frozen=True, kw_only=True):
 
     @property
     def ref(self) -> str:
-        """With its version, as a caller names it."""
+        """Return the model with its version, as a caller names it."""
         return f"{self.name}:{self.version}"
 
     def write(self, folder: Path) -> Path:
-        """Make a folder from which Cog serves it."""
+        """Write a folder from which Cog serves it."""
         return write_model(folder, SOURCE, self.schema)
 
 

@@ -1,7 +1,7 @@
-"""A pod of a GPU pool without a cluster: its two containers as processes, started and ended in a kubelet's order.
+"""Run a pod of a GPU pool without a cluster: two containers as processes, in a kubelet's order.
 
-What is run, asked and waited for is what the manifest of the pool says; only ports and folders are this machine's.
-Never shows a pod that ended well where a container had to be killed: `killed` names those.
+Commands, probes and times are those of the pool's manifest; only ports and folders are this machine's. `killed` names
+containers that had to be killed, so that such a pod does not appear to have ended well.
 """
 
 import os
@@ -42,11 +42,11 @@ DEFAULTS: Final = dict(
     for literal in made["literals"]
 )
 MODEL_PORT, HEALTH_PORT = "5000", DEFAULTS["DIRECTOR_HEALTH_PORT"]
-AGAIN_S: Final = 0.1  # a kubelet's periods and back-off are longer; their order is the same
+AGAIN_S: Final = 0.1  # a kubelet's periods and backoff are longer, but their order is the same
 
 
 class Pod:
-    """`starts` counts how often each container was started, `killed` names those that outlasted their time."""
+    """`starts` counts the starts of each container, `killed` names containers that exceeded their grace period."""
 
     def __init__(self, model: Path, redis_url: str, folder: Path, settings: Mapping[str, str]) -> None:
         self.model_port, self.health_port = str(free_port()), str(free_port())
@@ -62,7 +62,7 @@ class Pod:
         self._env = {
             **{name: self._here(value) for name, value in DEFAULTS.items()},
             "DIRECTOR_HEALTH_HOST": "127.0.0.1",
-            "DIRECTOR_COGLET_DIR": "",  # /tmp/coglet is everybody's on this machine
+            "DIRECTOR_COGLET_DIR": "",  # all users of this machine share /tmp/coglet
             "DIRECTOR_REDIS_URL": redis_url,
             "DIRECTOR_MODEL": MODEL,
             "DIRECTOR_VERSION": VERSION,
@@ -71,7 +71,7 @@ class Pod:
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.health_port}", trust_env=False, timeout=10)
 
     async def live(self) -> None:
-        """Both containers, in order, each started again whenever it ends, for ever."""
+        """Run both containers in order and restart each whenever it ends."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep, "model", self._model_command(), self._model_env())
             await self._started_up()
@@ -80,7 +80,7 @@ class Pod:
             self.has_started.set()
 
     async def end(self, *, grace_s: float = GRACE_S) -> None:
-        """SIGTERM to the director; once it has ended, to the model server; SIGKILL to what is left after `grace_s`."""
+        """Send SIGTERM to the director, after its end to the model server, and SIGKILL to the rest after `grace_s`."""
         self._is_ending = True
         with anyio.move_on_after(grace_s):
             for name in ("director", "model"):
@@ -91,7 +91,7 @@ class Pod:
             await process.wait()
 
     def kill_model(self) -> None:
-        """As the kernel does when memory is short."""
+        """Kill the model server as the kernel does when memory is short."""
         _kill(self._running["model"])
 
     async def is_live(self) -> bool:
@@ -101,7 +101,7 @@ class Pod:
         return await self._is_200(MAIN["readinessProbe"])
 
     async def missing(self) -> dict[str, str]:
-        """Why it is not ready, as it says itself."""
+        """Return why the pod is not ready, as its director reports it."""
         path = MAIN["readinessProbe"]["httpGet"]["path"]
         return dict((await self.http.get(path)).json()["missing"])
 
@@ -128,7 +128,7 @@ class Pod:
         }
 
     async def _started_up(self) -> None:
-        """The next container is started once the startup probe of the one before has passed."""
+        """Wait for the startup probe. The next container starts after it has passed."""
         python, *rest = SIDECAR["startupProbe"]["exec"]["command"]
         assert python == "python"
         line = [sys.executable, *map(self._here, rest)]
@@ -180,7 +180,7 @@ class Pod:
 async def pod(
     model: Path, redis_url: str, *, settings: Mapping[str, str] = MappingProxyType({}), starts: bool = True
 ) -> AsyncGenerator[Pod]:
-    """A pod of this model, killed with the block where it is still there. `starts`: wait until its director lives."""
+    """Run a pod of this model until the block ends. `starts`: wait until its director lives."""
     with tempfile.TemporaryDirectory(prefix="dr-pod-") as folder:
         one = Pod(model, redis_url, Path(folder), settings)
         tasks: TaskGroup

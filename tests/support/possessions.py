@@ -1,7 +1,7 @@
-"""An account that has one of everything the API can make: what a stranger is shown nothing of.
+"""Create an account that owns one of everything the API can make, to test that strangers see none of it.
 
-Made as it is made in life: by requests to the API, by a played director, by the typed calls of a keeper. Never asks for
-anything as somebody else.
+Everything is made by requests to the API, by a played director and by a keeper's typed calls. All requests are the
+owner's.
 """
 
 from string import Template
@@ -31,13 +31,13 @@ __all__ = ("HIDDEN_VERSION", "OWNER", "REPEATED", "STRANGER", "Maker", "Possessi
 OWNER: Final = "amber"
 STRANGER: Final = "basalt"
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-MARK: Final = "for-amber-alone"  # in whatever text amber may write
+MARK: Final = "for-amber-alone"  # a part of each text that amber may write
 HIDDEN: Final = f"{OWNER}/hidden-model"
 SHOWN: Final = f"{OWNER}/shown-model"
 HIDDEN_VERSION: Final = "d4" * 32
 SHOWN_VERSION: Final = "e5" * 32
 INPUT: Final[dict[str, Any]] = {"text": MARK}
-PLAIN: Final[dict[str, Any]] = {"text": "hi"}  # a stranger may say it too
+PLAIN: Final[dict[str, Any]] = {"text": "hi"}  # a stranger may send it too
 # path → body of what is sent with an idempotency key: the path itself
 REPEATED: Final[dict[str, dict[str, Any]]] = {
     "/predictions": {"version": VERSION, "input": PLAIN},
@@ -49,23 +49,23 @@ REPEATED: Final[dict[str, dict[str, Any]]] = {
 
 
 class Possessions(Struct, frozen=True):
-    """`things`: name → what it is called on the wire. `secrets`: texts that no answer to a stranger has in it."""
+    """What the account owns. `things`: name → name on the wire. `secrets`: texts that no stranger may receive."""
 
     things: dict[str, str]
     secrets: tuple[str, ...]
 
     def fill(self, text: str) -> str:
-        """With each $name replaced by that thing."""
+        """Replace each $name with that thing."""
         return Template(text).substitute(self.things)
 
     def seen_in(self, answer: httpx.Response) -> list[str]:
-        """What of all this an answer shows."""
+        """Return the secrets that an answer contains."""
         told = answer.text + str(answer.headers)
         return [secret for secret in self.secrets if secret in told]
 
 
 class Maker:
-    """Makes all of it. `api` asks for amber."""
+    """Makes the possessions. `api` sends requests as amber."""
 
     def __init__(
         self, api: httpx.AsyncClient, redis: Redis, scripts: Scripts, catalog: Catalog, store: LocalFiles
@@ -78,7 +78,7 @@ class Maker:
         self._things: dict[str, str] = {}
 
     async def make(self) -> Possessions:
-        """Everything, once."""
+        """Make everything once."""
         queues = await self._models()
         await self._ran(PlayedDirector(self._scripts, queues["echo"]))
         await self._dead(PlayedDirector(self._scripts, queues["hidden"]))
@@ -94,7 +94,7 @@ class Maker:
         return Possessions(things, tuple(dict.fromkeys([*told, *ids])))
 
     async def _models(self) -> dict[str, QueueName]:
-        """A model that all may run, for each kind; one of amber's that all may see, and one that nobody else may."""
+        """Make a model of each kind that all may run, and two of amber's: one is public, one is private."""
         kinds = Kinds(self._redis, self._scripts, self._catalog)
         queues: dict[str, QueueName] = {}
         schema = Raw(
@@ -121,7 +121,7 @@ class Maker:
         return queues
 
     async def _ran(self, director: PlayedDirector) -> None:
-        """One that ended and was told of, one that runs."""
+        """Make a terminal prediction with a delivered webhook, and a running one."""
         asked = {"version": VERSION, "input": INPUT, "webhook": f"https://receiver.example/{MARK}"}
         ended = await self._sent("POST", "/predictions", json={**asked, "webhook_events_filter": ["completed"]})
         claim = await director.claim()
@@ -151,7 +151,7 @@ class Maker:
         self._things["of_deployment"] = await self._created(path, {"input": INPUT})
 
     async def _files(self) -> None:
-        """One that amber gave, one that a model of amber's made; each its address, and one that is not good."""
+        """Make a file that amber uploaded and an output file of amber's model: their addresses and an invalid one."""
         given = {"content": (f"{MARK}.txt", MARK.encode(), "text/plain")}
         file = FileId((await self._sent("POST", "/files", files=given)).json()["id"])
         made = FileName(PredictionId(self._things["ended"]), "0" * 32, "txt")

@@ -1,6 +1,6 @@
-"""A TCP proxy between a client and a server that can lose replies, or hold each back: the request arrives all the same.
+"""A TCP proxy between a client and a server that can lose or delay replies. The requests always arrive.
 
-Never changes a byte of what it passes on.
+It never changes a byte.
 """
 
 from collections.abc import AsyncGenerator
@@ -13,7 +13,8 @@ __all__ = ("LosingProxy", "losing_proxy")
 
 
 class LosingProxy:
-    """`lose_next_reply` cuts the connection whose next request holds `marker`, once the server has answered it. Each
+    """`lose_next_reply` cuts the connection whose next request contains `marker`, after the server has answered it.
+    Each
     reply comes `delay_s` later.
     """
 
@@ -29,12 +30,13 @@ class LosingProxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def lose_next_reply(self, marker: bytes) -> None:
-        """`marker`: bytes that only the request in question has."""
+        """Lose the reply to the next request with `marker`: bytes that no other request contains."""
         self._marker = marker
 
     def lead_to(self, port: int) -> None:
-        """New connections go there, as when a name is given to another machine. Those that are open stay. Where nobody
-        listens there, each ends at once.
+        """Send new connections to another port, as when a name gets another address. Open connections stay.
+
+        Without a listener there each new connection ends at once.
         """
         self._target_port = port
 
@@ -63,7 +65,7 @@ class LosingProxy:
                 await server.send(chunk)
             await server.send_eof()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # either side has gone, and the other will see it
+            return  # one side has closed; the other side will notice
 
     async def _replies(self, server: ByteStream, client: ByteStream, doomed: anyio.Event) -> None:
         try:
@@ -79,7 +81,7 @@ class LosingProxy:
 
 @asynccontextmanager
 async def losing_proxy(target_port: int) -> AsyncGenerator[LosingProxy, None]:
-    """A proxy on a free loopback port, in front of the server on `target_port`."""
+    """Run a proxy on a free loopback port in front of the server on `target_port`."""
     proxy = LosingProxy(target_port)
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     async with listener, anyio.create_task_group() as group:

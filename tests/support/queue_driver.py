@@ -1,6 +1,6 @@
-"""One queue as a test drives it: submit, claim, finish through the typed calls, with time walked by hand.
+"""Drive one queue in a test: submit, claim and finish through the typed calls, with a clock that the test moves.
 
-Never talks to Redis past the typed calls, except to look.
+Beside the typed calls it only reads from Redis.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class QueueDriver:
         data: bytes = b'{"text":"hi"}',
         **options: Any,
     ) -> PredictionId:
-        """Enqueue one prediction of `account`; `streams` is its shard, else the one of a queue of default size."""
+        """Enqueue one prediction of `account`. `streams` is its shard, by default that of a queue of default size."""
         accepted = await self.scripts.enqueue(
             prediction_id or self.new_id(),
             queue=self.queue,
@@ -79,7 +79,7 @@ class QueueDriver:
         return claim
 
     async def claim_all(self, *, consumer: str = "d1", at_once: int = 50) -> list[Claim]:
-        """Everything that can be had."""
+        """Claim until nothing more is handed out."""
         claims: list[Claim] = []
         while claimed := await self.claim(at_once, consumer=consumer):
             claims += claimed
@@ -95,11 +95,11 @@ class QueueDriver:
         )
 
     async def have_slots(self, slots: int, *, consumer: str = "d1") -> None:
-        """A director reports for work: while a slot is free, what is submitted goes straight into a stream."""
+        """Report a director's slots: while one is free, a submit goes straight into a stream."""
         await self.scripts.extend(self.queue, consumer=consumer, lease_s=15, claims=[], slots=slots, now_ms=self.now_ms)
 
     async def begin(self, claim: Claim, *events: tuple[str, bytes]) -> int:
-        """Write that the run began, and these events; the last event's number."""
+        """Write that the run began, and these events. Return the last event's number."""
         advanced = await self.scripts.advance(
             claim.id,
             token=claim.token,
@@ -112,12 +112,12 @@ class QueueDriver:
         return advanced.seq
 
     async def finish(self, claim: Claim, status: Status = Status.SUCCEEDED, **options: Any) -> bool:
-        """`seq` is by default what the claim came with; a test that began the run and adds events gives its own."""
+        """Finish a claim. `seq` is by default the claim's; a test that wrote events gives its own."""
         options = {"seq": claim.record.seq, **options}
         return await self.scripts.finish(claim.id, token=claim.token, status=status, now_ms=self.now_ms, **options)
 
     async def run(self, claim: Claim, seconds: float) -> None:
-        """Let it run so long, and succeed."""
+        """Let the claim run this long and succeed."""
         self.pass_time(seconds)
         assert await self.finish(claim, ran_ms=int(seconds * 1000))
 
@@ -146,7 +146,7 @@ class QueueDriver:
         return await self.scripts.expire(self.queue, limit=limit, now_ms=self.now_ms)
 
     async def reconcile(self, *, start: int = 0, count: int = 200) -> tuple[int, dict[PredictionId, Repair]]:
-        """One slice; where the next one starts, and what was repaired."""
+        """Reconcile one slice. Return where the next one starts, and the repairs."""
         following, repaired = await self.scripts.reconcile(
             self.queue, start=start, count=count, lease_s=15, now_ms=self.now_ms
         )
@@ -155,7 +155,7 @@ class QueueDriver:
     async def recover(
         self, number: int, *, lane: str = "normal", cursor: str = "0-0", count: int = 100, idle_s: float = 0
     ) -> tuple[str, dict[PredictionId, Requeued]]:
-        """One look at one stream. Idle time is the server's own: nobody else can walk it."""
+        """Look at one stream once. Idle time is by the server's own clock, which the test cannot move."""
         last, recovered = await self.scripts.recover(
             self.queue, lane, number, cursor=cursor, count=count, idle_s=idle_s, now_ms=self.now_ms
         )
@@ -171,7 +171,7 @@ class QueueDriver:
         return await self.scripts.drop(prediction_id, self.queue, now_ms=self.now_ms)
 
     async def die(self, **options: Any) -> PredictionId:
-        """A dead letter: submitted, and failed as often as it may. For a queue where nothing else waits."""
+        """Make a dead letter: submit, and fail each attempt. Nothing else may wait in the queue."""
         prediction_id = await self.submit(**options)
         while await self.release(await self.claim_one(), spent=True, error="It broke.", code="broken") != "dead":
             pass
@@ -190,7 +190,7 @@ class QueueDriver:
         return (await self.redis.hget(keys.meta(self.queue), name) or b"").decode()
 
     async def outlook(self, prediction_id: PredictionId) -> Outlook:
-        """How it stands with one that waits."""
+        """Return the outlook of a waiting prediction."""
         stored = await self.scripts.get(prediction_id, now_ms=self.now_ms)
         assert stored is not None
         assert stored.outlook is not None
@@ -200,20 +200,20 @@ class QueueDriver:
         return await self.scripts.stats(self.queue, now_ms=self.now_ms)
 
     async def backlog(self, account: str = ACCOUNT, *, lane: str = "normal") -> list[str]:
-        """Who waits for a turn, in order."""
+        """Return the ids in a backlog, in order."""
         ids = await self.redis.zrange(keys.backlog(self.queue, lane, account), 0, -1)
         return [name.decode() for name in ids]
 
     async def counts(self, key: str) -> dict[str, str]:
-        """A hash."""
+        """Return a hash of numbers."""
         return {name.decode(): value.decode() for name, value in (await self.redis.hgetall(key)).items()}
 
     async def members(self, key: str) -> dict[str, int]:
-        """A sorted set."""
+        """Return a sorted set."""
         return {name.decode(): int(score) for name, score in await self.redis.zrange(key, 0, -1, withscores=True)}
 
     async def entries(self, lane: str = "normal") -> dict[int, list[str]]:
-        """Stream number → the ids that stand in it, waiting or claimed; empty streams are left out."""
+        """Return stream number → ids in it, waiting or claimed, without empty streams."""
         found = {}
         for number in range(32):
             rows = await self.redis.xrange(keys.stream(self.queue, lane, number))
@@ -222,7 +222,7 @@ class QueueDriver:
         return found
 
     async def pending(self, lane: str = "normal") -> dict[str, str]:
-        """Prediction id → consumer, of every pending entry of a lane."""
+        """Return prediction id → consumer of every pending entry of a lane."""
         held = {}
         for number in range(32):
             stream = keys.stream(self.queue, lane, number)
@@ -233,7 +233,7 @@ class QueueDriver:
         return held
 
     async def kinds(self, prediction_id: PredictionId) -> list[str]:
-        """What its events tell, in order."""
+        """Return the kinds of its events in order."""
         entries = await self.redis.lrange(keys.events(prediction_id), 0, -1)
         return [entry.decode().partition(" ")[0] for entry in entries]
 
@@ -241,10 +241,10 @@ class QueueDriver:
         return int(await self.redis.llen(keys.bell(self.queue)))
 
     async def hear_bell(self) -> bool:
-        """Take the token, as a waiting director does."""
+        """Take the wakeup, as a waiting director does."""
         return await self.redis.lpop(keys.bell(self.queue)) is not None
 
     async def lifetime_s(self, key: str) -> int:
-        """Rounded up; -1 for ever, -2 no such key."""
+        """Return the lifetime rounded up; -1 for a key without one, -2 for no key."""
         ttl: int = await self.redis.pttl(key)
         return ttl if ttl < 0 else -(-ttl // 1000)

@@ -21,7 +21,7 @@ OURS: Final = Path(__file__).parents[2]
 
 
 class Former(Struct, frozen=True):
-    """What `former_release.toml` says. `modules`: the former release's own names, by their purpose."""
+    """The contents of `former_release.toml`. `modules`: the former release's own names, by their purpose."""
 
     version: str
     commit: str

@@ -1,6 +1,6 @@
-"""What a PromQL expression asks for: the series that it names, and the labels that it wants of them.
+"""Find the series and labels that a PromQL expression uses.
 
-Reads just enough of the language for the rules and the dashboard of this house, and fails on what it cannot place.
+It reads just enough of the language for our rules and dashboard, and fails on anything else.
 """
 
 import re
@@ -23,7 +23,7 @@ LABELS_OF: Final[Mapping[str, frozenset[str]]] = {
     for metric in METRICS
     for name in series(metric)
 }
-# of every process, by prometheus-client, and of every scrape, by Prometheus
+# prometheus-client adds these to every process, and Prometheus to every scrape
 OF_THE_PROCESS: Final = frozenset(
     {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_max_fds"}
 )
@@ -35,7 +35,7 @@ GROUPED: Final = re.compile(r"\b(?:by|on|without)\s*\(([^)]*)\)")
 
 
 def strangers(expression: str) -> set[str]:
-    """Names of series, and of labels, that nothing here has."""
+    """Return the names of series and labels that do not exist here."""
     found: set[str] = set()
     known = set(OF_A_SCRAPE)
     for name, matchers in SELECTOR.findall(expression):

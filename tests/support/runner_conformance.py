@@ -1,6 +1,6 @@
-"""The runners that have to conform, each beside a real server of its kind, and how to ask each for the same things.
+"""The runners under the conformance suite, each with a real server of its kind, and how to ask each for the same runs.
 
-Every server runs the same model: see tests/support/model_server.py. Never says what is expected: the suite does.
+Every server runs the same model: see tests/support/model_server.py. The suite alone says what is expected.
 """
 
 import atexit
@@ -33,9 +33,9 @@ __all__ = ("MOST_BYTES", "OLD_COGS", "SUBJECTS", "Kind", "LiveServer", "follow",
 MOST_BYTES: Final = 256 * 1024
 LIMIT_S: Final = 30.0
 
-# Those that were written in Python, from the first one on that is driven; each needs an environment of its own
+# Cog versions written in Python, from the first supported one on; each needs an environment of its own
 OLD_COGS: Final = ("0.9", "0.12", "0.14", "0.16")
-NAMELESS: Final = ("0.9",)  # they do not tell their version
+NAMELESS: Final = ("0.9",)  # they do not report their version
 
 COG_MODEL: Final = """
     import os, time
@@ -98,14 +98,14 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 
 
 class LiveServer(Struct, frozen=True, kw_only=True):
-    """A server that runs. `kill` ends its process as a machine dies."""
+    """A running server. `kill` ends its process as a machine dies."""
 
     url: str
     kill: Callable[[], None]
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """One kind of runner. What it has of its own to say of a refused or invalid input, and what it can do."""
+    """One kind of runner: its own texts for refused and invalid inputs, and its abilities."""
 
     name: str
     server: str  # how the name of its server begins
@@ -119,11 +119,11 @@ class Kind(Struct, frozen=True, kw_only=True):
     health_path: str = "/health"
 
     def runner(self, url: str, inbox: Inbox, **options: Any) -> Runner:
-        """A runner of it, that reads no more than MOST_BYTES of one output."""
+        """Return a runner that reads at most MOST_BYTES of one output."""
         return make_runner(self.config, url, slots=1, inbox=inbox, max_output=MOST_BYTES, **options)
 
     def request(self, prediction_id: str = "a" * 26, **given: object) -> RunRequest:
-        """For one run of the model."""
+        """Return the request of one run."""
         return RunRequest(id=prediction_id, input=Raw(msgspec.json.encode(self.asked(given))))
 
 
@@ -142,7 +142,7 @@ async def _coglet(*, folder: Path, port: int | None = None) -> AsyncGenerator[Li
 
 @cache
 def _python_with(version: str) -> str:
-    """Of an environment with the last Cog of a version that was written in Python, made once in this process."""
+    """Return the Python of an environment with the last Cog of a version written in Python. Cached in this process."""
     folder = Path(tempfile.mkdtemp(prefix=f"cog-{version}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     venv.create(folder)
@@ -159,7 +159,7 @@ async def _old_cog(version: str, *, folder: Path, port: int | None = None) -> As
     python = await anyio.to_thread.run_sync(_python_with, version)
     model = write_model(folder / "model", COG_MODEL)
     (model / "cog.yaml").write_text('predict: "predict.py:Predictor"\n')
-    every = {"COG_THROTTLE_RESPONSE_INTERVAL": "0"}  # else it tells of the output no more than twice a second
+    every = {"COG_THROTTLE_RESPONSE_INTERVAL": "0"}  # otherwise it reports output at most twice a second
     async with cog_process(model, port=port, python=python, env=every) as server:
         yield LiveServer(url=server.url, kill=server.kill)
 
@@ -216,7 +216,7 @@ SUBJECTS: Final = {
 
 
 async def follow(runner: Runner, request: RunRequest) -> list[RunEvent]:
-    """All events of a run, up to its end."""
+    """Return all events of a run."""
     with anyio.fail_after(LIMIT_S):  # a run that never ends must fail its test, not hold up all the others
         async with aclosing(runner.run(request)) as events:
             return [event async for event in events]
@@ -224,7 +224,7 @@ async def follow(runner: Runner, request: RunRequest) -> list[RunEvent]:
 
 @asynccontextmanager
 async def opened(runner: Runner) -> AsyncGenerator[Runner, None]:
-    """The runner, closed after the test."""
+    """Yield the runner and close it after the test."""
     try:
         yield runner
     finally:
@@ -232,7 +232,7 @@ async def opened(runner: Runner) -> AsyncGenerator[Runner, None]:
 
 
 def the_end(events: list[RunEvent]) -> Ended:
-    """The last one."""
+    """Return the last event of a run."""
     ended = events[-1]
     assert isinstance(ended, Ended)
     return ended

@@ -9,7 +9,7 @@ __all__ = ("Scrape", "scrape")
 
 
 class Scrape:
-    """Every sample of one answer."""
+    """All samples of one answer."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -24,16 +24,16 @@ class Scrape:
             yield name, dict(labels), value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of the one series with exactly these labels; None where there is none."""
+        """Return the value of the series with exactly these labels, or None."""
         return self._samples.get((name, frozenset(labels.items())))
 
     def total(self, name: str, **labels: str) -> float:
-        """Of all series with these labels, whatever others they have."""
+        """Return the sum of all series that have these labels, among others."""
         return sum(value for found, has, value in self if found == name and labels.items() <= has.items())
 
 
 async def scrape(http: httpx.AsyncClient, *, token: str = "") -> Scrape:
-    """Ask for it, and want it."""
+    """Read /metrics, which must answer 200."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = await http.get("/metrics", headers=headers)
     assert answer.status_code == 200, answer.text

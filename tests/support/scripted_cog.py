@@ -1,6 +1,6 @@
-"""A server that says, byte for byte, what a test wants said: for what a real Cog server cannot be made to show.
+"""A server that answers byte for byte as a test says, for what a real Cog server cannot be made to show.
 
-Never behaves like Cog where a test did not ask for it: without a script a prediction is answered 409.
+Without a script it answers 409 to a prediction.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ HEALTHY: Final = {"status": "READY", "setup": {"started_at": "then"}, "version":
 
 
 class Exchange:
-    """One request, and the connection to answer on."""
+    """One request, and the connection for its answer."""
 
     def __init__(
         self, writer: asyncio.StreamWriter, *, method: str, path: str, headers: dict[str, str], body: bytes
@@ -30,19 +30,19 @@ class Exchange:
         self._writer = writer
 
     async def write(self, data: bytes) -> None:
-        """Send these bytes, as they are."""
+        """Send these bytes unchanged."""
         self._writer.write(data)
         await self._writer.drain()
 
 
 class Script(Struct, frozen=True):
-    """What to do with one request. The connection is closed after it."""
+    """The answer to one request. The connection is closed after it."""
 
     act: Callable[[Exchange], Awaitable[None]]
 
 
 def answer(status: int, body: bytes | dict[str, Any], **headers: str) -> Script:
-    """An ordinary answer. Underscores in the names of headers are dashes."""
+    """Return a script of an ordinary answer. Underscores in header names become dashes."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     head = "\r\n".join(
@@ -61,7 +61,7 @@ def frame(event: str, data: dict[str, Any] | bytes) -> bytes:
 
 
 def stream(*chunks: bytes, whole: bool = True, then: Callable[[Exchange], Awaitable[None]] | None = None) -> Script:
-    """An event stream of these chunks. Not `whole`: the connection closes in the middle of it."""
+    """Return a script of an event stream of these chunks. Unless `whole`, the connection closes in its middle."""
 
     async def act(exchange: Exchange) -> None:
         await exchange.write(
@@ -79,7 +79,7 @@ def stream(*chunks: bytes, whole: bool = True, then: Callable[[Exchange], Awaita
 
 
 class ScriptedCog:
-    """Scripts by path, each used once, in order; the last one stays. `exchanges` is everything that was asked."""
+    """Scripts by path, each used once, in order; the last one stays. `exchanges` holds every request."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -87,18 +87,18 @@ class ScriptedCog:
         self._scripts: dict[tuple[str, str], list[Script]] = {}
 
     def on(self, method: str, path: str, *scripts: Script) -> None:
-        """Answer such requests so."""
+        """Answer such requests with these scripts."""
         self._scripts[method, path] = list(scripts)
 
     def asked(self, method: str, path: str = "/predictions/") -> list[Exchange]:
-        """The requests so far of this method whose path begins so."""
+        """Return the requests so far with this method whose path begins like this."""
         return [exchange for exchange in self.exchanges if exchange.method == method and exchange.path.startswith(path)]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection's one request."""
         try:
             exchange = await _read(reader, writer)
-        except asyncio.IncompleteReadError:  # who was canceled in the moment of connecting asks for nothing
+        except asyncio.IncompleteReadError:  # a client canceled while it connects sends no request
             writer.close()
             return
         self.exchanges.append(exchange)
@@ -115,7 +115,7 @@ class ScriptedCog:
 
 @asynccontextmanager
 async def scripted_cog(*, streams: bool = True, is_array: bool = True) -> AsyncGenerator[ScriptedCog, None]:
-    """Serve on loopback. It looks like a READY coglet whose model streams, and knows no prediction."""
+    """Serve on loopback. It appears as a READY coglet whose model streams, and knows no prediction."""
     cog = ScriptedCog("")
     server = await asyncio.start_server(cog.serve, "127.0.0.1", 0)
     cog.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,6 +1,6 @@
-"""A runner that does what a test says: for what no real server can be made to show at the right moment.
+"""A runner that does what a test says, for moments that no real server can be made to show.
 
-Never decides anything: its health, its events and its answers are set from outside.
+Its health, its events and its answers are set from outside.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ __all__ = ("ScriptedRunner",)
 
 
 class ScriptedRunner:
-    """`cancels` and `shutdowns` count what was asked. `fault` is raised by the run where its events are used up."""
+    """`cancels` and `shutdowns` count the calls. The run raises `fault` once its events are used up."""
 
     url = "http://scripted"
 
@@ -33,15 +33,14 @@ class ScriptedRunner:
         self.let_go = asyncio.Event()
 
     async def health(self) -> Health:
-        """As the test set it."""
+        """Return what the test set."""
         return self.now
 
     async def openapi_schema(self) -> Raw | None:
-        """None."""
         return None
 
     async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        """The events, one by one; then the fault, or an end, if there was none, as soon as it `goes_on`."""
+        """Yield the events one by one. Then raise the fault, or yield an end if there was none, once it `goes_on`."""
         self.started.set()
         try:
             for event in self.events:
@@ -71,5 +70,4 @@ class ScriptedRunner:
         self.shutdowns += 1
         return self.hears_shutdown
 
-    async def aclose(self) -> None:
-        """Nothing to let go of."""
+    async def aclose(self) -> None: ...

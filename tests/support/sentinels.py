@@ -1,6 +1,6 @@
-"""A master, its replicas and three Sentinels: all real, on loopback, ended with the block.
+"""Run a master, its replicas and three Sentinels on loopback: all are real.
 
-Never promotes anything by itself: which server is the master is for the Sentinels to say.
+The Sentinels alone decide which server is the master.
 """
 
 import subprocess
@@ -54,7 +54,7 @@ class Failover:
 
     @property
     def admin_url(self) -> str:
-        """For what a test does beside the product: it may do everything."""
+        """Return the URL of a user with all rights, for what a test does beside the product."""
         return self._url_of("admin")
 
     def _url_of(self, user: str) -> str:
@@ -62,11 +62,11 @@ class Failover:
         return f"redis+sentinel://{f'{user}:{user}@' if self._guarded else ''}{hosts}/{NAME}"
 
     def master_port(self) -> int:
-        """Of the master, as the first Sentinel has it."""
+        """Return the port of the master, as the first Sentinel knows it."""
         return int(self._state(self._ports[0])["port"])
 
     def is_settled(self) -> bool:
-        """Do all Sentinels know each other and every replica?"""
+        """Return True if all Sentinels know each other and every replica."""
         states = [self._state(port) for port in self._ports]
         replicas = len(self.servers) - 1
         return all(
@@ -86,7 +86,7 @@ class Failover:
 def failover_group(
     *, replicas: int = 2, config: dict[str, str] | None = None, guarded: bool = False, patience_ms: int = 1000
 ) -> Iterator[Failover]:
-    """Started, replicating, and watched by three Sentinels that agree, and take a silence this long for a death."""
+    """Run the group, replicating and watched by three Sentinels that agree and take this silence for a death."""
     options = {"repl-diskless-sync-delay": "0", **(GUARDED if guarded else {}), **(config or {})}
     with ExitStack() as started:
         servers = [
@@ -104,7 +104,7 @@ def failover_group(
 
 
 def is_linked(replica: Redis) -> bool:
-    """Does it follow its master?"""
+    """Return True if the replica follows its master."""
     return str(replica.info("replication").get("master_link_status")) == "up"
 
 

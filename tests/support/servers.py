@@ -1,7 +1,7 @@
-"""Real Redis and Valkey servers for a test: started on a unix socket in a folder of their own, ended by their pid.
+"""Start real Redis and Valkey servers for a test: each on a unix socket in its own folder, ended by its pid.
 
-A guarded one has the users that we ship, so that whatever the product does is done with their rights. Never stands in
-for a server, and never touches one that it did not start.
+A guarded server has the users that we ship, so the product acts with their rights. This module touches no server that
+it did not start.
 """
 
 import hashlib
@@ -69,16 +69,16 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Over the unix socket; `tcp_url` where a test has to stand between client and server."""
+        """Return the URL of the unix socket; `tcp_url` is for a proxy between client and server."""
         return self.url_of("director")
 
     @property
     def admin_url(self) -> str:
-        """For what a test does beside the product: it may do everything."""
+        """Return the URL of a user with all rights, for what a test does beside the product."""
         return self.url_of("admin")
 
     def url_of(self, user: str) -> str:
-        """As this user, where users are told apart. The password of each is its name."""
+        """Return the URL of this user on a guarded server. Each user's password is its name."""
         return f"unix://{user}:{user}@{self.socket}" if self._guarded else f"unix://{self.socket}"
 
     @property
@@ -89,16 +89,15 @@ class RedisServer:
 
     @property
     def cluster_port(self) -> int:
-        """Where the other nodes of a Cluster reach it."""
+        """Return the port for the other nodes of a Cluster."""
         return int(self._config["cluster-port"])
 
     @property
     def is_running(self) -> bool:
-        """Is there a process?"""
         return self._process is not None
 
     def start(self) -> None:
-        """Start it, on the data that is there, and wait until it answers."""
+        """Start it on its present data and wait until it answers."""
         settings = {
             **self._config,
             "port": str(self.port),
@@ -116,19 +115,19 @@ class RedisServer:
         self._wait(self._process)
 
     def kill(self) -> None:
-        """End it without a chance to write anything, as the kernel does when memory is short."""
+        """Kill it before it can write anything, as the kernel does when memory is short."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it; nothing that happens to its data matters any more."""
+        """End it. Its data is no longer needed."""
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        """Let it keep its connections and answer nothing, as a machine that swaps does."""
+        """Stop its process: it keeps its connections and answers nothing, as a machine that swaps does."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on where it was."""
+        """Let its process continue."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -168,7 +167,7 @@ class RedisServer:
 
 
 def wait_until(look: Callable[[], object], what: str, *, limit_s: float = START_LIMIT_S) -> None:
-    """For fixtures that are started outside of a loop; a test awaits `eventually`."""
+    """Wait in fixtures that start outside of a loop. A test awaits `eventually`."""
     give_up = time.monotonic() + limit_s
     while not look():
         if time.monotonic() > give_up:
@@ -184,9 +183,9 @@ def redis_server(
     config: Mapping[str, str] = MappingProxyType({}),
     guarded: bool = False,
 ) -> Iterator[RedisServer]:
-    """A started server, ended with the block. Durable as the shipped configuration is, but for what `config` says.
+    """Run a server until the block ends. It is durable as the shipped configuration is, except for `config`.
 
-    `guarded`: nobody may do more than the users that we ship.
+    `guarded`: its users have only the rights that we ship.
     """
     # not pytest's tmp_path: a socket's path may have 107 characters
     with tempfile.TemporaryDirectory(prefix="dr-") as folder:
@@ -200,7 +199,7 @@ def redis_server(
 
 @contextmanager
 def stepped_server() -> Iterator[tuple[RedisServer, SteppedClock]]:
-    """A Valkey of its own, and its clock, which the test steps. The test is skipped where libfaketime is missing.
+    """Run a Valkey whose clock the test can step. Skips the test without libfaketime.
 
     Debian's redis-server hangs at its start: its jemalloc asks for the time before libfaketime is ready.
     """
@@ -218,7 +217,7 @@ def stepped_server() -> Iterator[tuple[RedisServer, SteppedClock]]:
 
 
 def users_file() -> str:
-    """The users that we ship, as a server reads them; the password of each is its name."""
+    """Return the users that we ship as a server reads them. Each user's password is its name."""
     lines = [line for line in USERS.read_text().splitlines() if not line.startswith("#")]
     filled = "\n".join(lines)
     for user in ("director", "keda", "admin"):
@@ -227,9 +226,9 @@ def users_file() -> str:
 
 
 def binary(kind: Kind) -> str:
-    """The path of a server's program.
+    """Return the path of a server's program.
 
-    Skips the test where no such program is to be had. Fails it where pip should have installed one.
+    Skips the test where the program is missing. Fails it where pip should have installed the program.
     """
     if kind == "redis7":
         found = shutil.which("redis-server")

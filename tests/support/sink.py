@@ -31,9 +31,9 @@ CHUNK: Final = b"x" * 65_536
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What the receiver does with one webhook. `reset` breaks the connection instead of answering.
+    """The receiver's answer to one webhook. `reset` breaks the connection instead of answering.
 
-    `body`: what it says; `body_bytes`: an answer of that size. `stall`: after the status and a first byte, say no more.
+    `body`: its text; `body_bytes`: an answer of that size. `stall`: stop after the status and a first byte.
     """
 
     status: int = 200
@@ -53,7 +53,7 @@ class Received(NamedTuple):
 
 
 class Sink:
-    """The receiver. `answers` are used up one by one; without one left, `answer` counts."""
+    """The receiver. `answers` are used up one by one; then `answer` applies."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -69,12 +69,12 @@ class Sink:
         self._closing = asyncio.Event()
 
     async def arrived(self, count: int) -> None:
-        """Wait until that many webhooks have come in."""
+        """Wait until that many webhooks have arrived."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.received) >= count)
 
     def close(self) -> None:
-        """Let go of whoever is kept waiting."""
+        """Release senders that are kept waiting."""
         self._closing.set()
 
     async def __call__(self, request: Request) -> Response:
@@ -119,25 +119,25 @@ class Sink:
 
 
 class Server(uvicorn.Server):
-    """uvicorn inside a test: it says when it is ready, and the signals stay pytest's."""
+    """uvicorn inside a test: it reports when it is ready, and leaves the signals to pytest."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start, then report it."""
         await super().startup(sockets)
         self.ready.set()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
 class Resettable(H11Protocol):
-    """HTTP whose application may break its own connection."""
+    """An HTTP protocol whose application may reset its own connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Hand the application a way to reset the connection, in the scope of each of its requests."""
@@ -152,7 +152,7 @@ class Resettable(H11Protocol):
 
 @asynccontextmanager
 async def sink(port: int = 0) -> AsyncGenerator[Sink]:
-    """A receiver on a free port of 127.0.0.1, or on that of one that ended, for as long as the block lasts."""
+    """Run a receiver on a free port of 127.0.0.1, or on that of an earlier one, until the block ends."""
     with socket.create_server(("127.0.0.1", port)) as listener:
         receiver = Sink(f"http://127.0.0.1:{listener.getsockname()[1]}/hook")
         app = Starlette(routes=[Route("/{rest:path}", receiver.__call__, methods=["POST"])])

@@ -1,4 +1,4 @@
-"""Several Redis servers behind one API, each with the model acme/echo; the first is the home."""
+"""Run several Redis servers behind one API, each with the model acme/echo. The first is the home."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -30,13 +30,13 @@ class Place(Struct, frozen=True, kw_only=True):
     accounts: Accounts
 
     async def has(self) -> int:
-        """How many are live there."""
+        """Return how many predictions are live there."""
         return (await self.driver.scripts.stats(self.driver.queue)).live
 
 
 @asynccontextmanager
 async def place(server: RedisServer) -> AsyncIterator[Place]:
-    """This server, emptied, with the model."""
+    """Yield this server, emptied, with the model registered."""
     redis = client(server.admin_url)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
@@ -56,12 +56,12 @@ async def place(server: RedisServer) -> AsyncIterator[Place]:
 
 
 def environ(servers: Mapping[str, RedisServer]) -> dict[str, str]:
-    """The variables that have the addresses of all but the first."""
+    """Return the variables with the addresses of all but the first."""
     return {f"REDIS_{name.upper()}": server.url for name, server in list(servers.items())[1:]}
 
 
 def sites_file(folder: Path, names: list[str], *, top: str = "", **rows: Mapping[str, Any]) -> Path:
-    """A file of these sites, numbered from 0. `rows`: what else the table of one says."""
+    """Write a file of these sites, numbered from 0. `rows`: further keys of each table."""
     lines = [top]
     for number, name in enumerate(names):
         lines += ["[[site]]", f'name = "{name}"', f"number = {number}"]

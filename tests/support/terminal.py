@@ -1,4 +1,4 @@
-"""A pseudo terminal that runs a command: its last whole screen, and keys for it."""
+"""Run a command in a pseudo terminal: read its last whole screen and send it keys."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class PlayedTerminal:
-    """`said` is all that the command wrote."""
+    """A terminal. `said` is everything that the command wrote."""
 
     def __init__(self, line: Sequence[str], *, columns: int, lines: int, env: Mapping[str, str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -49,7 +49,7 @@ class PlayedTerminal:
 
     @property
     def is_given_back(self) -> bool:
-        """Is the first screen back, with its cursor and the former settings?"""
+        """Return True if the first screen is back, with its cursor and the former settings."""
         return self.said.rstrip().endswith("\x1b[?1049l\x1b[?25h") and termios.tcgetattr(self._theirs) == self.was
 
     def shows(self, text: str) -> bool:

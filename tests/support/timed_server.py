@@ -1,7 +1,7 @@
-"""A model server whose runs take a given time and nothing else, and which notes when each one began and ended.
+"""A model server whose runs take a given time; it records when each one began and ended.
 
-Looks like a READY coglet of a model that does not stream; keeps connections open, as Cog does. Never refuses a run: how
-many there were at once is for the test to judge.
+It appears as a READY coglet of a model that does not stream, and keeps connections open as Cog does. It never refuses
+a run: the test judges how many ran at once.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class TimedServer:
         self._run_s = run_s
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection's requests, one after the other."""
+        """Answer one connection's requests one after the other."""
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -64,7 +64,7 @@ async def timed_server(run_s: float) -> AsyncGenerator[TimedServer]:
 
 
 def at_once(spans: list[Span]) -> int:
-    """Most runs at any instant. One that ends as another begins is not beside it."""
+    """Return the most runs at any instant. A run that ends as another begins does not overlap it."""
     changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     running = most = 0
     for _, change in changes:
@@ -74,6 +74,6 @@ def at_once(spans: list[Span]) -> int:
 
 
 def use_of(spans: list[Span], *, slots: int) -> float:
-    """Share of the slots' time in which something ran, between the first beginning and the last one."""
+    """Return the share of the slots' time with a run, from the first begin to the last one."""
     first, last = min(began for began, _ in spans), max(began for began, _ in spans)
     return sum(min(ended, last) - began for began, ended in spans) / ((last - first) * slots)

@@ -1,6 +1,6 @@
-"""TLS in front of a server that has none, as an ingress is: what official clients take for a file's address is https.
+"""Put TLS in front of a plain server, as an ingress does: official clients accept file addresses with https only.
 
-Never changes a byte of what it passes on.
+It never changes a byte.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ CHUNK: Final = 65_536
 
 @asynccontextmanager
 async def tls_front(shown: ssl.SSLContext, *, target_port: int) -> AsyncGenerator[int]:
-    """On a free port of 127.0.0.1, which it gives, before the server on `target_port`."""
+    """Listen on a free port of 127.0.0.1, before the server on `target_port`, and yield the port."""
     passing: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         passing[task] = writer
-        with suppress(OSError):  # either side has gone, and the other sees it
+        with suppress(OSError):  # one side has closed; the other side notices
             inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", target_port)
             await asyncio.gather(_pass_on(reader, inner_writer), _pass_on(inner_reader, writer), return_exceptions=True)
         del passing[task]

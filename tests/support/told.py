@@ -1,6 +1,6 @@
-"""What one receiver was told of each prediction, judged as its owner would: by what arrived, in the order it arrived.
+"""Judge the webhooks of one receiver as its owner would: by what arrived, in the order of arrival.
 
-Looks at nothing but requests and the secret: whoever reads this needs to know no more than a receiver does.
+It uses only requests and the secret, which is all that a receiver has.
 """
 
 import json
@@ -19,7 +19,7 @@ TERMINAL = ("succeeded", "failed", "canceled", "aborted")
 
 
 def by_prediction(received: Iterable[Received]) -> dict[str, list[Received]]:
-    """The webhooks of each, in the order in which they came."""
+    """Return the webhooks of each prediction in the order of arrival."""
     told: dict[str, list[Received]] = defaultdict(list)
     for one in received:
         told[json.loads(one.body)["id"]].append(one)
@@ -27,9 +27,10 @@ def by_prediction(received: Iterable[Received]) -> dict[str, list[Received]]:
 
 
 def judge(received: Sequence[Received], ids: Iterable[str], secret: str, *, is_whole: bool = True) -> None:
-    """Every prediction was told of from its start to its end, in order, and all of it was signed.
+    """Check that each prediction sent webhooks from its start to its end, in order, all of them signed.
 
-    Not `is_whole`: at times nobody listened. Progress is sent once, so a start may be missing; an end may not.
+    Unless `is_whole`, the receiver was absent at times. Progress is sent once, so a start may be missing; an end
+    may not.
     """
     told = by_prediction(received)
     assert set(told) == set(ids)

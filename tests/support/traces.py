@@ -1,6 +1,6 @@
-"""Traces for a test: callers who begin them, and all spans that processes made of them, in memory.
+"""Collect the traces of a test in memory: callers' traces and all spans that processes added.
 
-Never judges a trace: `Traces.of` hands out what there is, by name.
+It judges no trace: `Traces.of` returns the spans by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,13 +23,13 @@ CALLER: Final = "00f067aa0ba902b7"
 
 
 class Traces:
-    """What the processes of one test made."""
+    """The spans that the processes of one test made."""
 
     def __init__(self) -> None:
         self._exporter = _Kept()
 
     def tracing(self, process: str, *, accounts: bool = False) -> OtelTracing:
-        """For one process. Its spans are here as soon as they end."""
+        """Return the tracing of one process. Its spans are kept here as soon as they end."""
         provider = TracerProvider(resource=Resource({"service.name": process}), shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         return OtelTracing(provider, accounts=accounts)
@@ -40,7 +40,7 @@ class Traces:
 
     @property
     def by_trace(self) -> dict[str, Trace]:
-        """The spans of each trace by their name, as they ended."""
+        """Return the spans of each trace by name, in the order of their ends."""
         found: dict[str, Trace] = {}
         for span in self.all:
             trace = found.setdefault(format(_context(span).trace_id, "032x"), {})
@@ -48,35 +48,35 @@ class Traces:
         return found
 
     def of(self, trace_id: str) -> Trace:
-        """Those of one trace."""
+        """Return the spans of one trace."""
         return self.by_trace.get(trace_id, {})
 
 
 class _Kept(InMemorySpanExporter):
-    """Goes on when one of the processes ends: the others are still there."""
+    """An exporter that outlives each process: the other processes continue to use it."""
 
     def shutdown(self) -> None:
-        """Not before the test ends."""
+        """Do nothing before the test ends."""
 
 
 def new_traces() -> Iterator[str]:
-    """Ids of traces, each another one."""
+    """Return new trace ids."""
     return (format(number, "032x") for number in count(0xA0))
 
 
 def traceparent_of(span: ReadableSpan) -> str:
-    """What whoever is asked within it is given."""
+    """Return the traceparent of calls that are made within the span."""
     context = _context(span)
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def parent_of(span: ReadableSpan) -> str:
-    """The id of the span that it lies in, '' where it is the first of a trace."""
+    """Return the id of the parent span, or '' for the first span of a trace."""
     return "" if span.parent is None else format(span.parent.span_id, "016x")
 
 
 def facts(span: ReadableSpan) -> Mapping[str, Any]:
-    """What it tells, by names without our prefix."""
+    """Return the attributes of a span without our prefix."""
     return {name.removeprefix("director."): fact for name, fact in (span.attributes or {}).items()}
 
 

@@ -1,6 +1,6 @@
-"""Large forms, and how much a process grows while it takes one in or gives one out.
+"""Make large forms, and measure how much a process grows while it receives or sends one.
 
-Never holds such a form itself.
+It never holds such a form itself.
 """
 
 import os
@@ -18,14 +18,14 @@ MIB: Final = 1 << 20
 
 
 class Growth(Struct, frozen=True):
-    """By how many bytes a process grew at most, beyond what it had before, while a file went up and down."""
+    """The most bytes by which a process grew while a file went up and down."""
 
     up: int
     down: int
 
 
 async def endless_form(size: int) -> AsyncIterator[bytes]:
-    """A form of boundary `b` with a file of `size` bytes, a whole number of MiB."""
+    """Yield a form of boundary `b` with a file of `size` bytes, a whole number of MiB."""
     yield b'--b\r\ncontent-disposition: form-data; name="content"; filename="big.bin"\r\n\r\n'
     block = os.urandom(MIB)
     for _ in range(size // MIB):
@@ -34,8 +34,8 @@ async def endless_form(size: int) -> AsyncIterator[bytes]:
 
 
 async def growth_of(pid: int, call: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-    """What the call returns, and how far the process's peak was above what it had before, by the kernel's books."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+    """Return the call's result and how far the process's peak exceeded its former size, by the kernel's figures."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # restart the peak
     before = _kilobytes(pid, "VmRSS")
     result = await call()
     return result, (_kilobytes(pid, "VmHWM") - before) * 1024
