@@ -62,7 +62,7 @@ class RedisCluster:
             pass
 
     def move_at_once(self, key: str) -> None:
-        """Begin to move a slot: Valkey 9 moves it in the background, and its new master owns it once it has everything."""
+        """Begin to move a slot. Valkey 9 moves it in the background; its new master owns it at the end."""
         slot, here = key_slot(key.encode()), self.serving(key)
         there = _ask(self._next(here), "CLUSTER", "MYID")
         _ask(here, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", there)
