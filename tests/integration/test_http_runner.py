@@ -42,7 +42,7 @@ async def test_secret_header_is_sent_with_every_request(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("status", [401, 403, 407])
-async def test_rejected_secret_is_no_end_and_is_not_repeated_back(kind: str, status: int) -> None:
+async def test_rejected_secret_refuses_the_run_and_is_never_shown(kind: str, status: int) -> None:
     said = answer(status, {"error": {"message": "Incorrect API key: s3cret"}, "problem": "not s3cret"})
     async with scripted_cog() as scripted, opened(runner_of(kind, scripted, headers=SECRET)) as runner:
         for path in ("/predict", "/predict_all", "/jobs", "/v1/chat/completions"):
@@ -76,7 +76,7 @@ async def test_file_answer_is_the_output(content_type: str, output: bytes) -> No
 
 
 @pytest.mark.parametrize("none", [None, False, 0, "", {}, []], ids=json.dumps)
-async def test_invalid_error_is_no_failure(none: object) -> None:
+async def test_empty_error_field_is_no_failure(none: object) -> None:
     async with scripted_cog() as scripted, opened(runner_of("http", scripted)) as runner:
         scripted.on("POST", "/predict", answer(200, {"result": {"items": [1]}, "problem": none}))
         ended = the_end(await follow(runner, REQUEST))

@@ -1,4 +1,4 @@
-"""An API on the test's server, with one account that may do everything and one model that takes anything."""
+"""Serve the API on the test's server, with one account with every right and one model that accepts any input."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,21 +37,21 @@ def settings(server: RedisServer) -> ApiSettings:
 
 @pytest.fixture
 async def api(settings: ApiSettings, token: str, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    """A client with the account's token. `acme/echo` has an open schema."""
+    """Yield a client with the account's token. `acme/echo` has an open schema."""
     async with api_client(settings, token=token) as client:
         yield client
 
 
 @pytest.fixture
 async def hello(catalog: Catalog) -> QueueName:
-    """`example/hello`, with the schema that Cog made for it."""
+    """Register `example/hello` with the schema that Cog generated for it."""
     schema = Raw(HELLO_SCHEMA.read_bytes())
     return await catalog.register("example/hello", HELLO_VERSION, schema=schema, server="0.23.1", policy=Policy())
 
 
 @pytest.fixture
 async def thumbnail(catalog: Catalog) -> QueueName:
-    """`example/thumbnail`, which takes a file and gives one, all at once."""
+    """Register `example/thumbnail`, which takes a file and returns one in a single answer."""
     schema = Raw(THUMBNAIL_SCHEMA.read_bytes())
     return await catalog.register(
         "example/thumbnail", THUMBNAIL_VERSION, schema=schema, server="0.23.1", policy=Policy()

@@ -1,4 +1,4 @@
-"""Operators make accounts and tokens over HTTP: what they see, what they never see again, and who may."""
+"""Test how operators manage accounts and tokens over HTTP: what they see, what is shown once, and who may do it."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ ADMIN = "operators"
 
 @pytest.fixture
 async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    """An operator, who asks an API that keeps nothing in its cache."""
+    """Yield an operator's client of an API without a cache."""
     token = await Accounts(redis).create_token(ADMIN, scopes=("admin",), label="on call")
     async with api_client(replace(settings, cache_s=0), token=token) as client:
         yield client
@@ -38,7 +38,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 async def made(admin: httpx.AsyncClient, name: str = "umbrella", **token: Any) -> str:
-    """A token of a new account."""
+    """Create a token of a new account."""
     await admin.post("/v1/admin/accounts", json={"name": name})
     answer = await admin.post(f"/v1/admin/accounts/{name}/tokens", json=token)
     assert answer.status_code == 201, answer.text

@@ -1,4 +1,4 @@
-"""Operators read what operators changed, over HTTP, a page at a time."""
+"""Test that operators read the log of operator changes over HTTP, one page at a time."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Operators watch the service live: one reader for all of them, and nothing is kept for whoever is slow."""
+"""Test the live feed for operators: all watchers share one reader, and nothing is buffered for a slow watcher."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -45,7 +45,7 @@ async def admin(settings: ApiSettings, token: str) -> AsyncIterator[httpx.AsyncC
 
 
 class CountedQueues(Queues):
-    """How often somebody looked; `is_away` as long as nobody can."""
+    """Counts the looks at the queues. While `is_away` is true, each look fails."""
 
     looks = 0
     is_away = False

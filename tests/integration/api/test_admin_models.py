@@ -1,4 +1,4 @@
-"""Operators say how a model is run over HTTP: whole, numbered, and only what a director can go by."""
+"""Test that operators configure how a model is run over HTTP: whole, with a revision, and only with usable values."""
 
 import logging
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Operators see every queue and what is in it: its numbers, its streams, its accounts, what is live there."""
+"""Test that operators see every queue over HTTP: its numbers, its streams, its accounts and its live predictions."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -97,7 +97,7 @@ async def test_queues_are_paged_by_name_and_can_be_searched(
 async def test_queue_shows_positions_of_waiting_predictions_in_its_lanes(
     admin: httpx.AsyncClient, driver: QueueDriver
 ) -> None:
-    await driver.have_slots(9)  # else it would wait for its account's turn, and in no stream
+    await driver.have_slots(9)  # otherwise it would wait for its account's turn and be in no stream
     for number in (3, 3, 5):
         await driver.submit(streams=[number])
     await driver.claim_one()
@@ -198,7 +198,7 @@ async def test_id_without_a_record_is_skipped(admin: httpx.AsyncClient, driver: 
     await driver.redis.delete(keys.record(lost))
     [rows] = await pages(admin, f"{ONE}/predictions")
     assert [each["id"] for each in rows] == [kept]
-    await driver.redis.flushall()  # what is left of the lost one has no lifetime: a keeper would have seen to it
+    await driver.redis.flushall()  # the remains of the lost record have no lifetime, which a keeper would have set
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ async def act(admin: httpx.AsyncClient, name: str, body: Any = None, *, status: 
 
 
 async def changes(admin: httpx.AsyncClient) -> list[tuple[str, str, Any]]:
-    """All that was noted of the queue: what, by whom, with which facts."""
+    """Return every recorded change of the queue: its kind, its operator and its facts."""
     noted = (await read(admin, "/v1/admin/audit"))["changes"]
     return [(each["kind"], each["by"].partition("/")[0], each["detail"]) for each in noted if each["queue"]]
 

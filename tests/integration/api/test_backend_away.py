@@ -1,4 +1,4 @@
-"""Redis away is a 503 that says when to come back; nothing accepted is lost, and nobody has to restart the API."""
+"""Test an outage of Redis: the API answers 503 with Retry-After, loses nothing accepted and needs no restart."""
 
 import asyncio
 import gc
@@ -33,14 +33,14 @@ BODY = {"version": VERSION, "input": {}}
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """One of its own: it is killed here."""
+    """Start a separate server, which the tests kill."""
     with redis_server() as started:
         yield started
 
 
 @pytest.fixture
 async def token(server: RedisServer) -> AsyncIterator[str]:
-    """Of an account, on a server that knows a model too."""
+    """Return the token of an account on a server that also knows a model."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     catalog = Catalog(redis, Scripts(gatherer), SystemClock())
@@ -75,7 +75,7 @@ async def test_every_route_answers_503_with_retry_after_and_recovers(
         assert away.json()["reasons"]
 
         server.start()
-        # at the first request: nobody has to try twice
+        # at the first request: no caller has to try twice
         assert (await api.get(f"/v1/predictions/{made['id']}")).json() == made
         assert (await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=1"})).status_code == 202
         assert (await api.get("/readyz")).status_code == 200
@@ -94,8 +94,8 @@ async def test_write_that_failed_as_a_whole_is_reported_once(
             assert_away(await api.post("/v1/predictions", json=BODY))
             await anyio.wait_all_tasks_blocked()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)  # of connections that broke
-                gc.collect()  # here it is found what nobody asked for
+                warnings.simplefilter("ignore", ResourceWarning)  # the futures of broken connections
+                gc.collect()  # collect the errors that no code retrieved
         finally:
             loop.set_exception_handler(None)
     assert faults == []

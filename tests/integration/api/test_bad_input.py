@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request has one clear answer, an object of problem+json, and nothing is queued."""
+"""Test that each kind of invalid request gets one clear problem+json answer and queues nothing."""
 
 from collections.abc import AsyncIterator
 
@@ -211,7 +211,7 @@ async def test_invalid_host_is_400(api: httpx.AsyncClient, host: str) -> None:
     assert (document["status"], document["code"]) == (400, "invalid_header")
 
 
-# ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── authorization ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("path", ["/v1/predictions", "/v1/account", f"/v1/models/{MODEL}"])
@@ -265,7 +265,7 @@ async def test_prediction_of_another_account_is_404(
     assert problem(await api.get(f"/v1/predictions/{made['id']}")) == NOT_FOUND
     assert problem(await api.post(f"/v1/predictions/{made['id']}/cancel")) == NOT_FOUND
     assert (await api.get("/v1/predictions")).json()["results"] == []
-    await director.finish(await director.claim())  # it was not canceled
+    await director.finish(await director.claim())  # the other account's request did not cancel it
 
 
 # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""A batch is many predictions in one request: each is taken or refused by itself, and all of them only once."""
+"""Test batches: one request creates many predictions; each is accepted or refused by itself, once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,11 +52,11 @@ async def test_invalid_entry_does_not_affect_the_others(api: httpx.AsyncClient) 
 
 
 async def test_batch_of_a_hundred_is_one_write_to_redis(api: httpx.AsyncClient, redis: Redis) -> None:
-    await send(api, [one()])  # who asks, and the version, are known now
+    await send(api, [one()])  # the caller and the version are cached now
     before = (await redis.info("stats"))["total_reads_processed"]
     await send(api, [one() for _ in range(100)])
     after = (await redis.info("stats"))["total_reads_processed"]
-    # a hundred calls with two scripts each may come in several pieces of 64 KB; the info itself is one
+    # a hundred calls with two scripts each may arrive in several pieces of 64 KB; the info itself is one
     assert after - before <= 12
 
 

@@ -1,6 +1,6 @@
-"""The API keeps its own contract, whatever is sent: no answer that the document does not have, and no fault of ours.
+"""Test that every answer of the API follows its OpenAPI document and that no request causes an internal error.
 
-What is sent is made from the document by schemathesis: what it allows, and what it does not.
+Schemathesis generates the requests from the document: valid ones and invalid ones.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ from tests.support.contract import Scene, scene
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 SCHEMA = schemathesis.openapi.from_dict(msgspec.json.decode(encoded("http://director.test", ROUTES)))
-# what takes something away comes last, so that it is there for the others
+# deletions come last, so that the resources exist for the other requests
 OPERATIONS = {
     f"{one.method.upper()} {one.path}": one
     for one in sorted((each.ok() for each in SCHEMA.get_all_operations()), key=lambda one: one.method == "delete")
@@ -43,10 +43,10 @@ CHECKS = [
 ]
 FEW, MANY = 6, 200
 LONGEST_S = 20.0
-ENDLESS = {"GET /admin/live": {"snapshots": 1}}  # what has no end without, and takes seconds for each
+ENDLESS = {"GET /admin/live": {"snapshots": 1}}  # without this the request never ends, or takes seconds each time
 ALLOWED = {str(count) for count in range(1, MOST_SNAPSHOTS + 1)}
 
-# What a body must name to be more than refused
+# The fields that a body needs in order to get past validation
 RUN = {"version": MODEL}
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "POST /predictions": RUN,
@@ -71,7 +71,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def cases_of(name: str, service: Scene) -> st.SearchStrategy[Case]:
-    """What the contract allows, what it does not, and what leads to something that is there."""
+    """Generate valid requests, invalid requests, and requests for resources that exist."""
     operation = OPERATIONS[name]
     path = operation.path.strip("/")
     kinds = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]

@@ -1,4 +1,4 @@
-"""Create, get and cancel: what a caller sends comes back untouched, and what it sees is true."""
+"""Test create, get and cancel: the caller's input comes back unchanged, and the shown state is true."""
 
 import asyncio
 import json
@@ -290,7 +290,7 @@ async def test_cancel_does_not_change_an_ended_prediction(api: httpx.AsyncClient
     assert (answer.status_code, answer.json()["status"], answer.json()["output"]) == (200, "succeeded", 1)
 
 
-# ── who knows us, and under which address ────────────────────────────────────────────────────────────────────────
+# ── account, and the public address ──────────────────────────────────────────────────────────────────────────────
 
 
 async def test_answers_use_the_public_url(settings: ApiSettings, token: str, queue: QueueName) -> None:
@@ -387,7 +387,7 @@ async def test_versions_are_paged_and_only_one_page_of_schemas_is_read(
         await catalog.register("acme/many", name, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await redis.config_resetstat()
     first = (await api.get("/v1/models/acme/many/versions")).json()
-    assert int((await redis.info("commandstats"))["cmdstat_hgetall"]["calls"]) <= 101  # one is the token's
+    assert int((await redis.info("commandstats"))["cmdstat_hgetall"]["calls"]) <= 101  # one call is for the token
     second = (await api.get(first["next"])).json()
     assert [version["id"] for version in first["results"] + second["results"]] == ids[::-1]
     assert (len(first["results"]), second["next"]) == (100, None)

@@ -1,4 +1,4 @@
-"""What has ended can be deleted: nothing of it is left, not even its files."""
+"""Test that an ended prediction can be deleted, and that its deletion leaves nothing, not even its files."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Deployments over HTTP: an account's names for versions, by releases, and what is created by them."""
+"""Test deployments over HTTP: an account's names for versions, their releases, and the predictions created by them."""
 
 import asyncio
 from typing import Any
@@ -44,7 +44,7 @@ async def chat(api: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.fixture
 async def later(catalog: Catalog) -> str:
-    """Another version of the same model."""
+    """Register another version of the same model."""
     await catalog.register(MODEL, LATER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     return LATER_VERSION
 
@@ -85,7 +85,7 @@ async def test_prediction_runs_the_version_of_the_release_at_its_creation(
     await api.patch(CHAT, json={"version": later})
     second = await api.post(f"{CHAT}/predictions", json={"input": {}})
     assert second.json()["version"] == later
-    claim = await director.claim()  # of the first version's own queue
+    claim = await director.claim()  # in the first version's queue
     await director.finish(claim, output=b'"done"')
     ended = (await api.get(f"/v1/predictions/{first.json()['id']}")).json()
     assert (ended["deployment"], ended["output"]) == (f"{ACCOUNT}/chat", "done")
@@ -285,7 +285,7 @@ async def test_deployment_of_a_just_deleted_version_is_refused(
 ) -> None:
     async with api_client(settings, token=token) as api:
         for version in (VERSION, later):
-            await api.get(f"/v1/models/{MODEL}/versions/{version}")  # known here for seconds more
+            await api.get(f"/v1/models/{MODEL}/versions/{version}")  # the API caches the version for some seconds more
         assert (await api.post("/v1/deployments", json=WANTED)).status_code == 200
         assert await Removal(redis, scripts, catalog).remove(MODEL, later) == "done"
         assert (await api.post("/v1/deployments", json=WANTED | {"name": "b", "version": later})).status_code == 422

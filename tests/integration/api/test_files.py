@@ -1,4 +1,4 @@
-"""Files that callers upload: both official shapes of the form, whose they are, how long they live, what is refused."""
+"""Test the upload of files: both official form shapes, access, lifetimes and refusals."""
 
 import asyncio
 import base64
@@ -61,7 +61,7 @@ def store(folder: Path, redis: Redis) -> LocalFiles:
 
 @pytest.fixture
 async def stranger(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
-    """Another account."""
+    """Yield a client of another account."""
     async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
         yield client
 
@@ -78,7 +78,7 @@ async def upload(api: httpx.AsyncClient, data: bytes = DATA, name: str = "cat.pn
 
 
 async def address_of(redis: Redis, file: dict[str, Any], *, owner: str = ACCOUNT, seconds: int = 60) -> str:
-    """Where a model server fetches it."""
+    """Return the address from which a model server fetches the file."""
     expires_s = SystemClock().now_ms() // 1000 + seconds
     return await Links(redis, SystemClock()).download(
         owner, file["id"], name=file["name"], base="http://director.test", expires_s=expires_s
@@ -143,7 +143,7 @@ async def test_invalid_content_type_becomes_octet_stream(api: httpx.AsyncClient)
     assert (await upload(api, type="text/html\r\nX-Evil: 1"))["content_type"] == "application/octet-stream"
 
 
-# ---- whose it is ----
+# ---- access ----
 
 
 async def test_another_account_does_not_find_the_file(api: httpx.AsyncClient, stranger: httpx.AsyncClient) -> None:
@@ -187,7 +187,7 @@ async def test_long_list_has_pages_in_both_directions(api: httpx.AsyncClient) ->
     first = (await api.get("/v1/files")).json()
     second = (await api.get(first["next"])).json()
     back = (await api.get(second["previous"])).json()
-    # ids of one millisecond sort as they happen to
+    # ids of the same millisecond have no defined order
     assert sorted(file["id"] for page in (first, second) for file in page["results"]) == sorted(ids)
     assert [len(page["results"]) for page in (first, second)] == [100, 3]
     assert (first["previous"], second["next"]) == (None, None)
@@ -265,7 +265,7 @@ async def test_changed_or_expired_address_is_refused(api: httpx.AsyncClient, red
     assert (await api.get(url)).status_code == 200
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 async def test_no_files_without_a_store(server: RedisServer, token: str) -> None:
@@ -429,7 +429,7 @@ async def test_time_of_the_store_does_not_count_against_the_caller(
 
 
 async def test_unwritable_store_is_a_503(api: httpx.AsyncClient, folder: Path) -> None:
-    folder.touch()  # a real failure, also for root
+    folder.touch()  # a real failure, which root gets too
     answer = await api.post("/v1/files", files={"content": b"x"})
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "unavailable", "5")
 
@@ -444,7 +444,7 @@ async def test_unreachable_bucket_is_a_503(server: RedisServer, token: str, monk
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
 
 
-# ---- as long as it lives ----
+# ---- lifetimes ----
 
 
 async def test_sweep_removes_only_expired_and_abandoned_files(
@@ -457,8 +457,8 @@ async def test_sweep_removes_only_expired_and_abandoned_files(
     half = folder / "uploads" / ACCOUNT / cut_off[-2:] / f"{cut_off}.part~"
     half.parent.mkdir(exist_ok=True)
     half.write_bytes(b"image/png\nhalf of")
-    await redis.delete(keys.file(ACCOUNT, expired["id"]))  # as its lifetime does
-    assert await tidier.run_once() == Tidied(seen=3)  # another upload might be about to make it known
+    await redis.delete(keys.file(ACCOUNT, expired["id"]))  # as its lifetime would
+    assert await tidier.run_once() == Tidied(seen=3)  # another upload may be about to register it
     clock.pass_time(3601)
     assert await tidier.run_once() == Tidied(seen=3, removed=2)
     assert [path.stem for path in kept(folder)] == [living["id"]]
@@ -476,7 +476,7 @@ async def test_files_stay_listed_after_the_lifetime_was_lowered(redis: Redis) ->
     for each in (older, gone, newest):
         await files.add(each)
     assert await files.ids(ACCOUNT, count=9) == [newest.id, gone.id, older.id]
-    await redis.delete(keys.file(ACCOUNT, gone.id))  # as its lifetime does
+    await redis.delete(keys.file(ACCOUNT, gone.id))  # as its lifetime would
     await files.add(newest)
     assert await files.ids(ACCOUNT, count=9) == [newest.id, older.id]
     assert await redis.pttl(keys.files(ACCOUNT)) > 3600_000
@@ -498,7 +498,7 @@ def a_file(*, created: int, life_s: int) -> CallerFile:
     )
 
 
-# ---- in a process ----
+# ---- memory of a process ----
 
 
 async def test_canceled_upload_leaves_nothing(server: RedisServer, redis: Redis, token: str, folder: Path) -> None:
@@ -534,7 +534,7 @@ async def grown_by(server: RedisServer, redis: Redis, token: str, folder: Path, 
         live_api(server.url, env={"DIRECTOR_FILES_DIR": str(folder)}) as live,
         httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=120) as client,
     ):
-        # what it takes to have done it once is not what one takes
+        # the first upload also pays for imports and caches, so it does not count
         warm = await client.post(f"{live.url}/v1/files", files={"content": os.urandom(MIB)})
         assert warm.status_code == 201
 
@@ -561,12 +561,12 @@ async def grown_by(server: RedisServer, redis: Redis, token: str, folder: Path, 
         return Growth(up=grew_up, down=grew_down)
 
 
-# ---- as many as an account may keep ----
+# ---- storage limit of an account ----
 
 
 @pytest.fixture
 def limited(redis: Redis, api: httpx.AsyncClient) -> Callable[[int | None], Awaitable[httpx.AsyncClient]]:
-    """A caller whose account may keep so many bytes, known to the API at once."""
+    """Yield a client whose account has this storage limit. The API caches no older limit."""
 
     async def limit(most: int | None) -> httpx.AsyncClient:
         written = "none" if most is None else str(most)

@@ -1,4 +1,4 @@
-"""A connection cannot make the API keep, or parse for long, what is no body: over 64 KB it is told so and closed."""
+"""Test that request heads are bounded: beyond 64 KB the API answers with an error and closes the connection."""
 
 import json
 import socket
@@ -29,10 +29,10 @@ async def live(server: RedisServer, queue: QueueName) -> AsyncIterator[LiveApi]:
 
 
 def exchange(url: str, request: bytes) -> bytes:
-    """Send it and read until the other side has closed; a connection that stays open for 20 s is an error."""
+    """Send the bytes and read until the other side closes. A connection that stays open for 20 s is an error."""
     address, answer = urlsplit(url), b""
     with (
-        suppress(ConnectionError),  # it may close before it has read all
+        suppress(ConnectionError),  # the API may close before it has read everything
         socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection,
     ):
         connection.sendall(request)
@@ -42,7 +42,7 @@ def exchange(url: str, request: bytes) -> bytes:
 
 
 def create(token: str, framing: bytes) -> bytes:
-    """The head of a request that creates a prediction, and ends its connection."""
+    """Return the head of a request that creates a prediction and closes its connection."""
     address = f"POST /v1/models/{MODEL}/predictions HTTP/1.1\r\nHost: director.test\r\nConnection: close\r\n"
     return address.encode() + b"Authorization: Bearer %b\r\n%b\r\n" % (token.encode(), framing)
 
@@ -77,7 +77,7 @@ async def test_endless_head_is_refused_and_its_connection_closed(live: LiveApi, 
     ],
 )
 async def test_framing_of_a_body_is_bounded(live: LiveApi, token: str, rest: bytes) -> None:
-    """Its request is under way, and has no answer but the end of the connection."""
+    """The request is already running, so the only answer is the end of the connection."""
     request = create(token, b"Transfer-Encoding: chunked\r\n") + rest
     assert await to_thread.run_sync(exchange, live.url, request) == b""
 
@@ -91,7 +91,7 @@ async def test_large_headers_below_the_limit_are_accepted(live: LiveApi) -> None
     ("framing", "body"),
     [
         (b"Content-Length: %d\r\n" % (len(BODY) + 200_000), BODY + b" " * 200_000),
-        # frames of twelve times the limit
+        # the frames have twelve times the limit
         (b"Transfer-Encoding: chunked\r\n", chunked(BODY + b" " * 100_000, 1) + b"0\r\n\r\n"),
     ],
     ids=["at once", "byte by byte"],
@@ -108,7 +108,7 @@ async def test_each_request_of_a_connection_has_its_own_head(live: LiveApi) -> N
 
 
 def pieces(url: str, request: bytes) -> list[bytes]:
-    """What each read brings, until the other side has closed."""
+    """Return what each read returned until the other side closed."""
     address = urlsplit(url)
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection:
         connection.sendall(request)

@@ -1,6 +1,6 @@
-"""No route shows an account anything of another's, or changes it: each of the table is tried with the wrong token.
+"""Test that no route shows or changes anything of another account: each route is called with the wrong token.
 
-A route that comes to the table has to be tried here, or has to stand among those that have nothing of an account.
+Each new route must be tested here or be listed as a route without account data.
 """
 
 import json
@@ -34,10 +34,10 @@ Route = tuple[str, str]
 
 
 class Try(Struct, frozen=True, kw_only=True):
-    """A request that has something of amber's in it, as $name, and what anybody else is answered.
+    """Describe a request that contains something of amber's, as $name, and the answer that any other caller gets.
 
-    `owner`: what amber is answered, where that is not a success. `makes`: it makes something of the caller's own.
-    `right`: the address that opens what this one does not, where no token is asked for.
+    `owner`: amber's answer, where it is not a success. `makes`: the request creates something for its caller.
+    `right`: the address that opens what this one does not, where no token is needed.
     """
 
     answer: int
@@ -51,7 +51,7 @@ class Try(Struct, frozen=True, kw_only=True):
 
 
 def each(names: str, **options: Any) -> list[Try]:
-    """The same of several things."""
+    """Return the same request for each of several things."""
     return [Try(answer=404, at={"id": f"${name}"}, **options) for name in names.split()]
 
 
@@ -67,7 +67,7 @@ CHANGES_OF_A_QUEUE: Final[dict[str, dict[str, Any]]] = {
     "drain": {},
     "resize": {"body": {"streams": 4}},
     "bound": {"body": {"mode": "reject"}},
-    "migrate": {"body": {"to": "$hidden"}, "owner": 422},  # that is the same queue twice
+    "migrate": {"body": {"to": "$hidden"}, "owner": 422},  # both names are the same queue
 }
 OF_HIDDEN: Final = ("$hidden", "$hidden_version", "$hidden:$hidden_version")
 AMBER: Final = {"name": OWNER}
@@ -81,7 +81,7 @@ FOR_OPERATORS: Final = [Try(answer=403)]
 
 
 def again(path: str, *, answer: int = 201, **at: str) -> Try:
-    """What amber sent, word for word, with the same idempotency key."""
+    """Repeat amber's request word for word, with the same idempotency key."""
     return Try(answer=answer, at=at, body=REPEATED[path], headers={"idempotency-key": path}, makes=True)
 
 
@@ -224,7 +224,7 @@ ASKED_FOR_A_TOKEN: Final = [
 
 
 class Door:
-    """Sends what is tried, as whoever has the token."""
+    """Sends the requests with the token of any caller."""
 
     def __init__(self, api: httpx.AsyncClient, redis: Redis, possessions: Possessions) -> None:
         self.api = api
@@ -245,7 +245,7 @@ class Door:
         return await dump(self.redis)
 
     def is_amber(self, key: str) -> bool:
-        """Does a key have amber or something of amber's in its name?"""
+        """Return whether a key has amber, or something of amber's, in its name."""
         return any(name in key for name in (OWNER, *self.possessions.secrets))
 
 
@@ -256,7 +256,7 @@ def settings(server: RedisServer, tmp_path: Path) -> ApiSettings:
 
 @pytest.fixture
 async def tokens(redis: Redis) -> dict[str, str]:
-    """What each may be asked with."""
+    """Return the tokens for each kind of caller."""
     accounts = Accounts(redis)
     whose = {
         "owner": (OWNER, ("read", "run")),
@@ -309,7 +309,9 @@ async def test_head_requests_reveal_nothing_either(door: Door, tokens: dict[str,
 
 
 async def test_owner_succeeds_with_each_of_these_requests(door: Door, tokens: dict[str, str]) -> None:
-    """Else what a stranger is refused might not be there at all. Deletions come last, and operators after them."""
+    """Otherwise a stranger might be refused something that does not exist. Deletions come last, and operators after
+    them.
+    """
     faults = []
 
     def turn(route: Route) -> tuple[bool, bool]:

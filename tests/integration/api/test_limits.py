@@ -1,4 +1,4 @@
-"""What an account may use: a token for each request at the door, compute for each prediction; what it is told of it."""
+"""Test the limits of an account: a rate for requests, compute for predictions, and the answers about both."""
 
 import hashlib
 import json
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.anyio
 
 Door = Callable[..., Any]
 LIMIT_HEADERS = ("ratelimit-limit", "ratelimit-remaining", "ratelimit-reset")
-WITHOUT_RATE = (None, "599", "1")  # as Replicate's first answers have it
+WITHOUT_RATE = (None, "599", "1")  # as in Replicate's first answers
 GENEROUS = {"rate": "1000", "burst": "1000"}
 
 
 @pytest.fixture
 def door(redis: Redis, settings: ApiSettings, token: str, queue: QueueName) -> Door:
-    """A client of an API that knows these limits of the account."""
+    """Yield clients of an API that knows these limits of the account."""
 
     @asynccontextmanager
     async def enter(*, of_all: dict[str, Any] | None = None, **limits: str) -> AsyncIterator[httpx.AsyncClient]:
@@ -49,7 +49,7 @@ def door(redis: Redis, settings: ApiSettings, token: str, queue: QueueName) -> D
 
 @pytest.fixture
 def cashier(redis: Redis, scripts: Scripts, catalog: Catalog) -> Cashier:
-    """The part of a keeper that puts compute right."""
+    """Return the part of a keeper that settles reserved compute."""
     clock = SystemClock()
     return Cashier(redis, scripts, Registry(redis, catalog, clock, keep_s=0), clock)
 
@@ -63,7 +63,7 @@ def limit_headers(answer: httpx.Response) -> tuple[str | None, ...]:
 
 
 class Commands:
-    """Which scripts the server was asked to run, by the server's own count."""
+    """Counts, by the server's own statistics, the scripts that the server ran."""
 
     def __init__(self, redis: Any) -> None:
         self.redis = redis
@@ -101,7 +101,7 @@ async def test_refused_creates_are_neither_filed_nor_listed(door: Door, scripts:
 async def test_six_retries_at_once_are_one_denied_burst(
     door: Door, redis: Redis, scripts: Scripts, queue: QueueName
 ) -> None:
-    """As a client asks that repeats what was refused without a pause."""
+    """Imitate a client that repeats refused requests without a pause."""
     async with door(rate="0.01", burst="1") as api:
         await create(api)
         refused = [(await create(api)).status_code for _ in range(6)]
@@ -145,7 +145,7 @@ async def test_account_without_a_limit_costs_no_extra_call(door: Door, redis: Re
         await create(api)
         before = await commands.calls()
         made = await create(api)
-        assert await commands.calls() - before == 2  # enlist and enqueue
+        assert await commands.calls() - before == 2  # the calls are enlist and enqueue
     assert limit_headers(made) == WITHOUT_RATE
     assert not await redis.exists(keys.usage(ACCOUNT), keys.taken(ACCOUNT), keys.compute(ACCOUNT))
 
@@ -273,7 +273,7 @@ class TestCompute:
 
     async def test_refused_compute_returns_the_request_token(self, door: Door, redis: Any, queue: QueueName) -> None:
         async with door(compute_s_per_day="10", rate="0.001", burst="2") as api:
-            await api.get(f"/v1/models/{MODEL}/versions/{VERSION}")  # known to the API, and then forgotten by Redis
+            await api.get(f"/v1/models/{MODEL}/versions/{VERSION}")  # cached by the API, and then lost by Redis
             await redis.delete(keys.meta(queue))
             answers = [await create(api) for _ in range(5)]
         assert [answer.status_code for answer in answers] == [422] * 5, "as for any version that nobody registered"
@@ -393,7 +393,7 @@ class TestCostAndAffinity:
         async with door() as api:
             await create(api, {"X-Cost": "2.5", "X-Affinity-Key": "style-7"})
             record = (await director.claim()).record
-        assert (record.cost, record.affinity) == (2.5, "92a10c8979586cb8")  # of its SHA-256
+        assert (record.cost, record.affinity) == (2.5, "92a10c8979586cb8")  # the start of its SHA-256
 
     async def test_defaults_are_cost_one_and_no_affinity(self, door: Door, director: PlayedDirector) -> None:
         async with door() as api:
@@ -421,7 +421,7 @@ class TestCostAndAffinity:
             assert (await create(api, key)).json()["code"] == "idempotency_mismatch"
 
     async def test_requests_without_the_headers_keep_their_fingerprint(self, door: Door, redis: Any) -> None:
-        """A key of yesterday's release holds across the deploy of this one."""
+        """An idempotency key of the former release must hold across the deploy of this one."""
         body = json.dumps({"version": VERSION, "input": {}}).encode()
         async with door() as api:
             await api.post("/v1/predictions", content=body, headers={"Idempotency-Key": "k", "X-Priority": "low"})

@@ -1,4 +1,4 @@
-"""A list shows every prediction of its account once, newest first, however it is walked."""
+"""Test that a list shows each prediction of its account once, newest first, in whichever direction it is paged."""
 
 import asyncio
 from itertools import chain
@@ -26,7 +26,7 @@ OLDEST = lowest_id_at(0)
 
 @pytest.fixture
 async def filed(scripts: Scripts, queue: QueueName) -> list[PredictionId]:
-    """The ids of 250 predictions, newest first, one a second."""
+    """Store 250 predictions, one per second. Return their ids, newest first."""
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + 1000 * number) for number in range(250)]
     await asyncio.gather(*(file(scripts, queue, prediction_id) for prediction_id in ids))
     return ids[::-1]
@@ -47,7 +47,7 @@ async def file(scripts: Scripts, queue: QueueName, prediction_id: PredictionId, 
 
 
 async def walk(api: httpx.AsyncClient, url: str | None, direction: str = "next") -> list[list[str]]:
-    """The ids of each page, following its links to the end."""
+    """Follow the links to the end. Return the ids of each page."""
     pages = []
     while url is not None:
         answer = await api.get(url)
@@ -92,7 +92,7 @@ async def test_predictions_created_meanwhile_do_not_shift_pages(
 
 
 async def test_filters_are_kept_in_every_link(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
-    # the 20th second up to, and without, the 200th
+    # from the 20th second up to, but without, the 200th
     query = "created_after=2025-06-15T15:07:00Z&created_before=2025-06-15T15:10:00%2B00:00"
     pages = await walk(api, f"/v1/predictions?{query}")
     assert [*chain(*pages)] == filed[50:230]
@@ -228,4 +228,4 @@ async def test_ten_thousand_are_listed_while_a_hundred_a_second_are_added(
     assert len(seen) == len(set(seen))
     assert [one for one in seen if one in set(ids)] == ids[::-1]
     assert len(added) > len(pages) // 10
-    await redis.flushall()  # the fixture would look at each of their keys
+    await redis.flushall()  # the fixture would check each of their keys

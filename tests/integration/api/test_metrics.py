@@ -1,4 +1,4 @@
-"""What the API shows to whoever scrapes it: who may, what is counted, and that nothing of a caller is in it."""
+"""Test the API's metrics: who may read them, what they count, and that they contain nothing of a caller."""
 
 from collections.abc import Iterator
 

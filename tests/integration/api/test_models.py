@@ -1,4 +1,4 @@
-"""Models through the API: made, listed, shown, changed, taken away; and what a director adds to them."""
+"""Test models through the API: create, list, show, change and delete, and the fields that a director adds."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -32,7 +32,7 @@ VERSION_A, VERSION_B = "a" * 64, "b" * 64
 
 @pytest.fixture
 async def other(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
-    """Another account."""
+    """Yield a client of another account."""
     async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
         yield client
 
@@ -215,7 +215,7 @@ async def test_paging_misses_no_model_while_others_come_and_go(
     await redis.delete(keys.models("created"), keys.models("latest"))
     made = [f"{'other' if number % 3 else ACCOUNT}/m{number:03}" for number in range(330)]
     for number, name in enumerate(made):
-        clock.pass_time(number % 2)  # two at each moment
+        clock.pass_time(number % 2)  # two models at each time
         await models.make(name, {"visibility": "private" if number % 5 == 0 else "public"})
     seen = [((number + 1) // 2, name) for number, name in enumerate(made) if number % 5 or number % 3 == 0]
     expected = [name for _, name in sorted(seen)]
@@ -223,7 +223,7 @@ async def test_paging_misses_no_model_while_others_come_and_go(
     query = "?sort_by=model_created_at&sort_direction=asc"
     pages = [(await api.get(f"/v1/models{query}")).json()]
     while pages[-1]["next"]:
-        await models.make(f"other/new{len(pages)}", {})  # at the end of this order
+        await models.make(f"other/new{len(pages)}", {})  # last in this order
         await models.remove(made[0])
         pages.append((await api.get(pages[-1]["next"])).json())
     found = [f"{model['owner']}/{model['name']}" for page in pages for model in page["results"]]

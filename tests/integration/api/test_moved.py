@@ -1,4 +1,4 @@
-"""What callers at the old place see of a prediction on its way to another Redis server, and once it is there."""
+"""Test what callers at the old site see of a prediction during and after its move to another Redis server."""
 
 from typing import Any
 

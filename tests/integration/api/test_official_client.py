@@ -1,6 +1,6 @@
-"""The official Python client against the real process, with a director played beside it.
+"""Test the official Python client against the real API process, with a simulated director.
 
-The client is synchronous, so it runs in a thread; what it silently depends on is what these tests hold.
+The client is synchronous, so it runs in a thread. These tests pin the behaviour on which it silently depends.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ def official(live: LiveApi, token: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("REPLICATE_POLL_INTERVAL", "0.02")
     official = replicate.Client(api_token=token, base_url=live.url)
     yield official
-    official._client.close()  # it has no close of its own
+    official._client.close()  # the client has no close method
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def within(call: Callable[[], Any]) -> Any:
 
 
 async def meanwhile(call: Callable[[], Any], played: Callable[[], Any]) -> Any:
-    """What the client's call returns, while a director does its part."""
+    """Run the client's call while the director works. Return the result of the call."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(played)
         result = await within(call)
@@ -148,7 +148,7 @@ async def test_run_of_an_iterator_that_outlasts_the_wait_yields_every_item_once(
     async def play() -> None:
         claim = await hello_director.claim()
         await hello_director.begin(claim, b'"a"', b'"b"')
-        await anyio.sleep(1.2)  # past the wait: the client was told 202 by then, and polls
+        await anyio.sleep(1.2)  # after the wait: the client got a 202 by then, and polls
         await hello_director.finish(claim, output=b'["a","b","c"]')
 
     pieces = await meanwhile(lambda: list(official.run(f"{HELLO}:{HELLO_VERSION}", input={"text": "hi"}, wait=1)), play)
@@ -275,7 +275,7 @@ async def test_models_are_created_listed_and_found_and_their_versions_deleted(
     assert [version.id for version in versions] == ["c" * 64]
     version = await within(lambda: made.versions.get("c" * 64))
     assert (version.cog_version, version.openapi_schema["openapi"]) == ("0.23.1", "3.0.2")
-    # it takes only a 204 for a success, and Replicate answers 202 too
+    # the client accepts only a 204 as a success, and Replicate also answers 202
     assert await within(lambda: made.versions.delete("c" * 64)) is False
     assert list(await within(made.versions.list)) == []
     with pytest.raises(ReplicateError, match="already a model"):

@@ -1,4 +1,4 @@
-"""Deployments by the official Python client, against the real process."""
+"""Test deployments with the official Python client against the real API process."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -27,7 +27,7 @@ async def url(server: RedisServer, redis: Redis, queue: QueueName) -> AsyncItera
 def official(url: str, token: str) -> Iterator[replicate.Client]:
     official = replicate.Client(api_token=token, base_url=url)
     yield official
-    official._client.close()  # it has no close of its own
+    official._client.close()  # the client has no close method
 
 
 async def within(call: Callable[[], Any]) -> Any:

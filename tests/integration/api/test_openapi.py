@@ -1,4 +1,4 @@
-"""The contract as it is served: to anybody, on the host that was asked, and once to who keeps it."""
+"""Test the served OpenAPI document: it is public, names the requested host, and is not sent again if unchanged."""
 
 import pytest
 

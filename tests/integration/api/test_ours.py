@@ -1,4 +1,4 @@
-"""Files that a director puts through the API: kept under an order of ours alone, and only as what they are named."""
+"""Test the files that a director puts through the API: each needs our signed order and must match its name."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ async def api(server: RedisServer, redis: Redis, tmp_path: Path) -> AsyncIterato
 
 @pytest.fixture
 def store(api: httpx.AsyncClient, links: Links) -> ApiFiles:
-    """A director's, which asks the API of this test."""
+    """Return a director's store that calls the API of this test."""
     return ApiFiles(BASE, links, SystemClock(), transport=api._transport)
 
 
@@ -57,7 +57,7 @@ def store(api: httpx.AsyncClient, links: Links) -> ApiFiles:
 async def test_file_put_by_a_director_is_served_at_its_address(
     api: httpx.AsyncClient, store: ApiFiles, way: str
 ) -> None:
-    for _ in range(2):  # a reply that was lost: it is put again
+    for _ in range(2):  # the reply was lost, so the file is put again
         if way == "whole":
             await store.put(NAME, BYTES, content_type="image/png")
         else:

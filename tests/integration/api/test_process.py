@@ -1,4 +1,4 @@
-"""`python -m api`: what stops it from starting is one clear line, and it ends when it is told to."""
+"""Test `python -m api`: a failed start is reported in one clear line, and the process ends when asked to."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Why it waits, on every answer about one that does: and on none about one that does not."""
+"""Test the `queue` member, which explains a wait: it is in every answer about a waiting prediction, and in no other."""
 
 import httpx
 import pytest

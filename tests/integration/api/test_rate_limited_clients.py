@@ -1,6 +1,6 @@
-"""What official clients make of a 429 by the real process: who waits and asks again, who raises, who storms.
+"""Test how official clients react to a 429 of the real process: they wait and retry, raise, or retry in a storm.
 
-They sleep as long as they are told, so a few of these take a second or two.
+The clients sleep as long as the answer says, so some of these tests take a second or two.
 """
 
 import sys
@@ -85,7 +85,7 @@ class TestPython1:
     def official(self, live: LiveApi, token: str) -> Any:
         official = replicate.Client(api_token=token, base_url=live.url)
         yield official
-        official._client.close()  # it has no close of its own
+        official._client.close()  # the client has no close method
 
     async def test_reads_wait_as_advised_and_recover(self, official: replicate.Client, redis: Redis) -> None:
         made = await within(lambda: official.predictions.create(version=VERSION, input={}))
@@ -107,7 +107,7 @@ class TestPython1:
         assert await bursts(redis) == {"create": 1}
 
 
-@pytest.mark.heavy  # a registry gives the client
+@pytest.mark.heavy  # the client comes from a package registry
 async def test_python_2_waits_and_recovers_for_creates_too(
     live: LiveApi, token: str, redis: Redis, cache: Path
 ) -> None:
@@ -120,7 +120,7 @@ async def test_python_2_waits_and_recovers_for_creates_too(
     assert await bursts(redis) == {"create": 1, "read": 1}
 
 
-@pytest.mark.heavy  # a registry gives the client
+@pytest.mark.heavy  # the client comes from a package registry
 async def test_six_javascript_retries_are_one_denied_burst_and_create_nothing_twice(
     live: LiveApi, token: str, redis: Redis, cache: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a reader while nothing happens, while Redis is away, and when it takes nothing; what many cost."""
+"""Test stream readers that are idle, stalled, or cut off from Redis, and the cost of many readers."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Wire(Scripts):
-    """The scripts, with what a test does around each `replay`."""
+    """Wraps the scripts, so that a test can act before and after each `replay`."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._call = scripts._call
@@ -48,7 +48,7 @@ class Wire(Scripts):
 
 
 class Sink:
-    """Takes what is sent."""
+    """Accepts everything that is sent."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -58,7 +58,7 @@ class Sink:
 
     @property
     def said(self) -> list[str]:
-        """The data of each event so far."""
+        """Return the data of each event so far."""
         blocks = [take_apart(block) for block in self.data.decode().split("\n\n")[:-1]]
         return [block.data for block in blocks if isinstance(block, Told)]
 
@@ -244,7 +244,7 @@ async def test_total_rate_of_looks_is_bounded(
 async def test_prediction_forgotten_under_a_reader_is_an_error(
     readers: Readers, claim: Claim, driver: QueueDriver
 ) -> None:
-    """As when Redis was emptied: nothing else would ever tell that nothing more comes."""
+    """This happens when Redis was emptied: no later message would say that the stream has ended."""
     sink = Sink()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, readers, claim.id, sink)
@@ -260,7 +260,7 @@ LARGE = b'"' + b"x" * 300_000 + b'"'
 
 
 class Stuck(Sink):
-    """Takes nothing that is large, until it may."""
+    """Accepts nothing large until the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()

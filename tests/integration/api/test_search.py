@@ -1,4 +1,4 @@
-"""Search, collections and hardware: what is found, in which order, and what is never shown."""
+"""Test search, collections and hardware: which entries are found, in which order, and which are never shown."""
 
 from collections.abc import AsyncIterator
 from unittest.mock import Mock

@@ -1,4 +1,4 @@
-"""Several Redis servers behind one API: where new work goes, and that each prediction is found where it is."""
+"""Test several Redis servers behind one API: where work is placed, and that each prediction is found at its site."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ ASKED = {"version": VERSION, "input": {}}
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, RedisServer]]:
-    """The first is the home."""
+    """Start the servers. The first is the home."""
     with redis_server(guarded=True) as home, redis_server(guarded=True) as far:
         yield {"eu": home, "us": far}
 
@@ -49,7 +49,7 @@ async def us(servers: dict[str, RedisServer]) -> AsyncIterator[Place]:
 
 
 class Service:
-    """An API of both, and what to make it with."""
+    """Holds an API of both sites and the means to create predictions."""
 
     def __init__(self, servers: Mapping[str, RedisServer], folder: Path, token: str) -> None:
         self._servers = servers
@@ -81,7 +81,7 @@ async def api(service: Service) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def made(api: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
-    """Accepted, and 201."""
+    """Create a prediction, which must be accepted with 201."""
     answer = await api.post("/v1/predictions", json=ASKED, headers=headers)
     assert answer.status_code == 201, answer.text
     found: dict[str, Any] = answer.json()
@@ -89,7 +89,7 @@ async def made(api: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
 
 
 async def at(api: httpx.AsyncClient, site: str) -> str:
-    """The id of one that was forced there."""
+    """Create a prediction that is forced to this site. Return its id."""
     return str((await made(api, **{"x-site": site}))["id"])
 
 
@@ -97,7 +97,7 @@ def number(prediction_id: str) -> int:
     return site_of(PredictionId(prediction_id))
 
 
-# ── where it goes ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── placement ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_forced_site_holds_the_prediction_and_is_in_its_id(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
@@ -179,7 +179,7 @@ async def test_site_with_missing_rights_gets_no_work_and_reports_why(service: Se
         await admin.execute_command("ACL SETUSER", "director", "+xadd")
 
 
-# ── where it is found ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── lookup ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_prediction_is_read_canceled_followed_and_awaited_at_its_site(
@@ -310,13 +310,13 @@ async def test_key_being_placed_is_503_and_an_abandoned_key_is_reused(
     held = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"once").hexdigest())
     fingerprint = (await eu.driver.redis.get(held)).decode().partition(" ")[2]
     for age_s, status in ((1, 503), (60, 201)):
-        # by the clock of whoever made it, it is a minute old
+        # it is a minute old by the clock of the API that placed it
         other = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms() - 60_000, site=1)
         await eu.driver.redis.set(held, f"{other} {fingerprint}", px=IDEMPOTENCY_TTL_MS - age_s * 1000)
         answer = await api.post("/v1/predictions", json=ASKED, headers=key)
         assert answer.status_code == status
     assert (await made(api, **key))["id"] == answer.json()["id"]
-    with pytest.raises(BackendUnavailable):  # whoever made it was frozen so long, or the network was
+    with pytest.raises(BackendUnavailable):  # the API that placed it was frozen for that time, or the network was
         await us.driver.submit(other, idempotency=(held.rpartition(":")[2], fingerprint), is_bound=True)
     assert (await eu.has(), await us.has()) == (2, 0)
 

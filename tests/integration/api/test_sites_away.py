@@ -1,4 +1,4 @@
-"""One of several Redis servers dies: new work goes on at the others, nothing is lost, and nothing is there twice."""
+"""Test the death of one of several Redis servers: new work continues at the others, and no work is lost or repeated."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -140,7 +140,7 @@ async def test_hanging_site_is_skipped_once_noticed_and_returns(
 async def test_repeated_kills_under_load_lose_and_duplicate_nothing(
     api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
 ) -> None:
-    accepted: dict[str, str] = {}  # what was asked for → its id
+    accepted: dict[str, str] = {}  # request → its id
     refused: set[str] = set()
     is_over = False
 
@@ -171,7 +171,8 @@ async def test_repeated_kills_under_load_lose_and_duplicate_nothing(
             servers[victim].start()
             await eventually(lambda: sites_of(api), "it is back", until=lambda told: told[victim] == "ready")
         is_over = True
-    for name in sorted(refused):  # who has a key asks again until it is answered, and is told of one
+    # a client with a key repeats its request until it is answered, and gets one prediction
+    for name in sorted(refused):
         if int(name.partition("-")[0]) % 2:
             refused.discard(name)
             await eventually(partial(_asked_again, ask, name, accepted), "it is answered", limit_s=60)

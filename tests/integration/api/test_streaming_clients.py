@@ -1,4 +1,4 @@
-"""The official JavaScript client reads streams of the real process."""
+"""Test that the official JavaScript client reads streams of the real process."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.clients import javascript_client, run_script
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # a registry gives the client
+pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the client comes from a package registry
 
 SCRIPT = r"""
 const Replicate = require("replicate");

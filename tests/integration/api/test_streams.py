@@ -1,4 +1,4 @@
-"""The event stream over a real connection: from the start or after any event, whoever dies meanwhile."""
+"""Test the event stream over a real connection: from the start or after any event, although processes die meanwhile."""
 
 import resource
 import signal
@@ -33,20 +33,20 @@ BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
 
 @pytest.fixture(scope="module")
 async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
-    """An API for all tests that leave it as it is."""
+    """Serve an API for all tests that leave it unchanged."""
     async with live_api(server.url, env={"DIRECTOR_CACHE_S": "0"}) as live:
         yield live
 
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    """Somebody without a token."""
+    """Yield a client without a token."""
     async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
         yield client
 
 
 class Asker:
-    """Who makes predictions."""
+    """Creates predictions."""
 
     def __init__(self, http: httpx.AsyncClient, token: str) -> None:
         self.http = http
@@ -69,7 +69,7 @@ async def listeners(redis: Redis) -> int:
 
 
 async def is_read(redis: Redis) -> None:
-    """Wait until somebody is subscribed."""
+    """Wait until there is a subscriber."""
 
     async def now() -> bool:
         return await listeners(redis) == 1
@@ -78,7 +78,7 @@ async def is_read(redis: Redis) -> None:
 
 
 async def is_silent(redis: Redis) -> None:
-    """Wait until nobody is."""
+    """Wait until there is no subscriber."""
 
     async def now() -> bool:
         return await listeners(redis) == 0
@@ -87,7 +87,7 @@ async def is_silent(redis: Redis) -> None:
 
 
 async def all_of(http: httpx.AsyncClient, url: str, *, after: str = "") -> list[Told]:
-    """What a whole stream tells."""
+    """Return every event of a stream."""
     return [one async for one in read_events(http, url, after=after) if isinstance(one, Told)]
 
 
@@ -96,7 +96,7 @@ def spoken(events: list[Told]) -> list[tuple[str, str]]:
 
 
 class Listener:
-    """Reads on and on; `told` is what came so far."""
+    """Reads continuously. `told` has the events so far."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
@@ -108,7 +108,7 @@ class Listener:
         return [one for one in self.told if isinstance(one, Told)]
 
     async def read(self) -> None:
-        """Until the stream ends or breaks; from where it was when it was read before."""
+        """Read until the stream ends or breaks, starting after the last event of the previous read."""
         after = self.events[-1].id if self.events else ""
         async for one in read_events(self._http, self._url, after=after):
             self.told.append(one)
@@ -118,7 +118,7 @@ class Listener:
             await self.read()
 
     async def has(self, count: int) -> None:
-        """Wait until so many events came."""
+        """Wait until this number of events has arrived."""
 
         async def has_now() -> bool:
             return len(self.events) >= count
@@ -172,7 +172,7 @@ async def test_altered_address_is_not_found(live: LiveApi, asker: Asker, place: 
 
 
 async def test_record_without_a_ticket_cannot_be_opened(live: LiveApi, asker: Asker, redis: Redis) -> None:
-    """As those that an older release accepted, and those of a model that cannot stream."""
+    """Such records come from an older release, or belong to a model that cannot stream."""
     made = await asker.create(live)
     await redis.hdel(keys.record(made["id"]), "ticket")
     got = (await asker.http.get(made["urls"]["get"], headers=asker.headers)).json()
@@ -220,7 +220,7 @@ async def test_foreign_event_id_starts_from_the_beginning(
 
 
 async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
-    """In many pages: half of it as the run went, the rest at its end."""
+    """It arrives in many pages: half during the run, the rest at its end."""
     url = (await asker.create(live))["urls"]["stream"]
     items = [f"{number}:" + "x" * 5_000 for number in range(400)]
     claim = await director.claim()
@@ -308,7 +308,7 @@ async def test_address_is_never_logged_whatever_happens_to_its_reader(
             await asker.http.get(f"{url}a")
             held = await to_thread.run_sync(connect, url)
             await is_read(redis)
-            await redis.set(keys.events(made["id"]), "no list")  # the one who reads, and the next, meet a fault
+            await redis.set(keys.events(made["id"]), "no list")  # the current reader and the next one meet a fault
             assert (await asker.http.get(url)).status_code == 500
             await is_silent(redis)
             held.close()
@@ -400,11 +400,11 @@ async def test_next_api_continues_the_stream_of_an_ending_one(
     assert [one.data for one in listener.events] == ["a", "b", "c", "{}"]
 
 
-# ── who reads slowly ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── slow readers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def connect(url: str) -> socket.socket:
-    """A raw request, sent, with as little room for its answer as the kernel allows."""
+    """Send a raw request with the smallest receive buffer that the kernel allows."""
     parts = urlsplit(url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -437,5 +437,5 @@ async def test_stalled_readers_hold_little_memory_and_slow_no_one(
         for sleeper in sleepers:
             sleeper.close()
     assert len(listener.events) == 301
-    # each of them would hold 6 MB: 240,000 KB
+    # each reader would hold 6 MB: 240,000 KB
     assert held < slow * 1_000

@@ -1,4 +1,4 @@
-"""What a caller can ask of the telling: the events of a prediction, how its webhook goes, and to have it once more."""
+"""Test what a caller can ask about notifications: the events of a prediction, its webhook, and a redelivery."""
 
 from typing import Any
 

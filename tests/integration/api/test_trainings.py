@@ -1,4 +1,4 @@
-"""Trainings and procedures over HTTP: what is accepted, where it waits, and that kinds stay apart."""
+"""Test trainings and procedures over HTTP: what is accepted, in which queue it waits, and that kinds stay separate."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ def kinds(redis: Redis, scripts: Scripts, catalog: Catalog) -> Kinds:
 
 @pytest.fixture
 async def trainings(kinds: Kinds, catalog: Catalog, queue: QueueName) -> QueueName:
-    """The queue of trainings of acme/echo, and a model of the account that they may make versions of."""
+    """Register the queue of trainings of acme/echo, and a model of the account to which they may add versions."""
     schema = Raw(json.dumps(SCHEMA).encode())
     await catalog.register(MODEL, VERSION, schema=schema, server="echo", policy=Policy())
     await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
@@ -160,7 +160,7 @@ async def test_another_account_sees_no_training(
         assert (await other.get(f"/v1/trainings/{training}")).status_code == 404
         assert (await other.post(f"/v1/trainings/{training}/cancel")).status_code == 404
         assert (await other.get("/v1/trainings")).json()["results"] == []
-        # nor may it add a version to a model of this one
+        # it may not add a version to a model of this account either
         assert (await other.post(TRAININGS, json=WANTED)).status_code == 404
     assert (await api.get(f"/v1/trainings/{training}")).json()["status"] == "starting"
     admin = await Accounts(redis).create_token(ACCOUNT, scopes=("read",))

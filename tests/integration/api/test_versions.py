@@ -1,4 +1,4 @@
-"""A version is deleted where nobody needs it, and never takes anything accepted along."""
+"""Test that only an unused version is deleted, and that a deletion never removes accepted work."""
 
 import asyncio
 from typing import Any
@@ -39,7 +39,7 @@ def settings(settings: ApiSettings) -> ApiSettings:
 
 @pytest.fixture
 async def painter(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> QueueName:
-    """A private model of the account with two versions; the queue of the newer one."""
+    """Create a private model of the account with two versions. Return the queue of the newer one."""
     await api.post("/v1/models", json={"owner": ACCOUNT, "name": "painter", "visibility": "private", "hardware": "cpu"})
     clock = FakeClock()
     for version in (OLD, NEW):
@@ -135,7 +135,7 @@ async def test_interrupted_deletion_is_completed_by_repeating_it(
 async def test_version_with_only_a_queue_left_can_be_deleted(
     api: httpx.AsyncClient, painter: QueueName, redis: Redis
 ) -> None:
-    # a deletion and a registration met, and neither the API nor the director lived to look again
+    # a deletion and a registration ran at once, and both the API and the director died before they checked again
     await redis.delete(keys.version(MODEL, NEW))
     await redis.srem(keys.queues(), painter)  # type: ignore[misc]
     assert (await delete(api)).status_code == 202

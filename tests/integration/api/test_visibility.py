@@ -1,4 +1,4 @@
-"""A private model is no model at all to whom it is not shown, whichever way he asks."""
+"""Test that a private model looks nonexistent on every route to callers without access."""
 
 from collections.abc import AsyncIterator
 
@@ -27,7 +27,7 @@ CREATES = (
 
 @pytest.fixture
 async def private(hello: QueueName, redis: Redis) -> None:
-    """The hello model is private."""
+    """Make the hello model private."""
     await redis.hset(keys.model(HELLO), "visibility", "private")
 
 

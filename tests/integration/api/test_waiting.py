@@ -1,4 +1,4 @@
-"""`Prefer: wait`: 201 with the end, or 202 as if nothing had begun; and whoever leaves takes only its wait along."""
+"""Test `Prefer: wait`: 201 with the end, or 202 without progress; a disconnected caller ends only its own wait."""
 
 import asyncio
 import gc
@@ -37,22 +37,22 @@ from tests.support.servers import RedisServer
 pytestmark = pytest.mark.anyio
 
 BODY = {"version": VERSION, "input": {}}
-CLIENT_GRACE_S: Final = 0.5  # the official Python client gives up so long after the time that it asked for
+CLIENT_GRACE_S: Final = 0.5  # the official Python client times out this long after the time that it asked for
 
 
 @pytest.fixture(autouse=True)
 def no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is answered here was woken by a message, not by the look that is taken in any case."""
+    """Disable the periodic look, so that only a message can wake a waiting caller."""
     monkeypatch.setattr(api_waiters, "SAFETY_S", 60.0)
 
 
 async def listeners(redis: Redis) -> int:
-    """Channels of predictions that somebody is subscribed to."""
+    """Count the channels of predictions with a subscriber."""
     return len(await redis.pubsub_channels("*:ch:*"))
 
 
 async def held(api: httpx.AsyncClient) -> int:
-    """Responses that wait for an end."""
+    """Count the responses that wait for an end."""
     waits: int = (await api.get("/readyz")).json()["load"]["waits"]
     return waits
 
@@ -276,7 +276,7 @@ async def test_partial_output_is_not_sent_to_a_waiting_caller(
         for _ in range(20):
             piece = [("output", b'"more"')]
             seq = (await scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=1, events=piece)).seq
-            await anyio.sleep(api_waiters.GAP_S)  # what is tested is that nothing happens
+            await anyio.sleep(api_waiters.GAP_S)  # the test checks that nothing happens
         assert await sent_bytes() - before < len(half)
         await director.finish(claim, output=b'"whole"')
     assert answers[0].json()["output"] == "whole"
@@ -330,7 +330,7 @@ async def test_too_many_held_bytes_are_answered_at_once(
         return await held(api) == 0
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(2):  # the second time, the first one's bytes are free again
+        for _ in range(2):  # the second time, the bytes of the first one are free again
             tasks.start_soon(ask_large)
             await eventually(is_held)
             await ask_large()
@@ -362,7 +362,7 @@ async def test_two_callers_waiting_for_one_prediction_both_get_the_end(
 async def test_caller_joining_an_existing_subscription_looks_at_once(
     redis: Redis, scripts: Scripts, driver: QueueDriver
 ) -> None:
-    """No confirmation and no message will come for it: the prediction ended before."""
+    """The prediction ended before, so neither a confirmation nor a message will arrive."""
     running = await scripts.get(await driver.submit())
     assert running is not None
     ended = replace(running, record=replace(running.record, status=Status.SUCCEEDED))
@@ -403,7 +403,7 @@ async def test_subscription_ends_with_the_last_wait(
     async with anyio.create_task_group() as tasks:
         for _ in range(5):
             tasks.start_soon(ask, api, "wait=30", [])
-        for _ in range(2):  # the second is for what the first filed
+        for _ in range(2):  # the second look is for the prediction that the first request filed
             tasks.start_soon(ask_by_key)
         await eventually(is_heard)
         for _ in range(6):
@@ -450,7 +450,7 @@ async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
         tasks.start_soon(ask, api, "wait=30", answers)
         claim = await director.claim()
         await eventually(is_held)
-        assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1  # Sentinels subscribe as well
+        assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1  # Sentinels subscribe too
         await director.finish(claim, output=b"1")
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
@@ -462,7 +462,7 @@ async def test_end_by_a_director_of_the_former_release_is_noticed(
 
     async def end() -> None:
         claim = await director.claim()
-        await redis.hdel(keys.record(claim.id), "waiter")  # which that one does not know
+        await redis.hdel(keys.record(claim.id), "waiter")  # the former release does not know this field
         await director.finish(claim, output=b"1")
 
     async def is_heard() -> bool:
@@ -551,7 +551,7 @@ async def test_subscription_error_is_logged_once(
 
 
 def connect(url: str, token: str) -> socket.socket:
-    """A raw request that waits, sent; its answer not read."""
+    """Send a raw request that waits. Do not read its answer."""
     content = json.dumps(BODY).encode()
     host = urlsplit(url).netloc
     connection = socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0))
