@@ -1,6 +1,6 @@
-"""The whole service, as official clients find it: the API's process behind TLS, directors, and real Cog servers.
+"""Start the whole service for the official clients: the API's process behind TLS, directors, and real Cog servers.
 
-One for all tests of a module, each with an account of its own, which sees nothing of the others'.
+The tests of a module share one service. Each test has its own account, which sees nothing of the others.
 """
 
 import json
@@ -32,7 +32,9 @@ from tests.support.tls_front import tls_front
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """`url` is https and has no /v1; `authority` is a file with the certificate that it is to be checked by."""
+    """Describes the service. `url` is https without /v1; `authority` is the file with the certificate to check it
+    against.
+    """
 
     url: str
     authority: Path
@@ -40,7 +42,7 @@ class Service(Struct, frozen=True, kw_only=True):
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """An account, and where it finds the service."""
+    """An account, and the address of its service."""
 
     account: str
     token: str
@@ -48,7 +50,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     authority: Path
 
     def as_json(self, gate: Gate) -> str:
-        """All that a script needs to know, for its environment."""
+        """Return everything that a script needs, as JSON for its environment."""
         models = {
             model.name.partition("/")[2]: {"name": model.name, "version": model.version, "ref": model.ref}
             for model in MODELS
@@ -59,7 +61,7 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Service]:
-    """All of it, every model known."""
+    """Start the whole service and wait until every model is known."""
     folder = tmp_path_factory.mktemp("service")
     authority = Authority(folder)
     shown, files_dir = authority.shown_by("localhost"), str(folder / "files")
@@ -107,7 +109,7 @@ def numbers() -> "count[int]":
 
 @pytest.fixture
 async def caller(service: Service, numbers: "count[int]") -> Caller:
-    """Somebody new."""
+    """Create a new account."""
     account = f"acme-{next(numbers)}"
     token = await Accounts(service.redis).create_token(account)
     return Caller(account=account, token=token, url=service.url, authority=service.authority)
@@ -115,7 +117,7 @@ async def caller(service: Service, numbers: "count[int]") -> Caller:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Sink]:
-    """Of webhooks."""
+    """Receive webhooks."""
     async with sink() as receiver:
         yield receiver
 

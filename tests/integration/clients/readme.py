@@ -1,6 +1,6 @@
-"""The examples in the READMEs of official clients, as they stand there, but for the names of models and of files.
+"""Run the examples in the READMEs of official clients unchanged, except for the names of models and files.
 
-An example that cannot be run is left out by name and with a reason, so that none is forgotten.
+An example that cannot run is left out by name and with a reason, so that none is forgotten.
 """
 
 import re
@@ -17,7 +17,7 @@ __all__ = ("Example", "accounted_for", "adapted", "block_of", "examples_in")
 BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 VERSION: Final = r"[0-9a-f]{64}"
 
-# whose examples name them → which of ours does the like
+# a model that the examples name → our model that does the same
 STANDS_FOR: Final[Mapping[str, ModelUnderTest]] = {
     "acmecorp/acme-model": PAINTER,
     "afiaka87/laionide-v4": SKETCHER,
@@ -41,7 +41,9 @@ STANDS_FOR: Final[Mapping[str, ModelUnderTest]] = {
 
 
 class Example(Struct, frozen=True, kw_only=True):
-    """One that can be run. `has`: words that only its block has. `instead`: what it is told for what it cannot have."""
+    """An example that can run. `has`: words that only its block has. `instead`: replacements for what the service
+    lacks.
+    """
 
     has: str
     instead: Mapping[str, str] = {}
@@ -50,19 +52,19 @@ class Example(Struct, frozen=True, kw_only=True):
 
 
 def examples_in(text: str, *languages: str) -> list[str]:
-    """The code of its blocks in these languages."""
+    """Return the code of the README's blocks in these languages."""
     return [code for language, code in BLOCK.findall(text) if language in languages]
 
 
 def accounted_for(blocks: Sequence[str], examples: Sequence[Example], left_out: Mapping[str, str]) -> list[str]:
-    """The blocks that are neither an example nor left out, and the words that are in no block or in two."""
+    """Return the blocks that are neither an example nor left out, and the words found in no block or in two."""
     words = [*(example.has for example in examples), *left_out]
     unknown = [block for block in blocks if not any(_is_in(word, block) for word in words)]
     return unknown + [word for word in words if sum(_is_in(word, block) for block in blocks) != 1]
 
 
 def block_of(example: Example, blocks: Sequence[str]) -> str:
-    """Its code."""
+    """Return the code of the example's block."""
     return next(block for block in blocks if _is_in(example.has, block))
 
 
@@ -71,7 +73,7 @@ def _is_in(words: str, block: str) -> bool:
 
 
 def adapted(code: str, caller: Caller, instead: Mapping[str, str]) -> str:
-    """The code with our models in the place of those that it names; a version alone is that of the model beside it."""
+    """Return the code with our models in place of its own. A version alone becomes that of the model beside it."""
     model = PAINTER
     for name in sorted(STANDS_FOR, key=len, reverse=True):
         ours = STANDS_FOR[name]

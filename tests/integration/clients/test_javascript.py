@@ -1,6 +1,7 @@
-"""The official JavaScript client 1.4.0, unmodified, against the whole service: in `javascript/` a script a subject.
+"""Test the unmodified official JavaScript client 1.4.0 with the whole service: `javascript/` has one script per
+subject.
 
-A script that comes to its end has found all as it should be.
+A script that reaches its end has found everything correct.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from tests.integration.clients.conftest import Caller
 from tests.support.clients import javascript_client, run_script
 from tests.support.live_director import Gate
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # a registry gives the client
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the client comes from a package registry
 
 SCRIPTS = Path(__file__).parent / "javascript"
 SUBJECTS = sorted(script.stem for script in SCRIPTS.glob("*.js") if script.stem != "given")

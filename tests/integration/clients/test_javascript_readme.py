@@ -1,6 +1,6 @@
-"""The examples in the README of the official JavaScript client, run as they stand but for the names of models.
+"""Run the examples in the README of the official JavaScript client unchanged, except for the names of models.
 
-Those that are no more than the signature of a method are left to the scripts in `javascript/`.
+The scripts in `javascript/` cover the blocks that only show the signature of a method.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tests.integration.clients.test_javascript import SCRIPTS, env
 from tests.support.clients import run_script
 from tests.support.sink import Sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # a registry gives the client
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the client comes from a package registry
 
 __all__ = ("env",)
 
@@ -51,7 +51,7 @@ EXAMPLES = {
     "paginate": Example(has="let paginator =", before=CREATE, holds="page1.value.length === 1 && page2.done"),
     "a file output": Example(
         has="// To stream the file back to a browser:",
-        # each of its ways takes the whole stream
+        # each of the shown ways reads the whole stream
         instead={'fs.writeFile("my-image.png", output);': "", "return new Response(output);": ""},
         holds="output.url()",
     ),

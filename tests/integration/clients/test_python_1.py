@@ -1,6 +1,6 @@
-"""The official Python client 1.0.7, unmodified, against the whole service: models run, files and webhooks go their way.
+"""Test the unmodified official Python client 1.0.7 with the whole service: runs, files, webhooks and trainings.
 
-What it does where no model is needed is in tests/integration/api/test_official_client.py.
+tests/integration/api/test_official_client.py covers the calls that need no model.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ async def client(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setenv("SSL_CERT_FILE", str(caller.authority))
     client = replicate.Client(api_token=caller.token, base_url=caller.url)
     yield client
-    client._client.close()  # it has no close of its own
+    client._client.close()  # the client has no close method
     await client._async_client.aclose()
 
 
 async def play(script: Callable[[], Any]) -> Any:
-    """The client is synchronous, and the directors run in the loop of the test."""
+    """Run the synchronous client in a thread, since the directors run in the loop of the test."""
     return await to_thread.run_sync(script)
 
 
@@ -101,7 +101,7 @@ async def test_run_of_an_iterator_yields_every_piece_once(client: replicate.Clie
 async def test_model_slower_than_the_wait_gives_no_truncated_output(
     client: replicate.Client, gate: Gate, ref: str
 ) -> None:
-    """It has shown two of three pieces by the time the wait is over."""
+    """The model has shown two of three pieces at the end of the wait."""
 
     def script() -> list[str]:
         threading.Timer(1.6, gate.open).start()

@@ -1,4 +1,4 @@
-"""The examples in the README of the official Python client 1.0.7, run as they stand but for the names of models."""
+"""Run the examples in the README of the official Python client 1.0.7 unchanged, except for the names of models."""
 
 import importlib.metadata
 import os
@@ -23,7 +23,7 @@ replicate.models.create(owner="your-username", name="model-name", visibility="pr
 """
 README = str(importlib.metadata.metadata("replicate").get_payload())
 BLOCKS = examples_in(README, "python")
-# The value of an expression after the code, which may await, as in a notebook
+# Evaluate an expression after the code, which may await, as in a notebook
 PLAY = """
 import ast, asyncio, sys
 
@@ -47,7 +47,7 @@ EXAMPLES = {
     "asyncio": Example(has="asyncio.TaskGroup()", holds="len(results) == 4"),
     "an open file": Example(
         has="path/to/mystery.jpg",
-        instead={'mystery.jpg")': 'mystery.jpg", "rb")'},  # as text it is refused by the client itself
+        instead={'mystery.jpg")': 'mystery.jpg", "rb")'},  # the client itself refuses it as text
         holds="output == 'a mystery'",
     ),
     "stream": Example(has="for event in replicate.stream(", holds="event.event.value == 'done'"),
@@ -69,7 +69,7 @@ EXAMPLES = {
     "pages": Example(has="page2 = replicate.predictions.list", before=RUN, holds="len(page1) == 1 and not page1.next"),
     "load output files": Example(
         has="background = Image.open(output[0])",
-        instead={"Image.open(output[0])": "output[0].read()"},  # what our model paints is no picture
+        instead={"Image.open(output[0])": "output[0].read()"},  # our model's output is no picture
         holds="background == open('my_output.png', 'rb').read()",
     ),
     "the url of a file": Example(
@@ -117,7 +117,7 @@ def test_every_example_is_run_or_left_out_for_a_reason() -> None:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """The folder in which somebody tries the examples."""
+    """Return a folder with the files that the examples open."""
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "mystery.jpg").write_text("a mystery")
     return tmp_path
@@ -142,7 +142,7 @@ async def test_readme_example_runs(here: Path, caller: Caller, receiver: Sink, n
 
 
 def statements(block: str) -> str:
-    """What was typed, without what was answered."""
+    """Return what was typed in a session, without the printed answers."""
     lines = block.splitlines()
     if not any(line.startswith(">>> ") for line in lines):
         return block

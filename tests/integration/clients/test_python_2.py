@@ -1,6 +1,6 @@
-"""The official Python client 2.0.0b4, unmodified, against the whole service: in `python_2/` a script a subject.
+"""Test the unmodified official Python client 2.0.0b4 with the whole service: `python_2/` has one script per subject.
 
-A script that comes to its end has found all as it should be.
+A script that reaches its end has found everything correct.
 """
 
 import sys
@@ -14,7 +14,7 @@ from tests.integration.clients.conftest import Caller
 from tests.support.clients import python_2_client, run_script
 from tests.support.live_director import Gate
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # a registry gives the client
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the client comes from a package registry
 
 SCRIPTS = Path(__file__).parent / "python_2"
 SUBJECTS = sorted(script.stem for script in SCRIPTS.glob("*.py") if script.stem != "given")

@@ -1,4 +1,4 @@
-"""The examples in the README of the official Python client 2.0.0b4, run as they stand but for the names of models."""
+"""Run the examples in the README of the official Python client 2.0.0b4 unchanged, except for the names of models."""
 
 import sys
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tests.integration.clients.test_python_1_readme import PLAY
 from tests.integration.clients.test_python_2 import env
 from tests.support.clients import run_script
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # a registry gives the client
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the client comes from a package registry
 
 __all__ = ("env",)
 
@@ -39,7 +39,7 @@ EXAMPLES = {
     ),
     "streaming": Example(
         has="Please write a haiku about streaming Python.",
-        instead={'input={"prompt": ': "prompt=", '"}):': '"):'},  # an input named input is what it would send
+        instead={'input={"prompt": ': "prompt=", '"}):': '"):'},  # otherwise the client would send an input named input
         holds="str(event) == '.'",
     ),
     "asynchronously": Example(

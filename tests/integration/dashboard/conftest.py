@@ -1,4 +1,4 @@
-"""The whole service, with a page that a real browser opens: API and keeper as processes, real Cog servers."""
+"""Start the whole service and a real browser for its page: API and keeper as processes, and real Cog servers."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
@@ -35,7 +35,9 @@ TALLEST: Final = 900
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """`hello` and `frail`: addresses of the model servers, which a test gives directors."""
+    """Describes the service. `hello` and `frail` are the addresses of the model servers, which a test gives to
+    directors.
+    """
 
     url: str
     redis_url: str
@@ -47,7 +49,7 @@ class Service(Struct, frozen=True, kw_only=True):
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Service]:
-    """All of it but directors."""
+    """Start everything except directors."""
     folder = tmp_path_factory.mktemp("service")
     async with AsyncExitStack() as stack:
         server = stack.enter_context(redis_server())
@@ -63,7 +65,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
 
 @pytest.fixture(scope="module")
 async def chromium(pytestconfig: pytest.Config) -> AsyncGenerator[tuple[Any, str]]:
-    """The browser, and what judges its pages."""
+    """Start the browser. Return it with the script that checks accessibility."""
     assert pytestconfig.cache is not None
     cache = Path(pytestconfig.cache.mkdir("clients"))
     script = axe_script(cache)
@@ -73,7 +75,7 @@ async def chromium(pytestconfig: pytest.Config) -> AsyncGenerator[tuple[Any, str
 
 @pytest.fixture
 async def window(chromium: tuple[Any, str], service: Service) -> AsyncIterator[Window]:
-    """A page that is logged in."""
+    """Open the page, logged in."""
     started, script = chromium
     context = await started.new_context(viewport={"width": 1280, "height": TALLEST}, bypass_csp=False)
     window = Window(await context.new_page(), script)
@@ -84,7 +86,7 @@ async def window(chromium: tuple[Any, str], service: Service) -> AsyncIterator[W
 
 
 async def log_in(window: Window, service: Service) -> None:
-    """As a person does."""
+    """Log in as a person does."""
     await window.page.goto(service.url)
     await window.page.get_by_label("Token").fill(service.token)
     await window.page.get_by_role("button", name="Log in").click()

@@ -1,4 +1,4 @@
-"""What needs a person is shown on the page: each kind of finding with its words and its command, as text."""
+"""Test that the page shows each kind of finding with its text and its command, without parsing them as HTML."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from director.diagnosis.overview import OwedCount, Snapshot
 from tests.integration.dashboard.conftest import Service, log_in
 from tests.support.browser import Window
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # Debian gives the browser
+pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
 
 FINDINGS = [
     Finding(

@@ -1,4 +1,4 @@
-"""The page for operators in a real browser: a person logs in, runs a model, cancels, revives, and sees who is there."""
+"""Test the page for operators in a real browser: log in, run a model, cancel, revive, and watch the directors."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from tests.support.browser import Window
 from tests.support.eventually import eventually
 from tests.support.live_director import Gate, director_process
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # Debian gives the browser
+pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the browser comes from a Debian package
 
 VIEWS: Final = ("/", "/directors", "/predictions", "/run", "/run/example/hello", "/tenants", "/dead", "/audit")
 

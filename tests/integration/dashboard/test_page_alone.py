@@ -1,4 +1,4 @@
-"""The page for operators where a test plays the directors: what strangers' addresses, silence and hurry do to it."""
+"""Test the page for operators with simulated directors: crafted addresses, silent feeds and quick changes."""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -27,12 +27,12 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION
 from tests.support.servers import redis_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # Debian gives the browser
+pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
 
 MODEL: Final = "acme/painter"
 ACCOUNT: Final = "acme"
 MOST_SHOWN: Final = 200_000
-# the feed says one thing, and then nothing
+# the feed sends one message and then nothing
 SILENT: Final = """
     const asks = window.fetch;
     window.asked = 0;
@@ -66,7 +66,7 @@ class Place(Struct, frozen=True, kw_only=True):
         return made
 
     async def claimed(self, made: PredictionId) -> Claim:
-        """By a director that runs nothing."""
+        """Claim a prediction for a director that runs nothing."""
         played = PlayedDirector(self.scripts, self.queue)
         while (claim := await played.claim()).id != made:
             pass
@@ -97,7 +97,7 @@ async def window(chromium: tuple[Any, str], place: Place) -> AsyncIterator[Windo
 
 
 async def opened(chromium: tuple[Any, str], token: str) -> tuple[Window, Any]:
-    """A page whose tab has this token."""
+    """Open the page in a tab that has this token."""
     started, script = chromium
     context = await started.new_context()
     await context.add_init_script(f"if (origin !== 'null') sessionStorage.setItem('director.token', '{token}')")
@@ -107,7 +107,7 @@ async def opened(chromium: tuple[Any, str], token: str) -> tuple[Window, Any]:
 
 
 async def looked(window: Window, path: str) -> None:
-    """The page has shown an answer to this once more."""
+    """Wait until the page has shown one more answer to this request."""
     async with window.page.expect_response(lambda answer: answer.url.endswith(path)) as answer:
         await (await answer.value).finished()
     await window.page.evaluate("() => new Promise((done) => setTimeout(done))")
@@ -153,7 +153,7 @@ async def test_focused_element_keeps_the_focus_while_the_page_updates(window: Wi
     assert await focused(window) == "Cancel"
     await window.page.goto(f"{place.url}/#/queues/{place.queue}")
     await window.page.get_by_role("button", name=f"Pause {ACCOUNT}").focus()
-    await place.submit()  # its numbers change, and the button stays
+    await place.submit()  # the numbers change, but the button stays
     await looked(window, "history=360")
     await looked(window, "history=360")
     assert await focused(window) == "Pause"
@@ -187,7 +187,7 @@ async def test_operator_follows_a_run_of_another_account(window: Window, place: 
 async def test_prediction_on_its_last_attempt_is_not_a_dead_letter(window: Window, place: Place) -> None:
     claim = await place.claimed(await place.submit())
     await window.page.goto(f"{place.url}/#/predictions/{claim.id}")
-    await window.page.get_by_text("it is a dead letter").wait_for()  # without a sign of life until then
+    await window.page.get_by_text("it is a dead letter").wait_for()  # the director sends no sign of life until then
     assert await window.page.get_by_role("heading", name="A dead letter").count() == 0
 
 
@@ -219,7 +219,7 @@ async def test_newest_change_is_listed_first(window: Window, place: Place) -> No
 
 
 async def test_silent_feed_is_requested_again(window: Window, place: Place) -> None:
-    """As where a network forgot the connection: nothing comes any more, and nobody says so."""
+    """This happens when a network forgets the connection: no data arrives, and no error either."""
     await window.page.add_init_script(SILENT)
     await window.page.clock.install()
     await window.page.goto(f"{place.url}/#/")
@@ -265,10 +265,10 @@ async def test_token_without_admin_scope_shows_only_its_own_account(chromium: tu
 
 
 STARTS: Final = (
-    # (second, counter), and what is shown
+    # (second, counter), and the shown rate
     ([(0, 100), (60, 160), (119, 219)], "60"),
-    ([(0, 100), (60, 160), (90, 10)], "47"),  # counted from nought again: 60 + 10 in 90 s
-    ([(0, 0), (3500, 5000), (3560, 5006)], "6"),  # the feed was away for an hour
+    ([(0, 100), (60, 160), (90, 10)], "47"),  # the counter starts from zero again: 60 + 10 in 90 s
+    ([(0, 0), (3500, 5000), (3560, 5006)], "6"),  # the feed was unavailable for an hour
     ([(0, 0), (3500, 5000)], "–"),
 )
 
@@ -291,7 +291,7 @@ async def test_arrivals_missed_by_the_keeper_are_spread_over_the_gap(window: Win
         {**quiet, "at_ms": 0, "started": 6},
         {**quiet, "at_ms": 60_000, "started": 36},  # no keeper for a minute
         {**quiet, "at_ms": 70_000},
-        {**quiet, "at_ms": 100_000, "started": 5},  # idle before
+        {**quiet, "at_ms": 100_000, "started": 5},  # idle before this sample
     ]
     drawn = "async (seen) => (await import('/dashboard/views/queue.js')).filled(seen).map((one) => one.started)"
     assert await window.page.evaluate(drawn, samples) == [6, *[6] * 6, 0, 0, 0, 5]

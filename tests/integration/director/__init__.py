@@ -1,1 +1,1 @@
-"""The director on a real Valkey and real Cog servers."""
+"""Test the director with a real Valkey and real Cog servers."""

@@ -1,4 +1,4 @@
-"""One model that does whatever its input says, on real Cog servers, and somebody who asks for it."""
+"""Provide a model that does what its input says, on real Cog servers, and a caller of it."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -89,27 +89,27 @@ def schema(*, streams: bool) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model, streamed."""
+    """Write the streaming model."""
     return write_model(tmp_path_factory.mktemp("model") / "streamed", SOURCE, schema(streams=True))
 
 
 @pytest.fixture(scope="session")
 async def cog_url(folder: Path) -> AsyncGenerator[str]:
-    """A server that outlives the tests: for those that do not end it."""
+    """Return the address of a server that outlives the tests. Tests that end their server start another."""
     async with cog_server(folder) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 async def second_cog_url(folder: Path) -> AsyncGenerator[str]:
-    """Another one of the same model."""
+    """Return the address of another server of the same model."""
     async with cog_server(folder) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 async def answered_cog_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """One that does not stream: progress comes by callbacks, the end by the answer."""
+    """Return the address of a server that does not stream: callbacks bring the progress, the answer brings the end."""
     folder = write_model(tmp_path_factory.mktemp("model") / "answered", SOURCE, schema(streams=False))
     async with cog_server(folder) as url:
         yield url
@@ -117,7 +117,7 @@ async def answered_cog_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGen
 
 @pytest.fixture
 async def caller(redis: Redis, scripts: Scripts, catalog: Catalog) -> Caller:
-    """Somebody with an account, and a queue that is known before any director came."""
+    """Create an account, and a queue that is known before any director starts."""
     await Accounts(redis).create_token(ACCOUNT)
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
     return Caller(redis, scripts)

@@ -1,4 +1,4 @@
-"""A director whose servers run an older version's queue beside its own: both are served, held and let go of."""
+"""Test a director that serves the queue of an older version beside its own: claims, leases, cancels and the drain."""
 
 import signal
 from pathlib import Path
@@ -26,7 +26,7 @@ OLD, NEW = queue_name(MODEL, VERSION), queue_name(MODEL, NEWER)
 
 @pytest.fixture
 async def newer(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller) -> Caller:
-    """Who asks for the newer version; `caller` asks for the old one, which nobody serves by itself any more."""
+    """Create a caller of the newer version. `caller` asks for the old one, which no director serves as its own."""
     await catalog.register(MODEL, NEWER, schema=OPEN_SCHEMA, server="", policy=Policy())
     return Caller(redis, scripts, version=NEWER)
 

@@ -1,4 +1,4 @@
-"""Many predictions in one request to a server for embeddings: each has its own end, whatever becomes of the others."""
+"""Test many predictions in one request to a server for embeddings: each has its own end, independent of the others."""
 
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -33,7 +33,7 @@ def driven(template: str = "tei_batch", **given: Any) -> dict[str, str]:
 
 
 async def told(model: ModelServer, what: str = "asked") -> list[list[str]]:
-    """The texts of each request so far."""
+    """Return the texts of each request so far."""
     async with httpx.AsyncClient(trust_env=False) as client:
         requests: list[list[str]] = (await client.get(f"{model.url}/requests")).json()[what]
         return requests
@@ -276,7 +276,7 @@ async def test_prediction_that_kills_its_server_affects_the_others_only_once(
 
 
 def has_ended(pid: int) -> bool:
-    """Also where nobody has waited for it yet."""
+    """Return whether the process has ended, even before its parent has waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

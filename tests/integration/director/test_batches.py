@@ -1,4 +1,4 @@
-"""What a director takes at once and in which order: up to the cost of a batch, and what its servers are warm for."""
+"""Test how many predictions a director claims at once and in which order: by the batch cost and by warm keys."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ ONE, OTHER = "a" * 16, "b" * 16
 
 
 async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[PredictionId]:
-    """Once all have ended."""
+    """Wait until all have ended. Return them in the order of their claims."""
     at = {}
     for each in asked:
         await caller.ended(each)
@@ -34,7 +34,7 @@ async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[Predict
 
 @asynccontextmanager
 async def looked_at(redis_url: str, *servers: str) -> AsyncGenerator[httpx.AsyncClient]:
-    """A director at work, by its health port."""
+    """Run a director. Yield a client of its health port."""
     ports: list[int] = []
     async with opened(settings_for(redis_url, servers)) as pool, anyio.create_task_group() as tasks:
         tasks.start_soon(pool.direct, ports.append)
@@ -51,7 +51,7 @@ async def test_warm_predictions_go_first_but_not_forever(caller: Caller, server:
         order = await claimed_in_order(caller, *asked)
         shown = (await http.get("/readyz")).json()
     assert order.index(asked[1]) == 1 + MOST_SKIPS
-    changes = 2  # to the other one and back; nothing was warm for the very first
+    changes = 2  # to the other key and back; the very first prediction met no warm server
     tally = (await caller.scripts.stats(caller.queue)).tally
     assert tally["warm"] + tally["cold"] == len(keys)
     assert tally["cold"] == 1 + changes
@@ -73,7 +73,7 @@ async def test_cost_at_once_exceeds_the_batch_only_for_a_single_prediction(
     asked = [await caller.submit(n=0, gate=str(gate), cost=cost) for gate, cost in zip(gates, costs, strict=True)]
 
     async def run_now(*numbers: int) -> None:
-        """These run, and no other: the next one does not fit beside them."""
+        """Check that only these run: the next one does not fit beside them."""
         for number in numbers:
             await caller.shows(asked[number], status="processing")
         running = {each for each in asked if (await caller.record(each)).token}
@@ -117,7 +117,7 @@ async def test_slots_beyond_the_batch_are_not_used(
 
 
 def counted_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many predictions each call brought, from now on."""
+    """Record how many predictions each call returns from now on."""
     calls: list[int] = []
     claim = director._scripts.claim
 
@@ -142,7 +142,7 @@ async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     cost: float,
 ) -> None:
     for name in ("wakeup.LEAST_S", "wakeup.LONGEST_S", "consumer.LEAST_S", "consumer.LONGEST_S"):
-        monkeypatch.setattr(f"director.execution.{name}", 60.0)  # a poll comes too late for this test
+        monkeypatch.setattr(f"director.execution.{name}", 60.0)  # a poll would be too late for this test
     monkeypatch.setattr("director.execution.main.LONGEST_S", 60.0)
     async with (
         cog_server(folder) as third_cog_url,

@@ -1,4 +1,4 @@
-"""How a run is stopped: by its caller, by its deadline, and when the first word gets lost."""
+"""Test how a run is stopped: by its caller, by its deadline, and when the wakeup is lost."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 async def test_cancel_stops_the_run_keeps_its_output_and_frees_the_slot(
     caller: Caller, server: RedisServer, cog_url: str, gate: Gate
 ) -> None:
-    async with live_director(server.url, cog_url, lease_s=60):  # no heartbeat brings the news: the kick does
+    async with live_director(server.url, cog_url, lease_s=60):  # only the wakeup can deliver it, not a heartbeat
         asked = await caller.submit(n=2, gate=str(gate))
         await caller.shows(asked, output=["a0", "a1"])
         assert await caller.cancel(asked) == "asked"
@@ -107,7 +107,8 @@ async def test_deadline_during_the_run_cancels_it(
 
 async def test_deadline_before_the_run_ends_it_as_waiting(caller: Caller, server: RedisServer) -> None:
     ends: list[dict[str, Any]] = []
-    async with scripted_cog() as cog, live_director(server.url, cog.url, lease_s=0.3):  # it never has a free slot
+    # the director never has a free slot
+    async with scripted_cog() as cog, live_director(server.url, cog.url, lease_s=0.3):
         for late in ("", "aborted"):
             asked = await caller.submit(lifetime_ms=300, late=late)
             ends.append(await caller.ended(asked))

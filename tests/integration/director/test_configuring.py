@@ -1,4 +1,4 @@
-"""What is written down of a model is in force in a director that runs, without a new start and without a lost run."""
+"""Test that a running director adopts a changed model configuration without a restart and without losing a run."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -32,7 +32,7 @@ async def model() -> AsyncGenerator[ModelServer, None]:
 
 
 class Operator:
-    """Writes it down."""
+    """Writes the configuration as an operator does."""
 
     def __init__(self, redis: Redis, configs: ModelConfigs) -> None:
         self.redis = redis

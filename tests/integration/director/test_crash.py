@@ -1,4 +1,4 @@
-"""What a death costs: of the director, of the model server, of Redis. Never a prediction, never two ends."""
+"""Test the death of a director, of a model server and of Redis: no prediction is lost, and none ends twice."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 @asynccontextmanager
 async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
-    """Somebody who asks, on a server of its own."""
+    """Create a caller on a separate server."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)

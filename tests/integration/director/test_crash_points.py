@@ -1,7 +1,7 @@
-"""A process that dies, or freezes, between two effects: for every such window exactly what becomes of the prediction.
+"""Test a process that dies or freezes between two effects: each such window has one exact outcome.
 
-One director gets to the point and no further; a keeper and a second director with a model server of its own take over.
-One that was frozen wakes up when all is over, and may not spoil it.
+One director reaches the point and no further. A keeper and a second director with its own model server take over.
+A frozen director wakes up after the end and must not damage the result.
 """
 
 import signal
@@ -35,10 +35,10 @@ LEASE_S: Final = 1.0
 
 
 class Expected(Struct, frozen=True, kw_only=True):
-    """What the window costs. `runs`: begun by the model in all; `attempt`: the one that ended it; `told`: webhooks.
+    """The cost of a window. `runs`: runs that the model began; `attempt`: the attempt that ended it; `told`: webhooks.
 
-    `taken_back`: the event that tells of it. `told_awake`: webhooks with those that a frozen director sends on waking;
-    `awake_runs`: runs that it may begin before its heartbeat hears that the claim is lost.
+    `taken_back`: the event of the recovery. `told_awake`: all webhooks, with those of a frozen director that wakes up;
+    `awake_runs`: runs that it may begin before its heartbeat reports that the claim is lost.
     """
 
     runs: int
@@ -62,13 +62,14 @@ EXPECTED: Final[dict[Point, Expected]] = {
     "before_webhook": Expected(runs=1, attempt=1, taken_back="", told_awake=2),
     "after_webhook": Expected(runs=1, attempt=1, taken_back="", told=2, told_awake=2),
 }
-HELD: Final = ("after_put", "before_advance", "after_advance", "before_release", "after_release")  # it dies in mid-run
+# the director dies during the run
+HELD: Final = ("after_put", "before_advance", "after_advance", "before_release", "after_release")
 DRAINED: Final = ("before_release", "after_release")
 TOLD: Final = ("after_finish", "before_webhook", "after_webhook")
 
 
 def matrix() -> list[Any]:
-    """Every point with either way; the slower half is left to the heavy run."""
+    """Return every point with both ways to stop. Only the heavy run has the slower half."""
     ways: tuple[How, ...] = ("kill", "stop")
     marks = {"kill": (), "stop": (pytest.mark.heavy,)}
     return [
@@ -168,14 +169,14 @@ async def test_api_that_dies_between_commit_and_answer_accepted_exactly_once(
 
 @asynccontextmanager
 async def to_die(redis_url: str, server: str, point: Point, how: How) -> AsyncGenerator[DirectorProcess]:
-    """A director that gets as far as this point."""
+    """Start a director that stops at this point."""
     given = {"crash_at": point, "crash_how": how, "lease_s": LEASE_S, "drain_s": 0.05, "webhook_allow": "loopback"}
     async with director_process(redis_url, server, **given) as process:
         yield process
 
 
 async def dead(director: DirectorProcess, how: How) -> None:
-    """Wait until it is."""
+    """Wait until the director has died or is frozen."""
     if how == "kill":
         assert await director.exit_code() == KILLED
     else:
@@ -183,7 +184,7 @@ async def dead(director: DirectorProcess, how: How) -> None:
 
 
 async def awake(director: DirectorProcess, receiver: Sink, point: Point, expected: Expected) -> None:
-    """Wait until it has done all that it still does."""
+    """Wait until the awakened director has done everything that it still does."""
     if point in TOLD:
         await receiver.arrived(expected.told_awake)
     elif point in DRAINED:
@@ -200,7 +201,7 @@ def is_frozen(pid: int) -> bool:
 
 
 async def the_grace_is_over(caller: Caller, prediction_id: Any) -> None:
-    """The time that a director has to tell the end itself, which is longer than a test may take."""
+    """End the time in which the director itself may notify of the end, which is longer than a test may take."""
     owed = keys.owed(partition_of(prediction_id))
     assert await caller.redis.zadd(owed, {prediction_id: 0}, xx=True, ch=True) == 1
 

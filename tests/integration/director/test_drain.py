@@ -1,4 +1,4 @@
-"""SIGTERM: what runs is finished or handed back, nothing new is claimed, and the process ends well."""
+"""Test SIGTERM: runs finish or are released, the director claims nothing new, and the process exits cleanly."""
 
 import asyncio
 import signal
@@ -166,7 +166,7 @@ async def test_claim_that_arrives_after_the_drain_time_is_released_unstarted(
 
 
 def _slow_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
-    """The first claim that brings something is answered only when the second event is set."""
+    """Hold back the answer of the first claim that returns something until the second event is set."""
     claimed, answered = asyncio.Event(), asyncio.Event()
     claim = director._scripts.claim
 

@@ -1,4 +1,4 @@
-"""Files that callers upload, on their way to a real model: through the real API, fetched by a real Cog server."""
+"""Test uploaded files on their way to a real model: through the real API to a real Cog server, which fetches them."""
 
 import io
 from collections.abc import AsyncGenerator
@@ -47,7 +47,7 @@ DATA = b"\x89PNG" + bytes(range(256)) * 40
 
 @pytest.fixture(scope="module")
 async def turns_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """A model that takes a file and makes one."""
+    """Return the address of a model that takes a file and makes one."""
     async with cog_server(write_model(tmp_path_factory.mktemp("turns") / "model", SOURCE, SCHEMA)) as url:
         yield url
 
@@ -61,7 +61,7 @@ def files_dir(tmp_path: Path) -> str:
 async def live(
     server: RedisServer, caller: Caller, catalog: Catalog, turns_url: str, files_dir: str
 ) -> AsyncGenerator[LiveApi]:
-    """The whole service, with one store, once the model's own schema is known."""
+    """Start the whole service with one store, and wait until the model's own schema is known."""
     async with (
         live_api(server.url, env={"DIRECTOR_FILES_DIR": files_dir}) as live,
         live_director(server.url, turns_url, files_dir=files_dir),
@@ -79,7 +79,7 @@ async def official(live: LiveApi, redis: Redis, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("REPLICATE_POLL_INTERVAL", "0.02")
     official = replicate.Client(api_token=await Accounts(redis).create_token(ACCOUNT), base_url=live.url)
     yield official
-    official._client.close()  # it has no close of its own
+    official._client.close()  # the client has no close method
 
 
 def picture() -> io.BytesIO:

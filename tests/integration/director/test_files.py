@@ -1,4 +1,4 @@
-"""Files that a real model makes: into the store, to whoever has their address, and gone with the data."""
+"""Test the files of a real model: they go into the store, have signed addresses, and are deleted with the data."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -75,14 +75,14 @@ FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-a
 
 @pytest.fixture(scope="module")
 async def files_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """A model that yields files."""
+    """Return the address of a model that yields files."""
     async with cog_server(write_model(tmp_path_factory.mktemp("files") / "model", SOURCE, schema(FILES))) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 async def whole_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """One that returns an object with a file in it."""
+    """Return the address of a model that returns an object with a file in it."""
     folder = write_model(tmp_path_factory.mktemp("whole") / "model", SOURCE, schema({"type": "object"}))
     async with cog_server(folder, stub="predict.py:Whole") as url:
         yield url
@@ -95,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def api(server: RedisServer, redis: Redis, folder: Path) -> AsyncGenerator[httpx.AsyncClient]:
-    """Whoever has an address: nobody with a token."""
+    """Yield a client without a token, which knows only addresses."""
     async with api_client(ApiSettings(redis_url=server.url, files_dir=str(folder))) as client:
         yield client
 
@@ -134,7 +134,7 @@ async def test_only_the_file_in_an_object_is_replaced(
     async with live_director(server.url, whole_url, **settings(folder)):
         output = (await caller.ended(await caller.submit(size=12_000_000)))["output"]
     assert output["caption"] == "data: not a file"
-    assert await fetched(api, output["picture"]) == b"j" * 12_000_000  # more than Redis would ever be given
+    assert await fetched(api, output["picture"]) == b"j" * 12_000_000  # larger than Redis would accept
 
 
 async def test_every_webhook_contains_the_addresses(
@@ -180,8 +180,8 @@ async def test_unwritable_store_fails_the_prediction_but_not_the_director(
     monkeypatch.setattr(storing, "PAUSES_S", (0.0, 0.0))
     async with live_director(server.url, files_url, **settings(folder)) as director:
         folder.rmdir()
-        folder.touch()  # a real failure, also for root
-        ended = await caller.ended(await caller.submit(n=1, gate=str(gate)))  # it is stopped: the gate never opens
+        folder.touch()  # a real failure, which root gets too
+        ended = await caller.ended(await caller.submit(n=1, gate=str(gate)))  # the run is stopped: the gate never opens
         assert (ended["status"], ended["code"]) == ("failed", "output_not_stored")
         assert ended["error"] == "A file of the output could not be stored."
         assert ended["output"] is None
@@ -233,7 +233,7 @@ async def test_files_are_deleted_together_with_the_data(
         running = await caller.submit(n=1, gate=str(gate))
         await eventually(lambda: caller.get(running), "it shows one", until=lambda shown: shown["output"])
         assert await tidier.run_once() == Tidied(seen=3)
-        await redis.delete(keys.output_data(removed["id"]))  # as its lifetime does
+        await redis.delete(keys.output_data(removed["id"]))  # as its lifetime would
         assert await tidier.run_once() == Tidied(seen=3, removed=1)
         assert (await scripts.stow(ACCOUNT)).total == 20
         gate.open()
@@ -269,7 +269,7 @@ async def test_address_lasts_at_least_as_long_as_the_data(
 
 @pytest.fixture
 async def address(caller: Caller, server: RedisServer, whole_url: str, folder: Path) -> str:
-    """Where a picture is, on this service."""
+    """Return the signed address of a picture on this service."""
     async with live_director(server.url, whole_url, **settings(folder)):
         output = (await caller.ended(await caller.submit()))["output"]
     return str(output["picture"]).removeprefix(URL)

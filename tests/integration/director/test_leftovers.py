@@ -1,4 +1,4 @@
-"""What coglet leaves of a run is deleted once the run has certainly ended, and nothing else ever is."""
+"""Test that what coglet leaves of a run is deleted once the run has certainly ended, and nothing else."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def leave(runs: Path, name: str, *, quiet_s: float = 0, size: int = 0) -> Path:
-    """As coglet does."""
+    """Leave files as coglet does."""
     home = runs / name
     for part in ("inputs", "outputs"):
         (home / part).mkdir(parents=True)
@@ -51,7 +51,7 @@ async def test_everything_that_coglet_leaves_is_deleted(
     assert sorted(path.name for path in left.iterdir()) == ["inputs", "outputs"]
     [spilled] = (left / "outputs").iterdir()
     assert spilled.stat().st_size > 9 << 20
-    shutil.move(left, runs)  # the folder itself is of all servers of this machine
+    shutil.move(left, runs)  # all servers of this machine share the folder itself
     clock = FakeClock(now_ms=SystemClock().now_ms())
     leftovers = Leftovers(runs, redis, clock)
     assert await leftovers.run_once() == 0, "it may be too soon"

@@ -1,4 +1,4 @@
-"""Several servers of one model: one that is down, broken, or not as we were told, and what becomes of the work."""
+"""Test several servers of one model when one is down, broken, or different from its settings."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ async def test_dead_server_does_not_stop_the_other_and_is_used_again(
         mortal, other = director.servers.all
         await eventually(lambda: mortal.can_run and other.can_run, "both are ready")
         held = [await caller.submit(n=1, gate=str(gate)) for _ in range(2)]
-        for each in held:  # one that has not begun is given back unspent
+        for each in held:  # a prediction that has not begun is released unspent
             await caller.shows(each, status="processing")
         assert cog.server is not None
         os.killpg(cog.server.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a director shows at /metrics, after real runs on a real server: the truth, and nothing of a caller."""
+"""Test a director's /metrics after real runs on a real server: the figures are true and contain nothing of a caller."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 @asynccontextmanager
 async def directing(redis_url: str, *servers: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:
-    """A director in this loop, and a client of its health port."""
+    """Run a director in this loop. Yield it with a client of its health port."""
     port = free_port()
     async with (
         live_director(redis_url, *servers, health_port=port, **given),
@@ -28,7 +28,7 @@ async def directing(redis_url: str, *servers: str, **given: object) -> AsyncGene
 
 
 async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str) -> Scrape:
-    """The scrape in which this series has this value."""
+    """Wait for the scrape in which this series has this value."""
     return await eventually(
         lambda: scrape(http), f"{name} is {value}", until=lambda shown: shown.value(name, **labels) == value
     )

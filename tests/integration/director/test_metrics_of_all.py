@@ -1,4 +1,4 @@
-"""API, director and keeper, as real processes under real traffic: what they show at /metrics is what happened."""
+"""Test that /metrics of API, director and keeper, as real processes under real traffic, show what happened."""
 
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -28,14 +28,14 @@ LEASE_S = 3.0
 
 
 class Service(Struct, frozen=True):
-    """A client of each process, by its name. `director`: the process itself; `keeper` runs one."""
+    """Clients of the processes, by name. `director` is the process itself; `keeper` starts one."""
 
     http: Mapping[str, httpx.AsyncClient]
     director: DirectorProcess
     keeper: Callable[[], AbstractAsyncContextManager[None]]
 
     async def shows(self, process: str, name: str, value: float, **labels: str) -> Scrape:
-        """The scrape of this process in which this series has this value."""
+        """Wait for the scrape of this process in which this series has this value."""
         return await eventually(
             lambda: self.scraped(process),
             f"{process} shows {name} {labels} as {value}",
@@ -115,7 +115,7 @@ async def test_metrics_of_three_processes_match_what_happened(
         assert pages["api"].total("director_api_refusals_total") == 2
 
         running.director.send(signal.SIGKILL)
-        async with running.keeper():  # what it looks at first is what is left
+        async with running.keeper():  # its first look finds what is left
             state = await running.shows("keeper", "director_queues", 1)
             assert state.value("director_queue_accepted_total", queue=queue, lane="normal") == 4
             assert state.value("director_queue_ended_total", queue=queue) == 3

@@ -1,4 +1,4 @@
-"""An output that somebody has to allow: what is asked, what is shown meanwhile, and what each answer makes of it."""
+"""Test the moderation of outputs: the request, what callers see meanwhile, and the effect of each answer."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ REFUSED = Answer(body=b'{"allowed": false, "reason": "too\\n cheerful"}')
 
 @pytest.fixture
 async def judge(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Sink]:
-    """An endpoint that allows everything, unless the test says otherwise."""
+    """Serve an endpoint that allows everything, unless the test changes it."""
     monkeypatch.setattr(moderation, "PAUSES_S", (0.02,))
     async with sink() as endpoint:
         endpoint.answer = ALLOWED

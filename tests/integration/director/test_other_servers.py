@@ -1,4 +1,4 @@
-"""A director with model servers that are no Cog: whole predictions, and what happens to them when it goes away."""
+"""Test a director with model servers other than Cog: whole predictions, and their runs when the director leaves."""
 
 import json
 import signal

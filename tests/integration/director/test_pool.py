@@ -1,4 +1,4 @@
-"""Many models in one process: each is served by itself, what befalls one befalls no other, and one drain ends all."""
+"""Test many models in one process: each is served separately, a fault affects only one, and one drain ends all."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ ONE, OTHER = f"{MODEL}:{VERSION[:12]}", f"{PAINTER}:{PAINTED[:12]}"
 
 @pytest.fixture
 async def other_caller(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller) -> Caller:
-    """Who asks for the other model."""
+    """Create a caller of the other model."""
     await catalog.register(PAINTER, PAINTED, schema=OPEN_SCHEMA, server="", policy=Policy())
     return Caller(redis, scripts, model=PAINTER, version=PAINTED)
 
@@ -47,7 +47,7 @@ def two(redis_url: str, one: str, other: str) -> list[DirectorSettings]:
 
 @asynccontextmanager
 async def at_work(models: Sequence[DirectorSettings]) -> AsyncGenerator[tuple[Pool, httpx.AsyncClient]]:
-    """A pool in this process, ended without a drain, and its health port."""
+    """Run a pool in this process, which ends without a drain. Yield it with a client of its health port."""
     ports: list[int] = []
     async with opened(models[0], models) as pool, anyio.create_task_group() as tasks:
         tasks.start_soon(pool.direct, ports.append)
@@ -58,7 +58,7 @@ async def at_work(models: Sequence[DirectorSettings]) -> AsyncGenerator[tuple[Po
 
 
 async def missing(http: httpx.AsyncClient) -> dict[str, str]:
-    """What /readyz says is missing."""
+    """Return what /readyz says is missing."""
     shown: dict[str, str] = (await http.get("/readyz")).json()["missing"]
     return shown
 
@@ -144,7 +144,7 @@ async def test_model_without_a_server_is_named_while_the_other_works(
 async def test_model_that_cannot_be_served_stops_alone(
     caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str
 ) -> None:
-    twin = VERSION[:12] + "f" * 52  # another version with the first digits of one that there is
+    twin = VERSION[:12] + "f" * 52  # another version whose first 12 digits equal those of an existing one
     models = two(server.url, cog_url, second_cog_url)
     models[0] = settings_for(server.url, [cog_url], version=twin)
     async with at_work(models) as (_, http):

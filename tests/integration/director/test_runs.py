@@ -1,4 +1,4 @@
-"""What becomes of a prediction, by what the model does with it."""
+"""Test the outcome of a prediction for each behaviour of its model."""
 
 import json
 from pathlib import Path
@@ -128,7 +128,7 @@ async def test_unstoppable_run_is_ended_and_its_server_restarted(
         ended = await caller.ended(await caller.submit(n=1, gate=str(gate), then="stubborn"))
         assert (ended["status"], ended["error"]) == ("failed", "Prediction timed out")
         waiting = await caller.submit(n=1)
-        gate.open()  # only now can the server end, as it was asked to
+        gate.open()  # the server can only end now, as it was asked to
         assert (await caller.ended(waiting))["status"] == "succeeded"
         assert cog.starts == 2
 
@@ -145,7 +145,7 @@ async def test_slot_held_by_a_foreign_client_restarts_the_server_without_an_atte
             assert put.status_code == 202
         asked = await caller.submit(n=1)
         await eventually(lambda: director.servers.any_ready(), "the server is given up", until=lambda ready: not ready)
-        gate.open()  # only now can the server end, as it was asked to
+        gate.open()  # the server can only end now, as it was asked to
         async with keeping(redis, server.url, lease_s=15):
             assert (await caller.ended(asked))["status"] == "succeeded"
         assert cog.starts == 2
@@ -204,7 +204,7 @@ async def test_model_with_a_failed_setup_gets_no_prediction(caller: Caller, serv
         assert missing.startswith("setup_failed: ")
     record = await caller.record(asked)
     assert (record.status, record.claims) == ("starting", 0)
-    async with live_director(server.url, url):  # nobody is there at all
+    async with live_director(server.url, url):  # there is no server at all
         assert (await caller.record(asked)).claims == 0
 
 
@@ -242,7 +242,7 @@ async def test_two_servers_share_work_within_their_slots(
         asked = [await caller.submit(n=1, gate=str(gate)) for _ in range(3)]
         await eventually(lambda: _running(caller, asked), "two of them run", until=lambda running: running == 2)
         assert [each.busy for each in director.servers.all] == [1, 1]
-        assert (await caller.scripts.stats(caller.queue)).waiting == 1  # what cannot run is not claimed
+        assert (await caller.scripts.stats(caller.queue)).waiting == 1  # a prediction that cannot run is not claimed
         gate.open()
         assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
         await eventually(lambda: director.servers.permits.busy, "every permit is left", until=lambda busy: busy == 0)
@@ -272,7 +272,7 @@ async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Ca
 
 
 def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, int], most: dict[Any, int]) -> Script:
-    """A run that lasts until `opened`, and is counted."""
+    """Submit a counted run that lasts until `opened`."""
     done = {"id": prediction_id, "status": "succeeded", "output": ["x"]}
 
     async def hold(_: Exchange) -> None:

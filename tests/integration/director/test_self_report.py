@@ -1,4 +1,4 @@
-"""A director that runs is known to operators: its release, its servers and what it holds, for each of its queues."""
+"""Test that operators see each running director: its release, its servers and its claims, for each of its queues."""
 
 import pytest
 from redis.asyncio import Redis

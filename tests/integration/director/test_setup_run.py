@@ -1,4 +1,4 @@
-"""How the last setup of a version's servers went, and who is shown it."""
+"""Test the record of the last setup of a version's servers, and who may see it."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ async def noted(catalog: Catalog, status: str) -> SetupRun:
 
 
 async def shown(server: RedisServer, redis: Redis, path: str) -> Any:
-    """What the API answers an account."""
+    """Return the API's answer to an account."""
     async with api_client(ApiSettings(redis_url=server.url)) as api:
         token = await Accounts(redis).create_token(ACCOUNT)
         return (await api.get(path, headers={"authorization": f"Bearer {token}"})).json()

@@ -1,4 +1,6 @@
-"""An operator's receiver is told how each setup of a real server went, once, signed, and nothing waits for it."""
+"""Test that an operator's receiver gets one signed report of each setup of a real server, and that nothing waits for
+it.
+"""
 
 import json
 from collections.abc import AsyncGenerator
@@ -41,7 +43,7 @@ def ended(status: Any = "succeeded", started_at: str = "2026-01-01T00:00:00Z") -
 
 @asynccontextmanager
 async def running(url: str, *, allow: str = "loopback") -> AsyncGenerator[SetupWebhook]:
-    """One by itself, at work."""
+    """Run one setup webhook by itself."""
     sender = Sender(AllowList.parse(allow))
     webhook = SetupWebhook(url, secret=SECRET, sender=sender, clock=SystemClock())
     async with anyio.create_task_group() as tasks:
@@ -94,7 +96,7 @@ async def test_report_is_retried_with_the_same_id_until_accepted(monkeypatch: py
     async with sink() as receiver, running(receiver.url) as webhook:
         receiver.answers.extend([Answer(status=500), Answer(reset=True)])
         webhook.add(ended(), model=MODEL, version="")
-        webhook.add(ended(), model=MODEL, version="")  # a watch that has to note it again
+        webhook.add(ended(), model=MODEL, version="")  # another watch that must record it again
         await receiver.arrived(3)
         webhook.add(ended(started_at="2026-01-02T00:00:00Z"), model=MODEL, version=VERSION)
         await receiver.arrived(4)

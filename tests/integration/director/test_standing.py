@@ -1,4 +1,4 @@
-"""What a director tells of its servers, so that whoever waits is told why: from its start to its last word."""
+"""Test a director's reports about its servers, which tell waiting callers the reason, from its start to its exit."""
 
 import signal
 from typing import Any
@@ -29,7 +29,7 @@ def is_now(cog: ScriptedCog, status: str) -> None:
 
 
 async def reason(caller: Caller, waiting: Any, wanted: str) -> None:
-    """Its GET gives this reason."""
+    """Wait until the prediction's GET gives this reason."""
     await eventually(
         lambda: caller.get(waiting), f"the reason is {wanted}", until=lambda shown: shown["queue"]["reason"] == wanted
     )
@@ -127,7 +127,7 @@ async def test_director_registers_again_what_a_deletion_removed(
     async with scripted_cog() as cog, live_director(server.url, cog.url):
         await eventually(is_registered, "it is registered")
         await eventually(lambda: redis.zcard(keys.directors(caller.queue)), "it beats")
-        # what a deletion leaves that began before the director registered the version, and ended after that
+        # the remains of a deletion that began before the director registered the version, and ended after that
         await redis.srem(keys.queues(), caller.queue)  # type: ignore[misc]
         await redis.hdel(keys.versions(), caller.version)  # type: ignore[misc]
         await redis.delete(keys.version(caller.model, caller.version))

@@ -1,4 +1,4 @@
-"""A stream of a real run, through the death of everything on its way."""
+"""Test the stream of a real run while every process on its way dies."""
 
 import os
 import signal
@@ -24,9 +24,9 @@ from tests.support.servers import RedisServer
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 TOKENS = 120_000
-LEAVES_AFTER = (5_000, 110_000)  # events: while it runs, and in what the end has beyond the log
+LEAVES_AFTER = (5_000, 110_000)  # events: during the run, and those of the end that exceed the log
 LONGEST_S = 300
-# Not as fast as it can: coglet drops what a busy machine's director has not read in time, and the run is put again
+# Not at full speed: coglet drops what a director on a busy machine has not read in time, and the run is sent again
 SOURCE = """
     import time
     from typing import Iterator
@@ -42,7 +42,7 @@ SOURCE = """
 
 
 class Reader:
-    """Reads, and comes back where it was whenever the connection breaks."""
+    """Reads a stream, and resumes after the last event whenever the connection breaks."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
@@ -60,7 +60,7 @@ class Reader:
                 async for one in read_events(self._http, self._url, after=self.events[-1].id if self.events else ""):
                     self.told.append(one)
             except httpx.ConnectError:
-                await anyio.sleep(0.02)  # nobody is there yet
+                await anyio.sleep(0.02)  # there is no director yet
             except httpx.TransportError:
                 self.breaks += 1
 
@@ -111,7 +111,7 @@ async def test_reader_gets_every_event_once_although_processes_are_killed(
 
 
 async def read_leaving(http: httpx.AsyncClient, url: str) -> list[Told]:
-    """All events of a stream, by a reader who leaves now and then, and comes back."""
+    """Return all events of a stream, as read by a client that disconnects now and then and resumes."""
     told: list[Told] = []
     while not (told and told[-1].event == "done"):
         async with aclosing(read_events(http, url, after=told[-1].id if told else "")) as events:

@@ -1,4 +1,4 @@
-"""Every end is told, whatever becomes of its receiver; and each prediction is told of in order, whatever its pace."""
+"""Test that every end reaches its receiver despite failures, and that each prediction's webhooks arrive in order."""
 
 import asyncio
 import random
@@ -57,7 +57,7 @@ CALLERS = 8
 
 
 async def submit_for(seconds: float, caller: Caller, url: str) -> list[str]:
-    """One prediction after the other, as long as it lasts."""
+    """Submit one prediction after the other for this time."""
     ids: list[str] = []
     until = anyio.current_time() + seconds
     while anyio.current_time() < until:
@@ -95,7 +95,7 @@ async def test_every_end_reaches_a_receiver_that_failed_died_and_returned(
 
 
 def ends_of(received: Sequence[Received]) -> list[str]:
-    """The names under which ends were told."""
+    """Return the message ids of the terminal webhooks."""
     names = [one.headers["webhook-id"] for one in received]
     return [name for name in names if name.endswith("_completed")]
 
@@ -140,17 +140,17 @@ async def test_ends_arrive_under_load_with_default_settings(
 
 
 class PacedRunner(ScriptedRunner):
-    """A run at a pace of its own."""
+    """Runs each prediction at its own pace."""
 
     def __init__(self, dice: random.Random) -> None:
         super().__init__()
         self._dice = dice
 
     async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        """Some output and some logs, each after a while or none, then an end of some kind."""
+        """Yield output and logs, with or without pauses, then an end of some kind."""
         dice = self._dice
         outputs = dice.randrange(4)
-        if not outputs or dice.random() < 0.8:  # some are seen to have begun by what they put out
+        if not outputs or dice.random() < 0.8:  # the first output shows that some runs have begun
             yield Began()
         for number in range(outputs):
             await self._pause()
@@ -168,7 +168,7 @@ class PacedRunner(ScriptedRunner):
 
 
 class Paced:
-    """An executor that runs many at once, and a receiver that takes its time."""
+    """An executor that runs many predictions at once, and a slow receiver."""
 
     def __init__(self, driver: QueueDriver, sender: Sender, interval_s: float) -> None:
         clock, accounts = SystemClock(), Accounts(driver.redis)
@@ -199,14 +199,14 @@ class Paced:
 async def test_start_is_delivered_before_any_output_and_the_end_last(
     driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, many: int, seed: int
 ) -> None:
-    # what is sent once must not be lost to a machine that is busy: this receiver is never away
+    # a busy machine must not lose what is sent once: this receiver never fails
     monkeypatch.setattr("director.webhooks.sender.CONNECT_S", 60.0)
     dice = random.Random(seed)
     await Accounts(driver.redis).create_token(ACCOUNT)
     [secret] = await Accounts(driver.redis).webhook_secrets(ACCOUNT)
     sender = Sender(AllowList.parse("loopback"), timeout_s=60)
     paced = Paced(driver, sender, interval_s=0.005)
-    at_once = asyncio.Semaphore(12)  # more, and a run is over before its start is told
+    at_once = asyncio.Semaphore(12)  # with more callers a run would end before its start is delivered
 
     async def one(claim: Claim) -> None:
         async with at_once:
@@ -214,7 +214,7 @@ async def test_start_is_delivered_before_any_output_and_the_end_last(
 
     left, webhooks, progress = many, 0, 0
     while left:
-        async with sink() as receiver:  # one for each part, so that none holds all of them
+        async with sink() as receiver:  # one loop for each part, so that none holds all of them
             ids = [await driver.submit(webhook=receiver.url, events=ALL) for _ in range(min(left, 500))]
             receiver.answers.extend(Answer(delay_s=dice.choice((0, 0, 0.002, 0.01))) for _ in range(5 * len(ids)))
             claims = await driver.claim_all()
@@ -233,6 +233,6 @@ async def test_start_is_delivered_before_any_output_and_the_end_last(
 
 
 async def nothing_is_owed(driver: QueueDriver, receiver: Sink) -> None:
-    """Beyond a number of ends at once a director leaves some to the courier: here there is none."""
+    """Check that no webhook is owed and no connection open. This director leaves no end to the courier."""
     assert await driver.redis.exists(keys.owed(partition_of(driver.new_id()))) == 0
     assert receiver.open == 0

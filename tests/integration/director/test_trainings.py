@@ -1,4 +1,4 @@
-"""Trainings from the API to a real Cog server that trains, and to the version that they make."""
+"""Test trainings from the API to a real Cog server that trains, and to the versions that they make."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,7 +71,7 @@ TRAININGS = f"/v1/models/{MODEL}/versions/{VERSION}/trainings"
 
 @pytest.fixture
 async def trainer(tmp_path: Path) -> AsyncIterator[str]:
-    """A real server that trains."""
+    """Start a real server that trains."""
     folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
     async with cog_process(folder, stub="predict.py:train", trains=True) as server:
         yield server.url
@@ -79,7 +79,7 @@ async def trainer(tmp_path: Path) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def token(redis: Redis, catalog: Catalog) -> str:
-    """Of an account with a model that may be trained."""
+    """Return the token of an account with a model that may be trained."""
     await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
     return await Accounts(redis).create_token(ACCOUNT)
 
@@ -187,7 +187,8 @@ async def test_weights_live_as_long_as_the_version(
     assert store is not None
     tidier = Tidier(redis, scripts, store, SystemClock())
     weights = done["output"]["weights"]
-    for gone in (keys.output_data(done["id"]), keys.input_data(done["id"]), keys.record(done["id"])):  # as they end
+    # in the order of their ends
+    for gone in (keys.output_data(done["id"]), keys.input_data(done["id"]), keys.record(done["id"])):
         await redis.delete(gone)
         assert await tidier.run_once() == Tidied(seen=1)
     assert (await api.get(weights)).content == b"learned poems"
@@ -263,7 +264,7 @@ async def test_official_client_creates_gets_lists_and_cancels(
         assert [one.id for one in page.results] == [waits.id, made.id]
         await to_thread.run_sync(waits.reload)
         assert waits.destination == DESTINATION
-        official._client.close()  # it has no close of its own
+        official._client.close()  # the client has no close method
 
 
 async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(

@@ -1,4 +1,4 @@
-"""Files that a real model server puts to the director: into the store, named in the output, and nowhere else."""
+"""Test the files that a real model server uploads to the director: they are stored and named in the output."""
 
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -28,7 +28,7 @@ SECRET = "a-secret-of-the-test"
 
 
 class Given:
-    """A model server that puts its files to the director of the test, once for each way to follow it."""
+    """A model server that uploads its files to the director of the test, once for each way to follow it."""
 
     def __init__(self, url: str, port: int) -> None:
         self.url = url
@@ -61,7 +61,7 @@ async def api(server: RedisServer, folder: Path) -> AsyncGenerator[httpx.AsyncCl
 
 @pytest.fixture
 async def stranger(given: Given) -> AsyncIterator[httpx.AsyncClient]:
-    """Somebody who reaches the director's port."""
+    """Yield a client that can reach the director's port but has no secret."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{given.port}", trust_env=False) as client:
         yield client
 
@@ -104,7 +104,7 @@ async def test_files_too_large_in_total_fail_the_run_and_leave_none_unnamed(
     async with live_director(server.url, given.url, **given.settings(folder, max_files_bytes=100_000)):
         ended = await caller.ended(await caller.submit(n=2, size=60_000))
         assert (ended["status"], ended["code"]) == ("failed", "output_too_large")
-        named = len(ended["output"] or [])  # the first one may have been shown before the second came
+        named = len(ended["output"] or [])  # the first file may have been shown before the second arrived
         await eventually(lambda: len(stored(folder)) == named, "nothing else is left of it")
         assert (await caller.ended(await caller.submit(n=1, size=60_000)))["status"] == "succeeded"
     await caller.nothing_is_left()
@@ -254,7 +254,7 @@ async def test_large_file_goes_to_a_bucket(
 
 
 def peak(pid: int) -> int:
-    """The most memory that a process ever had, in bytes."""
+    """Return the highest memory use of a process, in bytes."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 
@@ -276,6 +276,6 @@ async def test_killed_director_leaves_nothing_on_its_disk(
         await eventually(lambda: caller.get(asked), "it shows one", until=lambda shown: shown["output"])
         director.process.kill()
         await director.process.wait()
-    assert len(stored(folder)) == 1  # it is of a prediction that lives: whoever claims it next names it again
+    assert len(stored(folder)) == 1  # it belongs to a live prediction: the next claim names it again
     assert not list(spool.iterdir())
     gate.open()

@@ -1,4 +1,4 @@
-"""What a caller is told by webhook while its prediction runs, on a receiver of its own."""
+"""Test the webhooks of a running prediction with a receiver per test."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def body(received: Received) -> dict[str, Any]:
 
 
 async def completed(receiver: Sink) -> dict[str, Any]:
-    """The terminal webhook, which is the last one."""
+    """Return the terminal webhook, which is the last one."""
     await eventually(
         lambda: receiver.received and body(receiver.received[-1])["completed_at"], "the terminal webhook came"
     )
@@ -109,7 +109,7 @@ async def test_dead_receiver_blocks_neither_the_slot_nor_other_receivers(
         first = await caller.submit(n=1, webhook=dead.url, events=ALL)
         assert (await caller.ended(first))["status"] == "succeeded"
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
-        assert [body(each)["status"] for each in dead.received] == ["processing"]  # still held there
+        assert [body(each)["status"] for each in dead.received] == ["processing"]  # the receiver still holds it
 
 
 async def test_failed_terminal_webhook_stays_owed_until_its_next_attempt(
@@ -124,7 +124,7 @@ async def test_failed_terminal_webhook_stays_owed_until_its_next_attempt(
     assert (record.status, record.told, record.tellings) == ("succeeded", "failed", 1)
     due = await owed(redis, asked)
     assert due is not None
-    assert before + 1800 <= due <= after + 2200  # the first pause: two seconds, a tenth sooner or later
+    assert before + 1800 <= due <= after + 2200  # the first backoff: two seconds, plus or minus a tenth
 
 
 async def test_forbidden_receiver_is_recorded_as_refused_and_never_reached(

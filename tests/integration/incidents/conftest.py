@@ -1,4 +1,4 @@
-"""One service for all incidents: each has a model, and so a queue, of its own."""
+"""Start one service for all incidents. Each incident has its own model, and so its own queue."""
 
 from collections.abc import AsyncGenerator
 
@@ -10,7 +10,7 @@ from tests.support.servers import redis_server
 
 @pytest.fixture(scope="module")
 async def stage() -> AsyncGenerator[Scene]:
-    """A server and an API."""
+    """Start a server and an API."""
     with redis_server() as server:
         async with scene(server.url) as started:
             yield started

@@ -1,7 +1,7 @@
-"""A service in trouble, and those who are asked at three in the morning: doctor, explain, the feed, and the alert.
+"""Start a service in trouble, and ask its diagnostics: doctor, explain, the feed, and the alert.
 
-API, keepers and directors are processes of their own. An alert is judged by Prometheus's own tool where that is
-installed, on what the processes show; elsewhere by what its threshold asks of the metric that it names.
+API, keepers and directors are separate processes. Where Prometheus's own tool is installed, it judges the alert by
+the metrics of the processes. Elsewhere the test compares the metric with the alert's threshold.
 """
 
 import os
@@ -46,7 +46,7 @@ BEAT_S: Final = 1.0
 
 
 class Incident(Struct, frozen=True, kw_only=True):
-    """What is to be named: the finding, the alert, and what that asks of its metric, on a page of `process`."""
+    """The expected finding and alert, and the condition of its metric on a page of `process`."""
 
     code: str
     alert: str
@@ -57,7 +57,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 class Scene:
-    """A running API, and whoever else a test starts beside it."""
+    """A running API, and the processes that a test starts beside it."""
 
     def __init__(self, url: str, redis_url: str, redis: Redis, scripts: Scripts, token: str) -> None:
         self.url = url
@@ -68,21 +68,21 @@ class Scene:
         self.ports = {"keeper": free_port(), "director": free_port()}
 
     async def caller(self, model: str, policy: Policy | None = None, **given: Any) -> Caller:
-        """Somebody who asks for runs of a model that has a queue from now on."""
+        """Create a caller of a new model, whose queue exists from now on."""
         catalog = Catalog(self.redis, self.scripts, SystemClock())
         await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="", policy=policy or Policy())
         return Caller(self.redis, self.scripts, model=model, **given)
 
     @asynccontextmanager
     async def keeper(self, **given: Any) -> AsyncGenerator[None]:
-        """A keeper, until the block ends."""
+        """Run a keeper until the block ends."""
         allowed = {"webhook_allow": "loopback", "port": self.ports["keeper"]}
         async with keeper_process(self.redis_url, **{**allowed, **given}):
             yield
 
     @asynccontextmanager
     async def served(self, queue: QueueName) -> AsyncGenerator[None]:
-        """By a director whose one slot is busy all the time, until the block ends."""
+        """Run a director whose one slot is always busy until the block ends."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._beats, queue)
             yield
@@ -98,7 +98,7 @@ class Scene:
         await self.scripts.extend(queue, consumer="busy", lease_s=60, claims=[], slots=1, state=state)
 
     async def command(self, *line: str) -> str:
-        """What a command says."""
+        """Return the output of a command."""
         env = {**os.environ, "DIRECTOR_REDIS_URL": self.redis_url, "DIRECTOR_URL": self.url}
         done = await to_thread.run_sync(
             lambda: subprocess.run(
@@ -114,7 +114,7 @@ class Scene:
         return done.stdout
 
     async def findings(self) -> list[Finding]:
-        """Those of the newest snapshot of the feed, which the page shows."""
+        """Return the findings in the newest snapshot of the feed, which the page shows."""
         async with self._http(self.url) as http:
             answer = await http.get("/v1/admin/live", params={"snapshots": 1})
         event, data, *_ = answer.text.split("\n")
@@ -123,7 +123,7 @@ class Scene:
         return found
 
     async def finds(self, code: str, queue: str | None = None) -> Finding:
-        """The finding, once the feed has it."""
+        """Wait until the feed has the finding, and return it."""
 
         def has(found: list[Finding]) -> list[Finding]:
             return [one for one in found if one.code == code and queue in (None, one.queue)]
@@ -131,7 +131,7 @@ class Scene:
         return has(await eventually(self.findings, f"{code} is found", until=has, limit_s=LIMIT_S))[0]
 
     async def measured(self, incident: Incident, **labels: str) -> Scrape:
-        """The page of the process in which the metric has what the alert's threshold asks for."""
+        """Wait for the page of the process whose metric meets the alert's threshold."""
         wanted = {**incident.labels, **labels}
         async with self._http(f"http://127.0.0.1:{self.ports[incident.process]}") as http:
 
@@ -151,7 +151,7 @@ class Scene:
         return page
 
     async def is_named(self, incident: Incident, queue: str = "", **labels: str) -> Finding:
-        """Feed, doctor and alert name it. The finding."""
+        """Check that feed, doctor and alert name the incident. Return the finding."""
         finding = await self.finds(incident.code, queue or None)
         assert finding.detail
         assert finding.ask.startswith("director ")
@@ -168,14 +168,14 @@ class Scene:
 
 
 class Feed(Struct, frozen=True):
-    """What of a snapshot is read here."""
+    """The fields of a snapshot that the tests read."""
 
     findings: list[Finding]
 
 
 def fires(promtool: str, alert: str, page: Scrape, queue: str) -> str:
-    """What Prometheus's tool says of the alert after an hour and twenty minutes in which the page stays as it is, where
-    counters go on as they did once a minute.
+    """Return what Prometheus's tool says of the alert after 80 minutes, in which the page stays the same and counters
+    continue to grow once a minute.
     """
     named = set(re.findall(r"\bdirector_[a-z_]+", RULES[alert]["expr"]))
     series = {}
@@ -204,7 +204,7 @@ def fires(promtool: str, alert: str, page: Scrape, queue: str) -> str:
 
 @asynccontextmanager
 async def scene(redis_url: str, *, through: str = "") -> AsyncGenerator[Scene]:
-    """An API on this Redis. `through`: what its processes take for it."""
+    """Start an API on this Redis. `through` is the address that its processes use for it."""
     redis = client(redis_url)
     gatherer = Gatherer(redis)
     try:

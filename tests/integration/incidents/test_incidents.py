@@ -1,4 +1,4 @@
-"""Each incident is named, with its cause, by the doctor, by a prediction's story, by the page's feed, by an alert."""
+"""Test that each incident is named with its cause by the doctor, by explain, by the page's feed and by an alert."""
 
 import time
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ async def test_dead_receiver_is_named(stage: Scene) -> None:
 
 @pytest.fixture
 def far_server() -> Iterator[RedisServer]:
-    """One that a proxy can stand before."""
+    """Start a server that a proxy can stand before."""
     with redis_server(loopback=True) as started:
         yield started
 

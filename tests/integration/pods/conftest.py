@@ -1,4 +1,4 @@
-"""The model, and who asks for it, as the director's own tests have them."""
+"""Provide the model and the caller of the director's own tests."""
 
 from tests.integration.director.conftest import caller, folder, gate, tally
 

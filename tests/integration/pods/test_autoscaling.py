@@ -1,4 +1,4 @@
-"""From no director to several and back, by the two scalers of KEDA that we ship, each asked as KEDA asks it."""
+"""Test scaling from no director to several and back with the two shipped KEDA scalers, called as KEDA calls them."""
 
 import sys
 from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ KEDA = trigger("keda")
 
 @pytest.fixture
 async def of_metrics_api(server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Number]:
-    """As the metrics-api scaler reads a keeper, which forgets arrivals in seconds, not in minutes."""
+    """Read a keeper as the metrics-api scaler does. This keeper forgets arrivals in seconds, not in minutes."""
     monkeypatch.setattr(scaling, "WINDOWS_S", (10.0, 10.0))
     ports: list[int] = []
     async with anyio.create_task_group() as tasks:
@@ -51,7 +51,7 @@ async def of_metrics_api(server: RedisServer, redis: Redis, monkeypatch: pytest.
 
 @pytest.fixture
 async def of_redis(server: RedisServer, caller: Caller) -> AsyncGenerator[Number]:
-    """As the scaler for lists reads Redis, with the rights of its user, at the key that the command prints."""
+    """Read Redis as the scaler for lists does, with the rights of its user, at the key that the command prints."""
     line = [sys.executable, "-m", "director", "scale", "--key", caller.queue, "--redis", server.url]
     key = (await anyio.run_process(line)).stdout.decode().strip()
     keda: Any = Redis.from_url(server.url_of("keda"), protocol=2)
@@ -68,13 +68,13 @@ async def none_is_left(scaler: Autoscaler) -> None:
 
 
 async def rests_at_none(scaler: Autoscaler) -> None:
-    """While nothing is asked for, no director is started."""
+    """Check that no director starts while there is no work."""
     await eventually(lambda: scaler.seen, "it was asked again and again", until=lambda seen: len(seen) >= 5)
     assert (set(scaler.seen), scaler.servers) == ({(0.0, 0)}, [])
 
 
 async def one_is_answered(scaler: Autoscaler, caller: Caller) -> None:
-    """One prediction and no director: it runs once, to its end, and then nobody is left."""
+    """Submit one prediction without a director: it runs once to its end, and then no director is left."""
     await rests_at_none(scaler)
     asked = await caller.submit()
     assert (await caller.ended(asked))["status"] == "succeeded"
@@ -102,7 +102,7 @@ async def test_live_entries_of_the_queue_scale_up_for_one_prediction(
 
 
 async def a_burst_is_answered(scaler: Autoscaler, caller: Caller) -> None:
-    """By several, and then nobody is left."""
+    """Submit a burst: several directors run it, and then none is left."""
     await rests_at_none(scaler)
     asked = [await caller.submit() for _ in range(50)]
     for each in asked:
@@ -130,7 +130,7 @@ async def test_live_entries_of_the_queue_scale_up_for_a_burst(
 async def test_never_served_model_gets_a_director_that_registers_it(
     server: RedisServer, scripts: Scripts, redis: Redis, of_metrics_api: Number
 ) -> None:
-    """Nothing can be asked of it before, so there is no number, and KEDA falls back."""
+    """Before that its queue does not exist, so there is no number, and KEDA falls back."""
     async with autoscaled("keda", of_metrics_api, server.url) as scaler:
         await eventually(lambda: scaler.directors, "one is started without a number")
         assert {number for number, _ in scaler.seen} == {None}

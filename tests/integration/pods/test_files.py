@@ -1,4 +1,4 @@
-"""One volume behind the API: a director that sees none of it puts files there, and callers have them."""
+"""Test one volume behind the API: a director without access to the volume stores files that callers can fetch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the pod of a GPU pool promises, by its two processes, started and ended as the manifest says."""
+"""Test the promises of the GPU pool's pod with its two processes, started and ended as the manifest says."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -43,14 +43,14 @@ SETUP = """
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """One that a test may end."""
+    """Start a server that a test may end."""
     with redis_server(guarded=True) as started:
         yield started
 
 
 @asynccontextmanager
 async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
-    """Who asks at a server of its own."""
+    """Create a caller on a separate server."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     try:
@@ -65,12 +65,12 @@ async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
 
 
 def with_setup(folder: Path, gate: Gate, tally: Tally, *, failures: int = 0) -> Path:
-    """A model whose setup lasts until the gate opens, and fails so many times."""
+    """Write a model whose setup waits for the gate, and fails this number of times."""
     return write_model(folder / "model", SETUP.format(tally=str(tally), gate=str(gate), failures=failures))
 
 
 def test_grace_period_covers_the_whole_shutdown() -> None:
-    """A drain lasts its own time, then that to hand back and to tell; then the model server ends."""
+    """The drain takes its own time, then the time to release and notify; then the model server ends."""
     assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) >= float(DEFAULTS["DIRECTOR_RUN_LIMIT_S"])
     assert float(DEFAULTS["DIRECTOR_DRAIN_S"]) + HAND_BACK_S + MODEL_END_S <= GRACE_S
 

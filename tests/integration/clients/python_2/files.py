@@ -24,7 +24,7 @@ assert first.url.startswith("https://")
 assert client.run(painter.name, input={"image": first.url})[0].read() == b"a raccoon00"
 assert isinstance(client.run(painter.name, input={"prompt": "x"}, use_file_output=False)[0], str)
 
-# themselves
+# the files themselves
 for file in client.files.list():
     client.files.delete(file_id=file.id)
 made = client.files.create(content=picture, filename="a cat.png", type="image/png", metadata='{"k": 1}')

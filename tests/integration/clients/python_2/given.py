@@ -1,4 +1,4 @@
-"""What each script is given: a client of the service, who it speaks for, and the models that there are.
+"""Give each script a client of the service, its account, and the names of the models.
 
 `import replicate` is the official Python client 2.0.0b4 here, and finds the service by its environment.
 """
@@ -30,7 +30,7 @@ def terminal(prediction: Any) -> bool:
 
 
 def raises(kind: type[Exception], call: Any) -> Any:
-    """The error of this kind that a call raises."""
+    """Return the error of this kind that a call raises."""
     try:
         call()
     except kind as error:
@@ -39,5 +39,5 @@ def raises(kind: type[Exception], call: Any) -> Any:
 
 
 def said_all() -> None:
-    """The script came to its end."""
+    """Report that the script reached its end."""
     print("true")

@@ -18,7 +18,7 @@ done = client.predictions.wait(made.id)
 assert (done.status, done.output, done.error) == ("succeeded", ["About ", "llamas", "."], None)
 assert done.metrics.total_time >= done.metrics.predict_time
 
-# all three spellings of a version, and of a model's latest, held
+# all three spellings of a version, and of a model's latest version, are accepted
 for version in (captioner.name, captioner.ref, captioner.version):
     held = client.predictions.create(version=version, input={"prompt": "hi"}, prefer="wait")
     assert (held.status, held.output, held.urls.stream) == ("succeeded", "hi", None), held
@@ -26,7 +26,7 @@ owner, name = captioner.name.split("/")
 held = client.models.predictions.create(model_owner=owner, model_name=name, input={"prompt": "hi"}, prefer="wait=5")
 assert (held.status, held.version) == ("succeeded", captioner.version)
 
-# cancel what runs, and what is not done in time
+# cancel a running prediction, and one that is not done in time
 running = client.predictions.create(version=captioner.name, input={"gate": f"{gate}.never"})
 while client.predictions.get(prediction_id=running.id).status == "starting":
     pass
@@ -36,7 +36,7 @@ assert (canceled.status, canceled.output) == ("canceled", None)
 bounded = client.predictions.create(version=captioner.name, input={"prompt": "hi"}, cancel_after="1m30s", prefer="wait")
 assert bounded.deadline is not None
 
-# list: its pages follow each other by themselves
+# list: the client follows the pages by itself
 listed = [prediction.id for prediction in client.predictions.list()]
 assert (listed[0], listed[1], listed[-1], len(listed)) == (bounded.id, running.id, made.id, 7)
 

@@ -15,7 +15,7 @@ for wait in (True, 5, False):
     failed = raises(ModelError, lambda wait=wait: client.run(captioner.name, input={"then": "raise"}, wait=wait))
     assert (failed.prediction.status, failed.prediction.error) == ("failed", "ValueError: it went wrong")
 
-# a model that has shown two of three pieces by the time the wait is over gives no truncated output
+# a model that has shown two of three pieces at the end of the wait returns no truncated output
 threading.Timer(1.6, open_gate).start()
 assert list(client.run(writer.name, input={"prompt": "llamas", "gate": gate}, wait=1)) == PIECES
 

@@ -23,7 +23,7 @@ with HTTPServer(("127.0.0.1", 0), Receiver) as server:
     server.handle_request()
 
 [(headers, body)] = received
-# this client has no function that validates one: the standard's own does
+# this client has no function that validates a webhook: the standard's own library does it
 told = Webhook(client.webhooks.default.secret.get().key).verify(body, headers)
 assert (told["id"], told["status"], told["output"]) == (made.id, "succeeded", "ünïcödé")
 said_all()
