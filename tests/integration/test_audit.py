@@ -1,4 +1,6 @@
-"""The log of every partition, carried to a file or a receiver: none of it is left out, whatever dies or is away."""
+"""Test that the log of every partition reaches a file or a receiver completely, although processes die or are
+unavailable.
+"""
 
 import json
 import os
@@ -50,7 +52,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def to_file(redis: Redis, file: Path) -> Any:
-    """A process each time."""
+    """Write the log to a file with a new process each time."""
 
     async def feed() -> Fed:
         async with aclosing(FileSink(file)) as sink:
@@ -122,7 +124,7 @@ async def test_unfinished_line_of_a_full_disk_is_cut_off(redis: Redis, file: Pat
 
 @contextmanager
 def no_file_longer_than(size: int) -> Iterator[None]:
-    """As on a disk that is full, of this process alone."""
+    """Limit the file size of this process, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -266,7 +268,7 @@ def test_sinks_of_two_urls_have_two_names_that_hide_the_url() -> None:
 
 @asynccontextmanager
 async def command(server: RedisServer, *line: str) -> AsyncGenerator[Process]:
-    """`director audit` as a process of its own."""
+    """Run `director audit` in a separate process."""
     process = await anyio.open_process(
         [sys.executable, "-m", "director", "audit", *line],
         env={
@@ -288,7 +290,7 @@ async def command(server: RedisServer, *line: str) -> AsyncGenerator[Process]:
 
 
 async def ended(process: Process) -> tuple[int, str]:
-    """Its exit code, and the last thing it said."""
+    """Return its exit code and its last message."""
     assert process.stderr is not None
     with anyio.fail_after(20):
         said = b"".join([part async for part in process.stderr])
@@ -317,7 +319,7 @@ async def test_kill_between_file_and_cursor_repeats_entries_and_loses_none(
     await live(driver)
     await to_file()
     await live(driver)
-    os.mkfifo(cursor := Path(f"{file}.cursor.new"))  # whoever opens it to write waits for a reader
+    os.mkfifo(cursor := Path(f"{file}.cursor.new"))  # opening it for writing waits for a reader
     async with command(server, "--to", str(file)) as process:
         await eventually(lambda: len(lines(file)) == 6, "the lines are there")
         process.kill()

@@ -1,4 +1,6 @@
-"""The log of every partition, read by whoever keeps a cursor: everything, in order, and what was cut is counted."""
+"""Test reading the log of every partition with a cursor: every entry in order, and a count of the entries that were
+cut.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -39,7 +41,7 @@ def feeder(redis: Redis, kept: KeptSink) -> Feeder:
 
 @asynccontextmanager
 async def queue_of(server: RedisServer) -> AsyncGenerator[QueueDriver]:
-    """The queue as one server of several has it."""
+    """Return the queue as one of several servers has it."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     try:
@@ -151,7 +153,7 @@ async def test_failover_that_loses_entries_hides_no_newer_ones() -> None:
 
             await new.redis.replicaof("NO", "ONE")
             claim = await new.claim_one()
-            await old.submit()  # lost, and named after what the new master has had by now
+            await old.submit()  # lost, and named after an id that the new master has passed by now
             await Feeder(AuditLog(old.redis), kept, SystemClock()).run_once()
             first.kill()
 

@@ -1,4 +1,4 @@
-"""The depth bench, played small: it measures both queues and leaves them as they were. No time is judged here."""
+"""Play the depth bench small: it measures both queues and leaves them unchanged. The test judges no times."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who asks again and again in a bench: counts what was answered well, and nothing else; ends when it was told to."""
+"""Test the load of a bench: it counts only good answers, and it ends when told to."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,7 +24,7 @@ async def well(_number: int, writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def server(answer: Answer) -> AsyncGenerator[tuple[str, list[bytes]]]:
-    """Its address, and the head of each request that came."""
+    """Yield the address of a server, and the head of each request that arrived."""
     heads: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The catalogue: what a director registers, and what callers find."""
+"""Test the catalogue: what a director registers is what callers find."""
 
 from typing import Any
 

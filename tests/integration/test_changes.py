@@ -1,4 +1,6 @@
-"""What operators change is in one log: before it is made, with who and when, taken back where nothing came of it."""
+"""Test the log of operator changes: each is recorded before it is made, with author and time, and voided if
+ineffective.
+"""
 
 from typing import Any
 

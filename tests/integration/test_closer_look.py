@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 
 @pytest.fixture
 def past(driver: QueueDriver) -> QueueDriver:
-    """The queue a minute ago."""
+    """Return the queue by a clock of a minute ago."""
     driver.now_ms = time.time_ns() // 1_000_000 - MINUTE_MS
     return driver
 

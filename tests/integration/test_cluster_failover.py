@@ -1,4 +1,4 @@
-"""A Cluster under a service at work: a master dies, a slot moves, a part is gone. Nothing accepted is lost by it."""
+"""Test a Cluster under a working service: a master dies, a slot moves, a part is gone, and no accepted work is lost."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -37,7 +37,7 @@ SOURCE = """
 
 
 class Asker:
-    """Asks without a pause, and notes what was answered; a key for each, so that what was lost is asked again."""
+    """Submits without a pause and records the answers. Each request has a key, so that a lost one is repeated."""
 
     def __init__(self, http: httpx.AsyncClient, caller: Caller) -> None:
         self.caller = caller
@@ -57,7 +57,7 @@ class Asker:
         self._is_over = True
 
     async def ask(self, text: str) -> None:
-        """Until it is accepted, as a client that heeds Retry-After does it."""
+        """Repeat one request until it is accepted, as a client that follows Retry-After does."""
         body, headers = {"input": {"text": text}}, {"idempotency-key": text}
         with anyio.fail_after(LIMIT_S):
             while True:
@@ -71,12 +71,12 @@ class Asker:
                 await anyio.sleep(0.1)
 
     async def more(self, count: int) -> None:
-        """Wait until so many more were accepted."""
+        """Wait until this number of further predictions is accepted."""
         wanted = len(self.accepted) + count
         await eventually(lambda: len(self.accepted) >= wanted, f"{count} more are accepted", limit_s=LIMIT_S)
 
     async def all_succeeded(self) -> None:
-        """Each that was accepted, once."""
+        """Check that each accepted prediction succeeded once."""
         assert len(set(self.accepted)) == len(self.accepted)
         for prediction in self.accepted:
             await eventually(lambda it=prediction: self._has_ended(it), f"{prediction} ended", limit_s=LIMIT_S)
@@ -94,7 +94,7 @@ class Asker:
 
 @asynccontextmanager
 async def at_work(cluster: RedisCluster, folder: Path) -> AsyncGenerator[Asker]:
-    """API, keeper and director as processes, and somebody who asks all the time."""
+    """Run API, keeper and director as processes, and a client that submits continuously."""
     redis = client(cluster.url)
     gatherer = Gatherer(redis)
     caller = Caller(redis, Scripts(gatherer))
@@ -121,7 +121,7 @@ async def at_work(cluster: RedisCluster, folder: Path) -> AsyncGenerator[Asker]:
 
 
 async def replicated(redis: Redis) -> bool:
-    """Has its replica all that this master has?"""
+    """Return whether this master's replica has everything that the master has."""
     found = await redis.info("replication")
     return found["slave0"]["offset"] == found["master_repl_offset"]
 

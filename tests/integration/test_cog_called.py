@@ -1,4 +1,4 @@
-"""Runs on Cog servers that hear nothing while they hold a PUT open, 0.9 to 0.12; scripted, so that they misbehave."""
+"""Test runs on Cog servers 0.9 to 0.12, which accept nothing else during an open PUT; scripted, to misbehave."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -38,7 +38,7 @@ async def inbox() -> AsyncGenerator[Inbox, None]:
 
 @pytest.fixture
 async def old() -> AsyncGenerator[ScriptedCog, None]:
-    """READY, from before they told their version, and with nothing under way."""
+    """Yield a server that is READY, is too old to report its version, and has no run."""
     async with scripted_cog(streams=False) as cog:
         cog.on("GET", "/health-check", health("READY"))
         cog.on("POST", f"{PATH}/cancel", answer(404, b"{}"))
@@ -55,7 +55,7 @@ async def runner(old: ScriptedCog, inbox: Inbox) -> AsyncGenerator[CogRunner, No
 
 
 async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
-    """What the server tells of the run that it took last."""
+    """Send the server's callbacks for the run that it accepted last."""
     with anyio.fail_after(10):
         while not old.asked("PUT"):  # noqa: ASYNC110 - another task asks
             await anyio.sleep(0.002)
@@ -139,7 +139,7 @@ async def test_first_cancel_waits_until_the_run_can_receive_it(
 async def test_run_with_an_open_request_leaves_the_server_busy_and_unasked(
     old: ScriptedCog, inbox: Inbox, fast: bool
 ) -> None:
-    """Of a model whose output may be files, which are in the answer alone; or where no callbacks are wanted."""
+    """This happens if the output may be files, which only the answer contains, or if no callbacks are wanted."""
     output: dict[str, Any] = {"type": "string"} if fast else {"type": "string", "format": "uri"}
     old.on("GET", "/openapi.json", answer(200, {"components": {"schemas": {"Output": output}}}))
     released = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The Cog runner on a real Cog server; on a scripted one only where a real one cannot be made to misbehave so."""
+"""Test the Cog runner on a real Cog server, or on a scripted one where a real one cannot be made to misbehave."""
 
 import asyncio
 import os
@@ -122,19 +122,19 @@ def request(prediction_id: str = ID, *, wants_progress: bool = True, **inputs: o
 
 
 async def end_of(runner: CogRunner, asked: RunRequest) -> RunEvent:
-    """The end of a run that shows nothing else; on a busy machine it may be taken to have begun."""
+    """Return the end of a run that shows nothing else. On a busy machine the run may count as begun."""
     (ended,) = [event for event in await follow(runner, asked) if not isinstance(event, Began)]
     return ended
 
 
 async def follow(runner: CogRunner, asked: RunRequest) -> list[RunEvent]:
-    with anyio.fail_after(30):  # a run that never ends must fail its test, not hold up all the others
+    with anyio.fail_after(30):  # a run that never ends must fail its test and not delay all the others
         async with aclosing(runner.run(asked)) as events:
             return [event async for event in events]
 
 
 async def the_end(runner: CogRunner, asked: RunRequest) -> Ended:
-    """The end of a run, of which it is checked that it is one of a kind and comes after a beginning, if it ran."""
+    """Return the end of a run. Check that there is one end, and that it follows a beginning if the run began."""
     *progress, ended = await follow(runner, asked)
     assert isinstance(ended, Ended)
     assert not any(isinstance(event, Ended) for event in progress)
@@ -158,7 +158,7 @@ async def ready(runner: CogRunner) -> None:
 
 
 async def busy(runner: CogRunner) -> None:
-    """Wait until it has none: a run is taken to have begun where the server is silent, a moment before it shows."""
+    """Wait until the server has no free slot. A silent server counts as begun a moment before it shows the run."""
     await says(runner, HealthStatus.BUSY)
 
 
@@ -206,7 +206,7 @@ async def scalar_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator
 async def runner(
     request: pytest.FixtureRequest, streamed_url: str, answered_url: str, inbox: Inbox
 ) -> AsyncGenerator[CogRunner, None]:
-    """The same model over both transports: streamed, and answered with callbacks on the way."""
+    """Yield a runner of the same model over both transports: streamed, and answered with callbacks during the run."""
     url = {"streamed": streamed_url, "answered": answered_url}[request.param]
     async with runner_for(url, inbox=inbox) as runner:
         await ready(runner)
@@ -219,7 +219,7 @@ def open_gate(gate: Path) -> None:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """A file that a run waits for."""
+    """Return a file for which a run waits."""
     return tmp_path / "gate"
 
 
@@ -243,7 +243,7 @@ async def test_output_is_seen_before_the_end(runner: CogRunner, gate: Path) -> N
             seen: list[RunEvent] = []
             while len([event for event in seen if isinstance(event, Produced)]) < 2:
                 seen.append(await anext(events))
-            open_gate(gate)  # only now can it end
+            open_gate(gate)  # the run can only end now
             assert isinstance([event async for event in events][-1], Ended)
 
 

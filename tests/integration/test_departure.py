@@ -41,7 +41,7 @@ def far_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def there(far_server: RedisServer) -> AsyncIterator[QueueDriver]:
-    """The queue of the same name there, by that server's clock."""
+    """Return the queue of the same name there, by that server's clock."""
     redis = client(far_server.url)
     gatherer = Gatherer(redis)
     try:
@@ -73,7 +73,7 @@ class Mover:
         )
 
     async def told(self, *options: str) -> dict[str, Any]:
-        """The counts that it printed and that are not zero."""
+        """Return the printed counts that are not zero."""
         ended = await self.run("--json", *options)
         assert (ended.returncode, ended.stderr) == (0, "")
         said = json.loads(ended.stdout)

@@ -1,4 +1,4 @@
-"""`director doctor` on real servers, with each condition made true that a server can be brought to."""
+"""Test `director doctor` on real servers, with each condition that a server can be brought into."""
 
 import json
 import subprocess
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """One of its own: it is misconfigured here. Nothing about it is wrong at first."""
+    """Start a separate server, since the tests misconfigure it. It is correct at first."""
     with redis_server(config={"maxmemory": "100mb"}) as started:
         yield started
 
 
 @pytest.fixture
 async def driver(server: RedisServer) -> AsyncIterator[QueueDriver]:
-    """A queue on this server, a minute ago."""
+    """Return a queue on this server, by a clock of a minute ago."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
@@ -199,7 +199,7 @@ async def test_command_prints_one_line_per_check_and_fails_with_one(server: Redi
     assert (sound.returncode, sound.stderr) == (0, "")
     lines = [line for line in sound.stdout.splitlines() if "→" not in line]
     assert len(lines) == len(CHECKS)
-    # a machine that does other things too answers late, which is told and is no fault of the server
+    # a busy machine answers late, which is reported and is no fault of the server
     assert {line.split()[0] for line in lines if "latency" not in line} == {"ok"}
     async with Redis(unix_socket_path=str(server.socket)) as operator:
         await operator.config_set("maxmemory-policy", "allkeys-lru")

@@ -1,4 +1,4 @@
-"""SIGTERM while a process still starts: as the first process of a container it must not miss it."""
+"""Test a SIGTERM during the start of a process: as the first process of a container it must not miss the signal."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
 
-# Sends itself a SIGTERM as soon as it begins to do what its command is for; ignores none, and has no handler yet.
+# Sends itself a SIGTERM as soon as its command begins to work, when it has no handler yet
 PROGRAM = """
 import os, resource, signal, sys
 from director.cli.main import main
@@ -36,6 +36,6 @@ async def test_early_sigterm_takes_effect_once_it_can_be_handled(server: RedisSe
     env = dict(os.environ) | {"DIRECTOR_REDIS_URL": server.url}
     with anyio.fail_after(60):
         ended = await anyio.run_process([sys.executable, "-c", PROGRAM, *command], env=env, check=False)
-    # uvicorn raises the signal again once it has ended in good order
+    # uvicorn raises the signal again after a clean shutdown
     assert ended.returncode in (0, -signal.SIGTERM if command[0] == "api" else 0)
     assert b'"message":' in ended.stderr, "it came as far as its log"

@@ -1,4 +1,4 @@
-"""The example models: their schemas say what their predictors take, they run on real Cog, and the wheel has them."""
+"""Test the example models: schemas match predictors, they run on real Cog, and the wheel contains them."""
 
 import ast
 import base64
@@ -168,7 +168,7 @@ async def thumbnail() -> AsyncGenerator[httpx.AsyncClient, None]:
 
 
 async def predict(client: httpx.AsyncClient, prediction_id: str, **given: Any) -> httpx.Response:
-    """Put a prediction until there is a slot: the one before is answered a moment before its slot is free."""
+    """Send a prediction until there is a slot: the previous answer arrives a moment before its slot is free."""
     while True:
         response = await client.put(f"/predictions/{prediction_id}", json={"input": given}, timeout=30)
         if response.status_code != 409:
@@ -242,7 +242,7 @@ async def test_hello_refuses_what_its_schema_forbids(hello, given, field):
 @pytest.mark.cog
 async def test_long_pause_between_two_strings_can_be_canceled(hello):
     async def cancel_until_it_ends() -> None:
-        while True:  # one is not enough: Cog may overhear it in the first milliseconds of a run
+        while True:  # one cancel is not enough: Cog may miss it in the first milliseconds of a run
             await hello.post("/predictions/cancels/cancel")
             await anyio.sleep(0.05)
 

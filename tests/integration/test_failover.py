@@ -1,4 +1,4 @@
-"""Three Sentinels, a master and two replicas: the master dies, and the service goes on by itself."""
+"""Test three Sentinels, a master and two replicas: the master dies, and the service recovers by itself."""
 
 import anyio
 import httpx
@@ -39,7 +39,7 @@ SOURCE = """
 
 
 async def replicated(redis: Redis) -> None:
-    """What was written before is on a replica too: the window in which a failover may lose it is over."""
+    """Wait until a replica has the earlier writes too, so that a failover can no longer lose them."""
     await eventually(lambda: redis.wait(1, 1000), "a replica has it", limit_s=LIMIT_S)
 
 
@@ -92,19 +92,19 @@ async def fail_over_under_load(group: Failover, http: httpx.AsyncClient, caller:
         gate.open()
     dead = group.servers[0].port
     await eventually(group.master_port, "the first Sentinel knows the new master", until=lambda port: port != dead)
-    # held through it all: its waiter has found the new master
+    # it waited through the failover: its waiter has found the new master
     assert (held[0].status_code, held[0].json()["output"]) == (201, "held")
     for made in (running, *waiting, accepted):
         with anyio.fail_after(LIMIT_S):
             await eventually(lambda made=made: ended(caller, made["id"]), f"{made['id']} ended", limit_s=LIMIT_S)
         assert (await http.get(f"/predictions/{made['id']}")).json()["status"] == "succeeded"
     assert (await http.get(http.base_url.join("/readyz"))).json()["durability"] == "replicated"
-    # ready to run more, without a restart of anything
+    # ready to run more, although no process was restarted
     assert (await submitted(http, text="later", wait=30)).json()["output"] == "later"
 
 
 async def submitted(http: httpx.AsyncClient, *, wait: int = 0, **given: str) -> httpx.Response:
-    """Accepted at last, as a client that heeds Retry-After and has a key does it."""
+    """Submit until accepted, as a client with a key that follows Retry-After does."""
     headers = {"idempotency-key": str(given)} | ({"prefer": f"wait={wait}"} if wait else {})
     with anyio.fail_after(LIMIT_S):
         while True:
@@ -136,7 +136,7 @@ async def test_commands_and_blocking_calls_leave_a_frozen_master() -> None:
         try:
             assert await wakeup.wait() is False
             await ask(lambda: redis.wait(1, 5000))
-            # frozen, not dead: no connection is closed, so only time-outs can tell
+            # frozen, not dead: no connection is closed, so only timeouts can show it
             group.servers[0].freeze()
 
             async def is_moved() -> bool:
@@ -161,7 +161,7 @@ async def test_unknown_master_name_is_an_outage() -> None:
         with pytest.raises(BackendUnavailable, match="MasterNotFoundError"):
             await ask(redis.ping)
         await redis.aclose()
-        # a server is no Sentinel
+        # a server does not answer as a Sentinel
         redis = client(f"redis+sentinel://127.0.0.1:{group.servers[0].port}/mymaster")
         with pytest.raises(BackendUnavailable, match="MasterNotFoundError"):
             await ask(redis.ping)

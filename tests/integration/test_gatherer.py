@@ -1,4 +1,4 @@
-"""The gatherer: one write per turn of the loop; a call that Redis could not answer is asked again, once in effect."""
+"""Test the gatherer: one write per turn of the loop; an unanswered call is repeated and takes effect once."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 class CountingGatherer(Gatherer):
-    """Remembers how many calls each pipeline had."""
+    """Records how many calls each pipeline had."""
 
     def __init__(self, redis: Redis, *, at_once: int | None = None) -> None:
         super().__init__(redis, at_once=at_once)
@@ -127,7 +127,8 @@ async def test_more_callers_than_connections_are_all_served(server: RedisServer)
     turns = [0] * 6
 
     async def ask(who: int) -> None:
-        while min(turns) < 20:  # those in front never leave off, and whoever gets none gives up after three seconds
+        # the clients in front never pause, and a caller without a connection gives up after three seconds
+        while min(turns) < 20:
             if who:
                 await scripts.get(PredictionId("0" * 26))
             else:
@@ -137,7 +138,7 @@ async def test_more_callers_than_connections_are_all_served(server: RedisServer)
     async with asyncio.TaskGroup() as tasks:
         for who in reversed(range(len(turns))):
             tasks.create_task(ask(who))
-            for _ in range(3):  # a write of its own each
+            for _ in range(3):  # each has its own write
                 await asyncio.sleep(0)
     await gatherer.aclose()
     await redis.aclose()
@@ -246,8 +247,9 @@ async def test_abandoned_call_fails_silently(mortal: RedisServer) -> None:
     await gatherer.aclose()
     await gatherer.redis.aclose()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of connections that broke
-        gc.collect()  # a future whose error nobody asked for says so here, which the test's loop would raise
+        warnings.simplefilter("ignore", ResourceWarning)  # the futures of broken connections
+        # a future whose error no code retrieved is reported here, otherwise the test's loop would raise it
+        gc.collect()
     await asyncio.sleep(0)
 
 
@@ -262,7 +264,7 @@ async def losing(mortal: RedisServer) -> AsyncIterator[LosingProxy]:
 
 @pytest.fixture
 async def far_driver(losing: LosingProxy) -> AsyncIterator[QueueDriver]:
-    """The queue as a client behind the proxy sees it; every script is known to the server."""
+    """Return the queue as a client behind the proxy sees it. The server knows every script."""
     redis = client(losing.url)
     driver = await drive(redis)
     await driver.submit()

@@ -1,4 +1,4 @@
-"""What a process says of itself over HTTP, on a real port."""
+"""Test the health routes of a process on a real port."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The runner for servers that answer a POST, and what all servers that are no Cog are sent."""
+"""Test the runner for servers that answer a POST, and the requests that all servers other than Cog get."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Queues of other kinds than predictions: beside that of a version, and in nobody's way."""
+"""Test queues of kinds other than predictions: they exist beside the queue of a version and do not affect it."""
 
 import pytest
 from redis.asyncio import Redis

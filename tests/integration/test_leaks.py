@@ -1,4 +1,4 @@
-"""The check that every test with a server ends with: it sees what nothing would ever remove, and only that."""
+"""Test the check that ends every test with a server: it reports exactly what would never be removed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The runner for servers with OpenAI's API: what it promises beside what every runner does."""
+"""Test the promises of the runner for OpenAI's API that go beyond those of every runner."""
 
 import json
 from collections.abc import AsyncGenerator

@@ -1,6 +1,6 @@
-"""Servers that answer with a refusal, with silence, or from the wrong place: bounded, told, and healed by itself.
+"""Test servers that refuse, hang, or answer from the wrong place: each case is bounded, reported, and heals by itself.
 
-The refusals are a real server's own; each is brought about by what brings it about in production.
+The refusals come from a real server, caused as in production.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -38,7 +38,7 @@ Operate = Callable[[Any], Awaitable[object]]
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """One of its own: it is broken here."""
+    """Start a separate server, which the tests break."""
     with redis_server(loopback=True) as started:
         yield started
 
@@ -112,7 +112,7 @@ async def test_client_that_connects_by_name_follows_to_the_new_master(server: Re
                 async with Redis(port=server.port) as operator:
                     await leave(operator)
                 name.lead_to(promoted.port)
-                # the connection to the old one is open still, and was never told
+                # the connection to the old master is still open, and its client got no message
                 await ask(lambda: redis.set("there", "1"))
                 async with Redis(port=promoted.port) as operator:
                     assert await operator.exists("there")
@@ -143,7 +143,7 @@ async def test_blocking_call_on_a_demoted_server_continues_at_the_new_master(ser
 
                 await eventually(waits_there, "the bell is waited for")
                 name.lead_to(promoted.port)
-                await old.replicaof("127.0.0.1", 1)  # unblocks it with an error
+                await old.replicaof("127.0.0.1", 1)  # this unblocks the client with an error
                 async with Redis(port=promoted.port) as new:
                     await new.lpush(keys.bell(queue), "1")
             await waits.aclose()
@@ -152,7 +152,7 @@ async def test_blocking_call_on_a_demoted_server_continues_at_the_new_master(ser
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bounds, sooner."""
+    """Shorten the same bounds."""
     monkeypatch.setattr(redis_client, "SOCKET_TIMEOUT_S", 0.2)
 
 

@@ -1,4 +1,4 @@
-"""The runner for servers that are polled: what it promises beside what every runner does."""
+"""Test the promises of the runner for polled servers that go beyond those of every runner."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Each process tells how durable the server is that answers now."""
+"""Test that each process reports the durability of the server that answers now."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """One of its own: it is made weaker here."""
+    """Start a separate server, whose durability the tests lower."""
     with redis_server() as started:
         yield started
 
@@ -35,7 +35,7 @@ async def api(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def at_port(run: Callable[[Callable[[int], None]], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a process that says its port when it begins."""
+    """Yield a client of a process that reports its port at the start."""
     ports: list[int] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, ports.append)

@@ -1,4 +1,4 @@
-"""Three masters as if they were one server: whoever uses the client need not know which of them has what."""
+"""Test the client of a Cluster: three masters look like one server, and no user needs to know which has a key."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -50,7 +50,7 @@ async def redis(server: RedisCluster) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def moved(server: RedisCluster, redis: Redis) -> str:
-    """A key that another server has than this client has in mind."""
+    """Move a key to a server other than the one that this client remembers."""
     await redis.set("k1", "v")
     server.move("k1")
     return "k1"
@@ -138,7 +138,7 @@ async def test_dead_master_does_not_affect_answers_of_another(redis: Cluster) ->
     scripts = Scripts(gatherer)
     await redis.get("k1")
     here, there = await two_accounts(redis)
-    # as before a move to a server that is gone since
+    # as before a move to a server that has since disappeared
     owners, slots = redis.slots._owners, [key_slot(keys.listing(name).encode()) for name in (here, there)]
     away = owners[slots[1]]
     assert away is not None
@@ -182,7 +182,7 @@ async def test_silent_master_delays_no_calls_to_another(server: RedisCluster, re
 
 
 async def two_accounts(redis: Cluster) -> tuple[str, str]:
-    """Whose lists two masters have."""
+    """Return two accounts whose lists are on different masters."""
     owners: dict[Redis, str] = {}
     for name in NAMES:
         owners.setdefault(await redis.slots.serving(keys.listing(name)), name)

@@ -1,6 +1,6 @@
-"""What is removed while it is made stays in its registry: versions, models, tokens and collections.
+"""Test that an entry that is made during its removal stays listed: versions, models, tokens and collections.
 
-Each test has the one whole at every step of the other.
+Each test runs the whole of one operation at every step of the other.
 """
 
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ MOST_STEPS = 40
 
 
 class Steps:
-    """Run `act` before the step of this number, counted over everything that is wrapped."""
+    """Runs `act` before the step of this number, counted over all wrapped calls."""
 
     def __init__(self, number: int, act: Callable[[], Awaitable[Any]]) -> None:
         self._left = number
@@ -44,7 +44,7 @@ class Steps:
 
     @property
     def are_taken(self) -> bool:
-        """Was there a step of this number?"""
+        """Return whether there was a step of this number."""
         return self._left < 0
 
     async def take(self) -> None:
@@ -89,7 +89,7 @@ async def register(catalog: Catalog, version: str = VERSION) -> QueueName:
 
 
 async def look(catalog: Catalog, queue: QueueName) -> None:
-    """What a director does now and then."""
+    """Do the periodic check of a director."""
     if not await catalog.is_registered(MODEL, VERSION, queue):
         await register(catalog)
 
@@ -105,7 +105,7 @@ async def assert_known(redis: Redis, catalog: Catalog, queue: QueueName) -> None
 
 
 async def start_over(redis: Redis, scripts: Scripts) -> tuple[Catalog, QueueName]:
-    """A model of two versions, the newer one of which is about to be deleted."""
+    """Create a model of two versions. The test is about to delete the newer one."""
     await redis.flushdb()
     catalog = Catalog(redis, scripts, SystemClock())
     await register(catalog, OLD)
@@ -127,7 +127,7 @@ async def test_queue_registered_during_its_removal_stays_listed_and_swept(
 
     driver.now_ms = SystemClock().now_ms() - 60_000
     prediction_id = await driver.submit()
-    await driver.claim_one()  # and its holder dies: the lease is over by now
+    await driver.claim_one()  # and the director with the claim dies: the lease is over by now
     async with keeping(redis, server.url, lease_s=1):
         await eventually(
             lambda: redis.hget(keys.record(prediction_id), "token"),

@@ -1,6 +1,6 @@
-"""What every runner promises, for each of them and on a real server of its kind.
+"""Test the promises of every runner, each on a real server of its kind.
 
-What only one of them has to promise is tested with that one.
+The tests of a single runner cover its own further promises.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from tests.support.scripted_cog import answer, scripted_cog
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 ID = "a" * 26
-INBOX = Inbox("")  # served below
+INBOX = Inbox("")  # the server starts below
 
 
-# an environment of its own is made for each
+# each gets its own environment
 HEAVY = {f"cog {version}" for version in OLD_COGS}
 PARAMS = [pytest.param(name, marks=[pytest.mark.heavy] if name in HEAVY else []) for name in SUBJECTS]
 
@@ -58,7 +58,7 @@ async def runner(kind: Kind, server: LiveServer) -> AsyncGenerator[Runner, None]
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """A file that a run waits for."""
+    """Return a file for which a run waits."""
     return tmp_path / "gate"
 
 
@@ -77,14 +77,14 @@ async def exists(path: Path) -> None:
 
 
 def output(events: list[RunEvent]) -> Raw | None:
-    """The output as the tracker takes it: what the end tells, else what came before it."""
+    """Return the output as the tracker takes it: from the end, or else from the events before it."""
     ended = the_end(events)
     produced = [bytes(event.item) for event in events if isinstance(event, Produced)]
     return ended.output if ended.output is not None else joined(produced)
 
 
 def is_well_formed(events: list[RunEvent]) -> bool:
-    """At most one Began, and before all else; one end, and after all else; items numbered without gaps."""
+    """Return whether Began comes at most once and first, the one end comes last, and items have consecutive numbers."""
     ends = [index for index, event in enumerate(events) if isinstance(event, Ended)]
     begins = [index for index, event in enumerate(events) if isinstance(event, Began)]
     indexes = [event.index for event in events if isinstance(event, Produced)]
@@ -115,7 +115,7 @@ async def test_slow_run_begins_before_it_ends(kind: Kind, runner: Runner, gate: 
         async with aclosing(runner.run(kind.request(gate=str(gate)))) as events:
             seen = [await anext(events)]
             assert seen == [Began()]
-            gate.touch()  # only now can it end
+            gate.touch()  # the run can only end now
             seen += [event async for event in events]
     assert is_well_formed(seen)
     assert the_end(seen).outcome is Outcome.SUCCEEDED
@@ -154,7 +154,7 @@ async def test_refused_input_is_invalid_and_says_why(kind: Kind, runner: Runner)
 async def test_full_server_refuses_the_run_with_retry_after(kind: Kind, runner: Runner, then: str) -> None:
     if not kind.refuses:
         pytest.skip("its server refuses by the number of its runs, which its own tests show")
-    # no word of whether it began: a machine that is busy may take longer to refuse than is waited before it has
+    # whether it began is not checked: a busy machine may refuse after the run already counts as begun
     ended = the_end(await follow(runner, kind.request(then=then)))
     assert (ended.outcome, ended.retry_after_s, ended.server_is_dead) == (Outcome.REFUSED, 7.0, False)
     assert "not now" in (ended.error or "")
@@ -281,7 +281,7 @@ async def test_model_that_ends_its_process_loses_run_and_server(kind: Kind, tmp_
     async with kind.serve(folder=tmp_path) as server, opened(kind.runner(server.url, INBOX)) as runner:
         await healthy(runner)
         events = await follow(runner, kind.request(n=1, then="exit"))
-        stays = kind.name.startswith("cog")  # of a Cog server it is the worker that ends
+        stays = kind.name.startswith("cog")  # on a Cog server only the worker ends
         expected = HealthStatus.DEFUNCT if stays else HealthStatus.UNREACHABLE
         with anyio.fail_after(30):
             while (await runner.health()).status is not expected:  # noqa: ASYNC110 - it tells no event
@@ -292,7 +292,7 @@ async def test_model_that_ends_its_process_loses_run_and_server(kind: Kind, tmp_
 
 @asynccontextmanager
 async def speaking(said: bytes) -> AsyncGenerator[str, None]:
-    """A server that says this to whoever asks anything, and hangs up."""
+    """Serve these bytes as the answer to each request, then close the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):

@@ -1,4 +1,4 @@
-"""The templates that are shipped, each against a small server that speaks like the real one."""
+"""Test each shipped template against a small server that speaks like the real one."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -19,7 +19,7 @@ from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
 pytestmark = pytest.mark.anyio
 
 TENSOR = {"name": "x", "shape": [2], "datatype": "INT32", "data": [1, 2]}
-# template: what is configured beside it, an input, its output, an input that is wrong, and what is said of that
+# template: its further settings, an input, its output, an invalid input, and the error for that
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any, Outcome, str]] = {
     "tei": ({}, {"inputs": ["a", "bcd"]}, [[1, 0.5], [3, 0.5]], {"inputs": [""]}, Outcome.INVALID, "cannot be empty"),
     "tei_batch": ({}, {"inputs": "bcd"}, [3, 0.5], {"inputs": ""}, Outcome.INVALID, "cannot be empty"),

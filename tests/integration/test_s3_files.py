@@ -1,4 +1,4 @@
-"""A bucket as the store: what any store does, by the API, the director's side and the keeper."""
+"""Test a bucket as the store, as used by the API, the director and the keeper."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 from tests.support.uploads import MIB, endless_form, growth_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # a registry gives the stand-in for S3
+pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the S3 stand-in comes from a package registry
 
 BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
 

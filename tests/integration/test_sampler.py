@@ -20,7 +20,7 @@ MANY = 50
 
 
 class Server:
-    """The scripts by a clock that the test moves."""
+    """The scripts, with a clock that the test moves."""
 
     def __init__(self, scripts: Scripts, clock: FakeClock) -> None:
         self._scripts = scripts
@@ -34,7 +34,7 @@ class Server:
 
 
 class Keeping(Sampler):
-    """A sampler, and how often it asked."""
+    """A sampler, and the number of its calls."""
 
     def __init__(self, redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock) -> None:
         self.server = Server(scripts, clock)

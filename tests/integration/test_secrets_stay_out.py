@@ -1,7 +1,7 @@
-"""A whole run, with all that goes wrong in one, leaves no secret in any log, nor in what health and metrics show.
+"""Test that a run with every kind of fault leaves no secret in any log, in /health or in the metrics.
 
-All processes are those of the product, at the level of debug. What is looked for was planted wherever a secret, an
-input or an output can be; model servers and receivers here repeat what they were sent, as bad ones do.
+All processes are the product's own, at log level debug. Every place for a secret, an input or an output has a planted
+one. Model servers and receivers repeat what they were sent, as bad ones do.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ SCHEMA: Final = {
 
 
 class Processes:
-    """The processes of the product, and where each of them logs."""
+    """The processes of the product, and their log files."""
 
     def __init__(self, folder: Path, common: Mapping[str, str]) -> None:
         self._folder = folder
@@ -130,14 +130,14 @@ class Processes:
         return {path.stem: path.read_text() for path in sorted(self._folder.glob("*.log"))}
 
     def said(self, name: str) -> set[str]:
-        """The messages of one process so far."""
+        """Return the messages of one process so far."""
         lines = self.logs.get(name, "").splitlines(keepends=True)
         return {json.loads(line)["message"] for line in lines if line.endswith("}\n")}
 
 
 class Parrot:
-    """A model server that repeats all that it hears, with the status that it is asked for. Its health is bad at first,
-    and it does not let its director in once.
+    """A model server that repeats everything it receives, with the requested status. Its health is bad at first, and it
+    rejects its director once.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ async def parrot() -> AsyncIterator[str]:
 
 @pytest.fixture
 def locked() -> Iterator[RedisServer]:
-    """A server that wants a password."""
+    """Start a server that requires a password."""
     with redis_server(loopback=True) as server:
         lock(server)
         yield server
@@ -261,7 +261,7 @@ async def test_no_secret_appears_in_a_log_or_output(locked: RedisServer, tmp_pat
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['api']}") as http:
                 await http.get("/v1/predictions", headers={"Authorization": f"Bearer {token}"}, timeout=60)
             locked.start()
-            await anyio.sleep(1)  # they come back to a server that knows no password: that is told too
+            await anyio.sleep(1)  # they return to a server that knows no password, which is reported too
             lock(locked)
             await redis.aclose()
             secrets += await calls(f"http://127.0.0.1:{ports['api']}", token, hook)
@@ -288,7 +288,7 @@ def said_by(processes: Processes, names: Any) -> set[str]:
 
 
 def found_in(texts: Mapping[str, str], secrets: set[str]) -> list[tuple[str, str, str]]:
-    """Where which of them stands."""
+    """Return the places where each secret appears."""
     return [
         (where, secret, line[:2000])
         for where, text in texts.items()
@@ -299,7 +299,7 @@ def found_in(texts: Mapping[str, str], secrets: set[str]) -> list[tuple[str, str
 
 
 async def calls(base: str, token: str, hook: str) -> list[str]:
-    """What callers do, well and badly. Returns the secrets that they were handed."""
+    """Make valid and invalid calls as callers do. Return the secrets that the callers received."""
     handed: list[str] = []
     async with httpx.AsyncClient(base_url=base, timeout=60, trust_env=False) as http:
         mine = {"Authorization": f"Bearer {token}"}
@@ -362,7 +362,7 @@ async def shown(http: httpx.AsyncClient, prediction_id: str, headers: Mapping[st
 
 
 async def shows(ports: Mapping[str, int]) -> dict[str, str]:
-    """What anybody who looks after it sees."""
+    """Return everything that an operator sees."""
     found: dict[str, str] = {}
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         for name, port in ports.items():

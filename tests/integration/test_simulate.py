@@ -1,4 +1,4 @@
-"""Plays on a clock that is walked by hand: what is known of queues comes out, and fairness is what the policy says."""
+"""Play simulations on a manual clock: known results of queueing theory hold, and fairness follows the policy."""
 
 import heapq
 import json
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 async def scratch() -> AsyncIterator[Redis]:
-    """A server that nobody else uses."""
+    """Start a server that is used by nothing else."""
     async with own_server() as redis:
         yield redis
 
 
 def of(*came: tuple[int, str, int]) -> Trace:
-    """A trace of (arrival, account, run), in ms."""
+    """Make a trace of (arrival, account, run), in ms."""
     builder = Builder()
     for at, account, run in came:
         builder.add(at_ms=at, account=account, lane="normal", run_ms=run)
@@ -39,7 +39,7 @@ async def reported(redis: Redis, trace: Trace, tried: TriedPolicy, *, slots: int
 
 
 def starts(trace: Trace, played: PlayResult) -> str:
-    """Whose were started, in order."""
+    """Return the accounts of the started predictions, in order."""
     return "".join(trace.accounts[trace.account[number]] for number in played.order)
 
 
@@ -47,7 +47,7 @@ def starts(trace: Trace, played: PlayResult) -> str:
 
 
 def one_line(trace: Trace, *, slots: int) -> list[int]:
-    """When each is started in one line, by Kiefer and Wolfowitz: at its arrival, or when the first slot is free."""
+    """Return the starts in a single line, by Kiefer and Wolfowitz: at the arrival, or when the first slot is free."""
     free = [0] * slots
     started = []
     for at, run in zip(trace.at_ms, trace.run_ms, strict=True):
@@ -83,7 +83,7 @@ async def test_slot_is_never_idle_while_work_waits(scratch: Redis) -> None:
 
 
 def idle_while_waiting(trace: Trace, played: PlayResult, *, slots: int) -> int:
-    """How many ms a slot was free and something waited."""
+    """Return for how many ms a slot was free while a prediction waited."""
     steps = sorted(
         (at, waits, runs)
         for number, start in enumerate(played.started_ms)
@@ -138,7 +138,7 @@ async def test_account_stays_within_its_concurrency_limit(scratch: Redis) -> Non
     ],
 )
 async def test_excess_work_is_refused_and_counted(scratch: Redis, tried: TriedPolicy, code: str, accepted: int) -> None:
-    # the first has begun when the others come
+    # the first has begun when the others arrive
     trace = of((0, "a", 60_000), *((30_000 + n, "a", 60_000) for n in range(10)))
     played = await play(scratch, trace, tried, slots=1 if code != "no_capacity" else 2)
     assert played.refused == {code: 11 - accepted}

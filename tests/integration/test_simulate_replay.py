@@ -1,4 +1,4 @@
-"""The simulator starts what a real director's audit log tells of in the order in which that director started it."""
+"""Test that the simulator starts predictions from a real director's audit log in that director's order."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from tests.support.timed_server import timed_server
 pytestmark = pytest.mark.anyio
 
 PREDICTIONS = 60
-ACCOUNTS = ("a", "a", "a", "b", "c", "d")  # one of them sends half
+ACCOUNTS = ("a", "a", "a", "b", "c", "d")  # one account sends half of them
 
 
 async def logged(redis: Redis, path: Path) -> list[dict[str, str]]:
@@ -37,7 +37,7 @@ async def logged(redis: Redis, path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def nothing_after_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log does not say how many of a claim's milliseconds came after its run: then turns differ by them."""
+    """Remove the time after each run, which a log does not show and by which turns would differ."""
     finish = Scripts.finish
 
     async def at_once(self: Scripts, *args: Any, over_ms: int = 0, **given: Any) -> bool:
@@ -56,13 +56,13 @@ async def test_replay_starts_predictions_in_a_real_directors_order(
     dice = random.Random(seed)
     callers = {name: Caller(redis, scripts, account=name) for name in ACCOUNTS}
     ids = [await callers[dice.choice(ACCOUNTS)].submit(lane=dice.choice(LANES)) for _ in range(PREDICTIONS)]
-    # bounded to one at a time, it claims nothing ahead of a free slot
+    # limited to one at a time, it claims nothing without a free slot
     async with timed_server(0.002) as timed, live_director(server.url, timed.url, batch_size=1):
         for prediction_id in ids:
             await callers["a"].ended(prediction_id)
     steps = await logged(redis, tmp_path / "audit.jsonl")
     trace = read(tmp_path / "audit.jsonl", queue=queue)
-    trace.at_ms = array("q", [0] * len(trace))  # all of it waited when the director came
+    trace.at_ms = array("q", [0] * len(trace))  # all of them waited when the director started
     async with own_server() as scratch:
         played = await play(scratch, trace, FAIR, slots=1)
     assert [ids[number] for number in played.order] == [step["id"] for step in steps if step["kind"] == "claimed"]

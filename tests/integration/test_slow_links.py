@@ -1,4 +1,4 @@
-"""Large ends and replies get through a link of few bytes per second, and what is small never waits behind them."""
+"""Test that large ends and replies pass a link of few bytes per second, and that small traffic never waits for them."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ async def link(mortal: RedisServer) -> AsyncIterator[Link]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A time-out that needs few bytes to be passed."""
+    """Shorten the timeout, so that few bytes exceed it."""
     monkeypatch.setattr(gatherers, "SOCKET_TIMEOUT_S", SHORT_S)
 
 
@@ -69,7 +69,7 @@ def url_of(link: Link) -> str:
 
 
 async def claimed(driver: QueueDriver, count: int) -> list[Claim]:
-    """So many claims, with every script that an end needs known to the server."""
+    """Claim this number of predictions. The server knows every script that an end needs."""
     for _ in range(count + 1):
         await driver.submit()
     first, *claims = await driver.claim(count + 1)
@@ -79,7 +79,7 @@ async def claimed(driver: QueueDriver, count: int) -> list[Claim]:
 
 
 async def settled(driver: QueueDriver, claim: Claim, size: int) -> bool:
-    """As an executor does: until it is written."""
+    """Write an end as an executor does: repeat until it is written."""
     while True:
         try:
             return await driver.finish(claim, output=b'"%s"' % (b"x" * size), ran_ms=0)
@@ -88,7 +88,7 @@ async def settled(driver: QueueDriver, claim: Claim, size: int) -> bool:
 
 
 async def beaten(driver: QueueDriver, claims: list[Claim], ends: "asyncio.Future[list[bool]]") -> list[float]:
-    """How long each heartbeat took until all was written."""
+    """Send heartbeats until everything is written. Return how long each took."""
     took = []
     while not ends.done():
         began = time.monotonic()
@@ -99,7 +99,7 @@ async def beaten(driver: QueueDriver, claims: list[Claim], ends: "asyncio.Future
 
 
 async def write_all(driver: QueueDriver, claims: list[Claim], size: int, *, within_s: float) -> list[float]:
-    """Write all these ends at once; how long the heartbeats beside them took."""
+    """Write all these ends at once. Return how long the heartbeats meanwhile took."""
     async with asyncio.timeout(within_s):
         ends = asyncio.gather(*(settled(driver, claim, size) for claim in claims))
         took = await beaten(driver, claims, ends)
@@ -124,7 +124,7 @@ async def test_many_ends_leave_a_connection_to_the_heartbeat(mortal: RedisServer
 
         async def write_each() -> list[bool]:
             ends = []
-            for claim in claims:  # each in a turn of its own, so each would have a pipeline of its own
+            for claim in claims:  # each in its own turn, so each would have its own pipeline
                 ends.append(asyncio.ensure_future(settled(driver, claim, 200_000)))
                 await asyncio.sleep(0.005)
             return await asyncio.gather(*ends)
@@ -172,7 +172,7 @@ async def test_large_prediction_is_read_over_a_narrow_link(mortal: RedisServer, 
 
 
 async def read_beside_creates(mortal: RedisServer, link: Link, *, count: int, size: int, bytes_s: float) -> list[float]:
-    """One account reads so many large outputs at once; how long each create of another account took meanwhile."""
+    """Read large outputs of one account at once. Return how long each create of another account took meanwhile."""
     async with driving(mortal.url) as driver:
         accounts = Accounts(driver.redis)
         reader, other = await accounts.create_token(ACCOUNT), await accounts.create_token("other")
@@ -294,7 +294,7 @@ async def test_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> Non
 
 
 class Counting(Gatherer):
-    """Remembers the bytes of each pipeline."""
+    """Records the bytes of each pipeline."""
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A step of the server's clock takes no claim from a living director, and leaves none with a dead one."""
+"""Test that a step of the server's clock takes no claim from a living director, and leaves none with a dead one."""
 
 from collections.abc import AsyncIterator
 from typing import Final
@@ -30,14 +30,14 @@ CLAIMS: Final = 8
 
 
 class Director(Struct):
-    """What one holds, and extends as long as it lives."""
+    """The claims of one director, which extends them as long as it lives."""
 
     name: str
     claims: list[Claim]
 
 
 class Service:
-    """A queue on a server whose clock is stepped, its directors, and a reaper on the machine's clock."""
+    """A queue on a server with a stepped clock, its directors, and a reaper on the machine's clock."""
 
     def __init__(self, scripts: Scripts, queue: QueueName, reaper: Reaper, clock: SteppedClock) -> None:
         self.scripts = scripts
@@ -47,7 +47,7 @@ class Service:
         self._reaper = reaper
 
     async def director(self, name: str, *, claims: int = CLAIMS) -> Director:
-        """One that holds so many."""
+        """Start a director with this number of claims."""
         for _ in range(claims):
             await self.scripts.enqueue(
                 new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms()),
@@ -67,7 +67,7 @@ class Service:
         return director
 
     async def beat(self, director: Director) -> list[str]:
-        """It extends what it holds."""
+        """Extend the director's claims."""
         return list(
             await self.scripts.extend(
                 self._queue,
@@ -79,13 +79,13 @@ class Service:
         )
 
     async def tick(self) -> bool:
-        """The reaper looks once; False while its contact with the server is too young."""
+        """Let the reaper look once. Return False while its contact with the server is too recent."""
         reaped = await self._reaper.run_once()
         self.taken |= {name for name, _ in reaped.claims}
         return not reaped.is_held_off
 
     async def go_on(self, *living: Director, seconds: float) -> None:
-        """The reaper looks all the time, and the living extend."""
+        """Let the reaper look repeatedly while the living directors extend their claims."""
         until = anyio.current_time() + seconds
         while anyio.current_time() < until:
             for director in living:
@@ -94,7 +94,7 @@ class Service:
             await anyio.sleep(TICK_S)
 
     async def prove_contact(self, *living: Director) -> None:
-        """Until the reaper may take back what expired."""
+        """Wait until the reaper may recover expired claims."""
         while not await self.tick():
             for director in living:
                 await self.beat(director)

@@ -1,4 +1,4 @@
-"""`director tail`: all steps as they happen, and one prediction with its output."""
+"""Test `director tail`: all steps as they happen, and one prediction with its output."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Tail:
-    """A running `director tail`, and what it has printed."""
+    """A running `director tail`, and its output so far."""
 
     def __init__(self, url: str, *more: str) -> None:
         self.out: list[str] = []

@@ -1,4 +1,4 @@
-"""`director top`, in a real terminal and with a real Redis."""
+"""Test `director top` in a real terminal and with a real Redis."""
 
 import io
 import json

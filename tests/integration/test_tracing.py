@@ -1,4 +1,4 @@
-"""One trace from the caller to its webhook, whoever has a prediction on the way: API, director, server, keeper."""
+"""Test that one trace covers a prediction from the caller to its webhook, through API, director, server and keeper."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -42,7 +42,7 @@ SECRET = "what-nobody-but-the-model-may-see"
 
 
 class Service:
-    """All of it in this loop, and who asks it."""
+    """All processes in this loop, and a caller."""
 
     def __init__(self, client: httpx.AsyncClient, receiver: Sink) -> None:
         self._client = client
@@ -62,7 +62,7 @@ class Service:
         assert answer.status_code == 201
 
     async def refused(self) -> str:
-        """Ask for what cannot be."""
+        """Send an invalid request, which is refused."""
         trace_id = next(self._traces)
         asked = {**self._asked, "webhook": self.receiver.url}
         headers = {"traceparent": f"00-{trace_id}-{CALLER}-01", "X-Priority": "soon"}
@@ -77,7 +77,7 @@ class Service:
 
     @property
     def sent(self) -> dict[str, list[str]]:
-        """The `traceparent` of each webhook, by its trace."""
+        """Return the `traceparent` of each webhook, by its trace."""
         found: dict[str, list[str]] = {}
         for each in self.receiver.received:
             parent = each.headers["traceparent"]
@@ -85,7 +85,7 @@ class Service:
         return found
 
     async def told(self, trace_id: str, *, times: int = 1) -> list[str]:
-        """The `traceparent` of each webhook of this trace, once there are so many."""
+        """Wait for this number of webhooks of the trace. Return the `traceparent` of each."""
 
         def found() -> list[str]:
             sent = [each.headers.get("traceparent", "") for each in self.receiver.received]
@@ -107,7 +107,7 @@ async def echo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def serving(redis: Redis, url: str, server: str, traces: Traces | None, **given: Any) -> AsyncIterator[Service]:
-    """API, director and keeper, each with spans of its own where they are collected."""
+    """Run API, director and keeper, each with its own collected spans."""
     processes = ("api", "director", "keeper")
     api, director, keeper = (None if traces is None else traces.tracing(name) for name in processes)
     token = await Accounts(redis).create_token(ACCOUNT)
@@ -122,14 +122,14 @@ async def serving(redis: Redis, url: str, server: str, traces: Traces | None, **
 
 
 def check_whole(found: Trace, told: list[str]) -> None:
-    """Nothing is missing in the trace of a prediction that ran once: each step lies in the one that led to it."""
+    """Check that the trace of a prediction with one run is complete: each span lies within its parent."""
     assert set(found) == set(STEPS)
     [[enqueue], [wait], [claim], [run]] = (found[name] for name in ("enqueue", "wait", "claim", "run"))
     within = {"enqueue": traceparent_of(enqueue).split("-")[2], "claim": traceparent_of(claim).split("-")[2]}
     assert parent_of(enqueue) == CALLER
     assert {parent_of(step) for step in (wait, claim, *found["webhook"])} == {within["enqueue"]}
     assert parent_of(run) == within["claim"]
-    # a machine that is busy may give up an attempt before it leaves, or just after
+    # a busy machine may give up an attempt before it is sent, or just after
     assert 0 < len(told) <= len(found["webhook"])
     assert set(told) <= {traceparent_of(webhook) for webhook in found["webhook"]}
 
@@ -303,7 +303,7 @@ async def test_cog_server_receives_the_trace(echo: str) -> None:
             pass
         await inbox.arrived(1)
         await runner.aclose()
-    # coglet has no other way to show what it was given: it puts it into its callbacks
+    # coglet shows what it received only in its callbacks
     assert {each.headers["traceparent"] for each in inbox.received} == {parent}
 
 
@@ -362,7 +362,7 @@ async def test_processes_send_their_spans_to_one_collector(redis: Redis, server:
 
 
 def brought(collector: Sink, trace_id: str) -> dict[str, tuple[str, Any]]:
-    """What came to a collector of one trace: by its name, who made it, and the span."""
+    """Return the spans of one trace that reached a collector, each with its name and its service."""
     return {
         span.name: (
             next(each.value.string_value for each in of.resource.attributes if each.key == "service.name"),

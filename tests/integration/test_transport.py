@@ -1,4 +1,4 @@
-"""The transport to a model server: what it makes of every way to answer, and when it uses a connection again."""
+"""Test the transport to a model server: how it treats every kind of answer, and when it reuses a connection."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -20,7 +20,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 class Server:
-    """Answers each request as it is told to, and counts connections."""
+    """Answers each request as configured, and counts connections."""
 
     def __init__(self, answer: Answer) -> None:
         self.url = ""
@@ -42,7 +42,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneServer]]:
-    """A server, and a transport to it. Bytes are its answer to whatever is asked."""
+    """Yield a server and a transport to it. Bytes are the answer to every request."""
 
     async def as_told(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert isinstance(answer, bytes)
@@ -61,7 +61,7 @@ async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneSer
 
 
 async def ask(server: Server, transport: OneServer) -> bytes:
-    """The whole answer."""
+    """Return the whole answer."""
     response = await transport.send("GET", "/x")
     return b"".join([chunk async for chunk in response.chunks()])
 
@@ -123,7 +123,7 @@ async def test_disconnection_is_no_end_of_an_answer(said: bytes) -> None:
 async def test_kept_connection_that_the_server_closed_is_not_used() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
-        writer.close()  # which the head does not say
+        writer.close()  # the head does not announce it
 
     async with serving(answer) as (server, transport):
         assert await ask(server, transport) == b"ok"
@@ -157,7 +157,7 @@ async def test_unread_body_makes_the_server_wait() -> None:
         response = await transport.send("GET", "/x")
         size = 0
         async for chunk in response.chunks():
-            if size == 0:  # what the kernel holds for both is some MB
+            if size == 0:  # the kernel buffers some MB for both sides
                 await eventually(lambda: sent, "stuck", until=lambda at: at > MOST_WAITING)
                 for _ in range(100):
                     await asyncio.sleep(0)

@@ -1,6 +1,6 @@
-"""The former release and this one in one service, under load and faults, from the one to the other and back.
+"""Test the former release and this one in one service, under load and faults, through an update and back.
 
-How quick anything was is not judged, since machines are noisy, nor shares of time. All else is.
+Times and shares of time are not judged, since machines are noisy. Everything else is.
 """
 
 from collections.abc import Iterator
@@ -56,18 +56,19 @@ def _broken(report: Report) -> Iterator[tuple[str, Breach]]:
 
 
 def _replaced(home: Path, *, by: Path) -> set[str]:
-    """Those of whom a successor was ready."""
+    """Return the processes whose successor was ready."""
     lines = [line for line in read(home / "journals" / "nemesis.jsonl") if isinstance(line, Fault)]
     return {line.target for line in lines if (line.kind, line.phase, line.detail) == (REPLACE, "end", str(by))}
 
 
 def _complaints(logs: Path) -> Iterator[str]:
-    """What no fault of a run explains: an error, or a traceback, of any process of the product."""
+    """Return the errors and tracebacks of all product processes that no fault of the run explains."""
     for name in REDIS_CLIENTS:
         for line in (logs / f"{name}.log").read_text().splitlines():
             try:
                 entry = msgspec.json.decode(line, type=dict[str, object])
-            except msgspec.DecodeError:  # of a process that dies by itself; or the half line of one that was killed
+            # the last line of a process that died by itself, or the half line of a killed one
+            except msgspec.DecodeError:
                 if not line.startswith("{"):
                     yield f"{name}: {line}"
                 continue

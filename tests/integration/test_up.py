@@ -1,4 +1,4 @@
-"""`director up`, as a newcomer uses it: the real command, real parts, and what it printed pasted back."""
+"""Test `director up` as a newcomer uses it: the real command, real parts, and the printed commands pasted back."""
 
 import io
 import json
@@ -31,7 +31,7 @@ READY = "Ctrl-C ends everything"
 
 
 def until(is_so: Callable[[], object], why: Callable[[], str] = str) -> None:
-    """Look until it is so: what is waited for happens in other processes."""
+    """Look until the condition is true, since it depends on other processes."""
     give_up = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < give_up, why()
@@ -54,7 +54,7 @@ def director(*line: str, home: Path, **settings: str) -> "subprocess.CompletedPr
 
 
 class Started:
-    """A `director up` that runs, and what it printed so far."""
+    """A running `director up`, and its output so far."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", home: Path, out: Path) -> None:
         self.process = process
@@ -84,7 +84,7 @@ class Started:
 
 @contextmanager
 def started(home: Path, *options: str) -> Generator[Started, None, None]:
-    """`director up` on a free port, ready; whatever the test did, nothing of it is left afterwards."""
+    """Start `director up` on a free port and wait until it is ready. Leave nothing of it behind."""
     home.mkdir(exist_ok=True)
     out = home / "out.txt"
     with out.open("wb") as file:
@@ -303,7 +303,7 @@ def test_killed_part_is_restarted_and_the_service_goes_on(up, part):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
 def test_model_server_with_a_dead_worker_is_restarted(up):
-    # Cog's parent process lives on without it: the director beside it tells it to end, and up starts it again
+    # Cog's parent process survives: the director tells it to end, and up starts it again
     parent = up.processes["model-thumbnail"]
     threads = Path(f"/proc/{parent.pid}/task").iterdir()
     workers = {int(pid) for thread in threads for pid in (thread / "children").read_text().split()}

@@ -1,4 +1,4 @@
-"""The users of Redis that we ship: each may do what it is for, on every kind of server, and nothing else."""
+"""Test the shipped users of Redis: each has exactly the rights that it needs, on every kind of server."""
 
 import inspect
 import json
@@ -32,7 +32,7 @@ ROOMS = ("api", "director")
 QUEUE = QueueName("acme/echo:0123456789ab")
 LIVE = keys.live(QUEUE)
 ELSEWHERE = keys.live(QueueName("acme/other:0123456789ab"))
-# Only the former release needs them: an upgrade is no moment to take them away
+# Only the former release needs them, and an upgrade must not remove them
 FORMER = ("zincrby", "zremrangebylex")
 ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 SAMPLES: dict[str, Any] = {
@@ -57,7 +57,7 @@ SAMPLES: dict[str, Any] = {
     "version_id": "0" * 64,
     "waiter": "0" * 26,
 }
-# What KEDA's scaler of the type `redis` sends, since 2.0
+# The script that KEDA's scaler of the type `redis` has sent since 2.0
 OF_KEDA = """
 local listName = KEYS[1]
 local listType = redis.call('type', listName).ok
@@ -145,7 +145,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def admin(server: RedisServer) -> AsyncIterator[Redis]:
-    """Who may do everything, on an empty database; the users are as we ship them again afterwards."""
+    """Yield a client with all rights on an empty database. Restore the shipped users afterwards."""
     redis = client(server.admin_url)
     await redis.flushall()
     yield redis
@@ -161,7 +161,7 @@ async def ours(server: RedisServer, admin: Redis) -> AsyncIterator[Redis]:
 
 
 async def reply_to(redis: Any, line: str) -> str:
-    """What a command of a line is answered, or how it is refused."""
+    """Return the reply to a command line, or the text of its refusal."""
     try:
         return str(await redis.execute_command(*line.split()))
     except exceptions.ResponseError as exc:
@@ -174,7 +174,7 @@ async def not_refused(redis: Redis, lines: list[str]) -> list[str]:
 
 
 def granted(user: str) -> set[str]:
-    """The commands of a user's line, as they are sent."""
+    """Return the commands that a user's line grants, in the form in which they are sent."""
     [line] = [line for line in USERS.read_text().splitlines() if line.startswith(f"user {user} ")]
     return {word[1:].replace("|", " ") for word in line.split() if word.startswith("+")}
 
@@ -265,12 +265,12 @@ async def test_probe_is_answered_but_reads_nothing(server: RedisServer) -> None:
         assert await not_refused(probe, ["info", "get secret:files", "config get *", "subscribe x"]) == []
     finally:
         await probe.aclose()
-    nobody: Any = Redis.from_url(f"unix://{server.socket}", protocol=2)
+    unknown_user: Any = Redis.from_url(f"unix://{server.socket}", protocol=2)
     try:
         with pytest.raises(exceptions.ConnectionError, match="Authentication required"):
-            await nobody.ping()
+            await unknown_user.ping()
     finally:
-        await nobody.aclose()
+        await unknown_user.aclose()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A call that waits behind the bell at the server: carried out when it rings, or when the wait is over."""
+"""Test a claim that waits for a wakeup at the server: it runs on the wakeup, or when the wait is over."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,7 @@ async def wakeup(server: RedisServer, driver: QueueDriver) -> Any:
     wakeup = Wakeup(waits, [driver.queue], SystemClock())
     if not wakeup.carries:
         pytest.skip("in a Cluster nothing waits behind the bell")
-    await driver.claim()  # its script is loaded
+    await driver.claim()  # this loads its script
     yield wakeup
     await waits.aclose()
 
@@ -40,7 +40,7 @@ async def is_waited_for(redis: Redis) -> None:
     async def blocked() -> int:
         return int((await redis.info("clients"))["blocked_clients"])
 
-    await eventually(blocked, "somebody waits at the bell")
+    await eventually(blocked, "a claim waits for a wakeup")
 
 
 async def test_wakeup_returns_the_claim_in_the_same_call(driver: QueueDriver, redis: Redis, wakeup: Wakeup) -> None:
@@ -66,10 +66,10 @@ async def test_canceled_wait_leaves_nothing_at_the_server(driver: QueueDriver, r
     await is_waited_for(redis)
     claiming.cancel()
 
-    async def nobody() -> bool:
+    async def is_gone() -> bool:
         return not (await redis.info("clients"))["blocked_clients"]
 
-    await eventually(nobody, "its connection is gone")
+    await eventually(is_gone, "its connection is gone")
     accepted = await driver.submit()
     assert [found.id for found in await driver.claim(consumer="d2")] == [accepted]
 

@@ -72,7 +72,7 @@ Called = dict[str, set[Function]]  # by the name of the process
 
 
 class Service:
-    """An API, a director and a keeper that can be traced, and a caller of theirs."""
+    """An API, a director and a keeper that can be traced, and a caller."""
 
     def __init__(self, *, folder: Path, url: str, redis: Redis, receiver: Sink) -> None:
         self.pids: dict[str, int] = {}
@@ -83,7 +83,7 @@ class Service:
         self._receiver = receiver
 
     async def traced(self, act: Callable[[], Awaitable[None]]) -> Called:
-        """What each process calls of the product meanwhile."""
+        """Return the product functions that each process calls meanwhile."""
         for name, pid in self.pids.items():
             function_trace.start(pid)
             await eventually(partial(function_trace.has_started, self._folder, pid), f"{name} records")
@@ -124,7 +124,7 @@ def _of_the_product(functions: Iterable[Function]) -> Iterable[Function]:
 
 @asynccontextmanager
 async def service(folder: Path) -> AsyncGenerator[Service]:
-    """All of it, ready for a prediction."""
+    """Start all processes and wait until they can serve a prediction."""
     traces = folder / "traces"
     traces.mkdir()
     health, keeper, port = free_port(), free_port(), free_port()
@@ -184,7 +184,7 @@ async def _is_ready(port: int) -> bool:
 
 
 class Way:
-    """What a prediction calls, by process. `counted` is without the functions that idle loops call as well."""
+    """The functions that a prediction calls, by process. `counted` omits those that idle loops call too."""
 
     def __init__(self, during: Called, idle: Called) -> None:
         self.during = during

@@ -1,4 +1,4 @@
-"""One delivery, to a real receiver on loopback."""
+"""Test one delivery to a real receiver on loopback."""
 
 import asyncio
 import socket
@@ -151,7 +151,7 @@ async def test_connection_goes_to_the_checked_address_without_a_second_lookup(re
     assert (await deliver(sender, url)).ok
     assert asked == ["hook.example"]
     assert receiver.received[0].headers["host"] == url.split("/")[2]
-    assert (await deliver(sender, url)).refused  # the second attempt asks again, and is judged again
+    assert (await deliver(sender, url)).refused  # the second attempt resolves the name again and checks it again
     assert len(receiver.received) == 1
 
 
@@ -182,7 +182,7 @@ async def test_name_server_that_never_answers_is_given_up() -> None:
 async def test_huge_answer_is_not_read_to_its_end(sender: Sender, receiver: Sink) -> None:
     receiver.answer = Answer(body_bytes=512 * 1024 * 1024)
     assert await deliver(sender, receiver.url) == Delivery(ok=True, status=200)
-    assert receiver.sent_bytes < 32 * 1024 * 1024  # what the sockets' buffers swallowed
+    assert receiver.sent_bytes < 32 * 1024 * 1024  # the bytes in the socket buffers
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -202,7 +202,7 @@ async def test_refused_connection_is_a_failure(sender: Sender) -> None:
 async def test_reset_connection_is_a_failure(sender: Sender, receiver: Sink) -> None:
     receiver.answer = Answer(reset=True)
     assert await deliver(sender, receiver.url) == Delivery(ok=False, reason="the connection broke")
-    assert len(receiver.received) == 1  # a POST whose fate is unknown is not sent again behind the caller's back
+    assert len(receiver.received) == 1  # a POST with an unknown outcome is not repeated without the caller's knowledge
 
 
 @pytest.mark.parametrize("answer", [b"", b"not http at all\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000])
@@ -261,7 +261,7 @@ async def test_dead_host_uses_only_its_own_permits(receiver: Sink) -> None:
         await dead.arrived(AT_ONCE_PER_HOST)
         assert (await deliver(sender, receiver.url)).ok
         assert dead.open == len(dead.received) == AT_ONCE_PER_HOST
-        # the host comes back: those who waited were not failed, and are delivered
+        # the host returns: the waiting deliveries did not fail, and are delivered
         dead.answer = Answer()
         dead.close()
         assert all(delivery.ok for delivery in await asyncio.gather(*waiting))
@@ -328,5 +328,5 @@ async def test_deliveries_beyond_all_permits_wait_and_none_fails() -> None:
     sending = asyncio.gather(*(deliver(sender, host) for host in hosts))
     await full.wait()
     go.set()
-    assert all(delivery.refused for delivery in await sending)  # each had its turn
+    assert all(delivery.refused for delivery in await sending)  # each got its attempt
     assert most == AT_ONCE

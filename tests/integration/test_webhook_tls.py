@@ -1,4 +1,4 @@
-"""A delivery over TLS: to the address that was checked, under the name that was asked for, and to nobody else."""
+"""Test a delivery over TLS: it goes to the checked address, under the requested name, and to no other host."""
 
 import ssl
 import time
@@ -24,7 +24,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def leading_home(*then: str) -> tuple[Resolve, list[str]]:
-    """A name server that leads to this machine at first, and to `then` whoever asks again; what it was asked."""
+    """Make a name server that answers with this machine first and with `then` afterwards. Return it with its log."""
     asked: list[str] = []
 
     async def ask(host: str, port: int) -> Sequence[str]:
@@ -94,7 +94,7 @@ async def test_host_with_an_internal_address_is_never_connected_to(monkeypatch: 
     sender = Sender(AllowList(), resolve=resolve)
 
     async def connected(*_: object) -> None:
-        raise AssertionError("somebody was connected to")
+        raise AssertionError("a host was connected to")
 
     monkeypatch.setattr(sender._transport, "handle_async_request", connected)
     for host in LEADS_INSIDE:

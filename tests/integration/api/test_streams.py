@@ -220,7 +220,7 @@ async def test_foreign_event_id_starts_from_the_beginning(
 
 
 async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
-    """It arrives in many pages: half during the run, the rest at its end."""
+    """The output arrives in many pages: half during the run, the rest at its end."""
     url = (await asker.create(live))["urls"]["stream"]
     items = [f"{number}:" + "x" * 5_000 for number in range(400)]
     claim = await director.claim()

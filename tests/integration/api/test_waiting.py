@@ -42,7 +42,7 @@ CLIENT_GRACE_S: Final = 0.5  # the official Python client times out this long af
 
 @pytest.fixture(autouse=True)
 def no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the periodic look, so that only a message can wake a waiting caller."""
+    """Delay the periodic look to 60 s, so that only a message can wake a waiting caller."""
     monkeypatch.setattr(api_waiters, "SAFETY_S", 60.0)
 
 

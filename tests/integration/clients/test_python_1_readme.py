@@ -103,9 +103,9 @@ LEFT_OUT = {
     "swinir = replicate": "calls Version.predict, which this client no longer has",
     "except ModelError as e\n": "is not Python: a colon is missing",
     "async with aiofiles.open": "is not Python: `await for`",
-    "@condition(etag_func=None)": "is a part of somebody's Django",
-    '@app.get("/")': "is a part of somebody's FastAPI",
-    "@app.route('/stream')": "is a part of somebody's Flask",
+    "@condition(etag_func=None)": "is a part of an application in Django",
+    '@app.get("/")': "is a part of an application in FastAPI",
+    "@app.route('/stream')": "is a part of an application in Flask",
     "const replicate = ": "is not Python: `const`",
     "from replicate.client import Client": "is not Python: a comma is missing",
 }

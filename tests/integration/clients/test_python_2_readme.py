@@ -67,7 +67,7 @@ LEFT_OUT = {
     "first_page = await replicate.models.list()\nif": "has no client: the two before it have",
     'print(f"next URL: {first_page.next}")': "has no client: the two before it have",
     "if response.my_field is None:": "has no response",
-    '"/foo",': "asks for what nobody serves",
+    '"/foo",': "asks for a path without a server",
     "http://my.test.server.example.com:8083": "needs a proxy",
     "DefaultHttpxClient(...)": "is dots",
 }

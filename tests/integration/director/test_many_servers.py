@@ -163,4 +163,4 @@ async def test_failed_setup_is_repeated_where_the_setting_asks_for_it(server: Re
         supervised_cog(folder, stub="predict.py:Broken", until="SETUP_FAILED") as cog,
         live_director(server.url, cog.url, setup_retry_s=0.05),
     ):
-        await eventually(lambda: cog.starts == 2, "it was started anew", limit_s=60)
+        await eventually(lambda: cog.starts == 2, "it was restarted", limit_s=60)

@@ -121,7 +121,7 @@ async def test_model_without_its_server_delays_no_other_and_recovers(
         await other_caller.shows(kept, status="processing")
         assert cog.server is not None
         os.killpg(cog.server.pid, signal.SIGKILL)
-        await eventually(lambda: cog.starts, "it is started anew", until=lambda starts: starts > 1)
+        await eventually(lambda: cog.starts, "it is restarted", until=lambda starts: starts > 1)
         gate.open()
         assert (await other_caller.ended(kept))["status"] == "succeeded"
         assert (await caller.ended(lost))["status"] == "succeeded"

@@ -272,7 +272,7 @@ async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Ca
 
 
 def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, int], most: dict[Any, int]) -> Script:
-    """Submit a counted run that lasts until `opened`."""
+    """Return a counted run that lasts until `opened`."""
     done = {"id": prediction_id, "status": "succeeded", "output": ["x"]}
 
     async def hold(_: Exchange) -> None:

@@ -128,7 +128,7 @@ async def test_refusing_or_forbidden_receiver_is_given_up_and_logged(
         ("https://a.example/hook", "", "DIRECTOR_SETUP_WEBHOOK_SECRET:"),
         ("https://a.example/hook", "whsec_short", "DIRECTOR_SETUP_WEBHOOK_SECRET:"),
     ],
-    ids=["no URL", "no secret", "a secret that is none"],
+    ids=["no URL", "no secret", "an invalid secret"],
 )
 def test_impossible_receiver_is_refused_at_the_start(url: str, secret: str, named: str) -> None:
     given = DirectorSettings(setup_webhook=url, setup_webhook_secret=secret)
