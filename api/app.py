@@ -72,8 +72,8 @@ def create_app(
 class Api:
     """The ASGI application: it finds the route, answers what the handler returns or raises, and counts both.
 
-    `otherwise` answers where no path matches. An unexpected exception is answered with 500 and raised again,
-    so that the server logs it.
+    `otherwise` answers where no path matches. An unexpected exception is answered with 500 and raised again, so that
+    the server logs it.
     """
 
     def __init__(

@@ -11,8 +11,8 @@ from director.core.schema import Page, Prediction
 from director.core.states import Status
 from director.store.accounts import ACCOUNT_NAME
 
-# Refusals of a route that creates a prediction. 404: the prediction that an Idempotency-Key names is gone.
-# 500: the model's schema is unusable.
+# Refusals of a route that creates a prediction. 404: the prediction that an Idempotency-Key names is gone. 500: the
+# model's schema is unusable.
 CREATE: Final = frozenset({402, 404, 500})
 NO_BODY: Final = Answer("Done; there is no body.")
 SHOWN: Final = {200: Answer("As it is now.", Prediction)}

@@ -68,8 +68,7 @@ WISHES = st.builds(
 
 class QueueSteps(RuleBasedStateMachine):
     """The steps of callers and directors. `held`: every claim ever handed out, stale ones included. `scan`: the most
-    entries
-    that one claim looks at.
+    entries that one claim looks at.
     """
 
     def __init__(self, server: Mortal, *, scan: int) -> None:

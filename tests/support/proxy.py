@@ -14,8 +14,7 @@ __all__ = ("LosingProxy", "losing_proxy")
 
 class LosingProxy:
     """`lose_next_reply` cuts the connection whose next request contains `marker`, after the server has answered it.
-    Each
-    reply comes `delay_s` later.
+    Each reply comes `delay_s` later.
     """
 
     def __init__(self, target_port: int) -> None:
