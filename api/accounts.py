@@ -21,7 +21,7 @@ class AccountView(Struct, frozen=True):
 
 
 class OwnAccountView(AccountView, frozen=True):
-    """The account of whoever asks. `scopes`: what its token may do."""
+    """The account of the caller. `scopes`: what its token may do."""
 
     scopes: tuple[str, ...] = ()
 

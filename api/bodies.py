@@ -45,7 +45,7 @@ NO_EFFECT: Final = Meta(description="Has no effect.", extra_json_schema={"deprec
 
 
 class PredictionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is to be run. No filter means every webhook event."""
+    """A request to run. No filter means every webhook event."""
 
     input: dict[str, Any]
     webhook: Annotated[str, Meta(description="An http or https URL.")] | None = None
@@ -55,7 +55,7 @@ class PredictionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class VersionPredictionRequest(PredictionRequest, kw_only=True, forbid_unknown_fields=True):
-    """What is to be run, and of which version: `owner/name`, `owner/name:<64 hex digits>` or the 64 digits alone."""
+    """A request to run a version: `owner/name`, `owner/name:<64 hex digits>` or the 64 digits alone."""
 
     version: str
 

@@ -30,7 +30,7 @@ MOVED_RETRY_S: Final = 5  # the operator who moves queues also redirects callers
 
 
 class Code(StrEnum):
-    """What a program may branch on. A closed set: a new one is a new promise."""
+    """The codes that a program may branch on. A closed set: a new one is a new promise."""
 
     ACCOUNT_EXISTS = "account_exists"
     ACCOUNT_SUSPENDED = "account_suspended"
@@ -174,7 +174,7 @@ data_removed = Refusal(
 )
 config_changed = Refusal(
     412,
-    "It was changed since that revision: read it again, and decide anew.",
+    "It was changed since that revision: read it again, and decide again.",
     "Precondition failed",
     Code.CONFIG_CHANGED,
 )
@@ -187,7 +187,7 @@ no_files = Refusal(
 )
 newer_release = Refusal(
     501,
-    "A newer release wrote it, in words that this one does not know: ask that one, or write it anew.",
+    "A newer release wrote it, in words that this one does not know: ask that one, or write it again.",
     "Not implemented",
     Code.NOT_IMPLEMENTED,
 )
@@ -247,7 +247,7 @@ def unauthenticated(*, passed: bool) -> Problem:
 
 def account_suspended(reason: Reason) -> Problem:
     """403: the account may read and cancel, but not run anything."""
-    detail = f"This account is suspended: {WHY_SUSPENDED[reason]}. Please ask whoever runs this service."
+    detail = f"This account is suspended: {WHY_SUSPENDED[reason]}. Please ask the operator of this service."
     return Refusal(403, detail, "Account suspended", Code.ACCOUNT_SUSPENDED)()
 
 
@@ -328,7 +328,7 @@ def credit_exhausted(seconds: int) -> Problem:
     """402 with Replicate's title: the account's total compute is spent or reserved."""
     detail = (
         f"You have insufficient credit: your {seconds:,} seconds of compute are used up, or set aside for what has not "
-        "ended yet. Please ask whoever runs this service for more."
+        "ended yet. Please ask the operator of this service for more."
     )
     return Refusal(402, detail, "Insufficient credit", Code.CREDIT_EXHAUSTED)(limit=seconds)
 
@@ -337,7 +337,7 @@ def storage_full(status: int, limit: int) -> Problem:
     """Refuse more files because the account's quota is full. `status` is never 429: a short wait does not help."""
     detail = (
         f"Your files, with those of outputs, may take {limit:,} bytes, and there is no room for more. Please delete "
-        "some, wait until some expire, or ask whoever runs this service for more."
+        "some, wait until some expire, or ask the operator of this service for more."
     )
     return Refusal(status, detail, "Storage full", Code.STORAGE_FULL)(limit=limit)
 

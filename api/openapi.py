@@ -43,7 +43,7 @@ REFUSALS: Final = {
     422: "The request can be read, and is wrong: `detail` and `invalid_fields` say where.",
     429: "Too much at once, or no room now: `code` says of what, `retry_after` when to come again.",
     431: "The request line and headers are too large.",
-    500: "The model's schema is at fault: whoever runs the model must mend it.",
+    500: "The model's schema is at fault: the operator of the model must mend it.",
     501: "This service stores no files, or a newer release wrote what is asked for.",
     503: "The service, or the model's servers, cannot answer now: `retry_after` says when to come again.",
 }

@@ -48,7 +48,7 @@ class NewAccount(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AccountChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may be changed. A limit is a number, null for none, or "default" for what the API's settings say."""
+    """Changeable fields. A limit is a number, null for none, or "default" for what the API's settings say."""
 
     type: AccountType | UnsetType = UNSET
     limits: dict[str, Limit] = {}
@@ -113,7 +113,7 @@ class SuspensionView(Struct, frozen=True):
 
 
 class AccountDetail(Struct, frozen=True, kw_only=True):
-    """An account as an operator sees it: its limits, and what became of them lately."""
+    """An account as an operator sees it: its limits and how much of them is used."""
 
     name: str
     type: AccountType
@@ -176,7 +176,7 @@ async def create_account(request: Request) -> Response:
     "GET",
     "/admin/accounts/{name}",
     name="admin.accounts.get",
-    summary="Get an account, its limits and what became of them lately",
+    summary="Get an account, its limits and how much of them is used",
     scopes=("admin",),
     parameters=NAMED,
     answers={200: Answer("The account.", AccountDetail)},

@@ -27,7 +27,7 @@ REVISION: Final = re.compile(r'"([0-9]{1,15})"')
 
 
 class ConfigView(Struct, frozen=True, kw_only=True):
-    """What is written down of a model: revision 0 where nothing ever was. `config` has only what it says."""
+    """The stored configuration of a model: revision 0 where nothing ever was. `config` has only what it says."""
 
     revision: int
     config: ModelConfig

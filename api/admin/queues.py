@@ -45,7 +45,7 @@ QUEUE_THEN: Final = {200: Answer("The queue as it is then.", QueueView)}
 
 
 class TenantView(Struct, frozen=True, kw_only=True):
-    """What one account has in a queue: `waiting` or delayed, and `running`. `suspended`: in all queues."""
+    """Predictions of one account in a queue: `waiting` or delayed, and `running`. `suspended`: in all queues."""
 
     account: str
     waiting: int
@@ -205,7 +205,7 @@ LONGEST_NAME: Final = 200
 
 
 class AskedPause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one account, or of all where none is named."""
+    """Pause one account, or all if none is named."""
 
     account: Annotated[str, Meta(pattern=ACCOUNT_NAME)] | None = None
 
@@ -217,7 +217,7 @@ class AskedSize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AskedBound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of more than the queue can run: it is all taken, up to `max_queued` of it, or only what can start at
+    """How the queue treats more than it can run: it is all taken, up to `max_queued` of it, or only what can start at
     once. `max_queued` goes with `bounded`.
     """
 

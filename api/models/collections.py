@@ -132,7 +132,7 @@ class FoundModel(Struct, frozen=True):
 
 
 class SearchResults(Struct, frozen=True):
-    """What GET /search answers. There are no pages of a manual here."""
+    """The answer of GET /search. There are no pages of a manual here."""
 
     query: str
     models: list[FoundModel]

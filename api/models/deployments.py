@@ -82,7 +82,7 @@ class NewDeployment(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ConfigurationView(Struct, frozen=True):
-    """What a release runs on, as its account asked."""
+    """The hardware of a release, as its account asked."""
 
     hardware: str
     min_instances: int

@@ -30,7 +30,7 @@ class VersionView(Struct, frozen=True):
 
 
 class SetupRunView(Struct, frozen=True, kw_only=True):
-    """How the last setup of a version went, without where: addresses of servers are nobody's business."""
+    """How the last setup of a version went, without the server's address, which is private."""
 
     status: Literal["succeeded", "failed"]
     started_at: str | None

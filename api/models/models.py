@@ -80,7 +80,7 @@ class NewModel(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelChange(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is said of a model from now on; '' takes back what was."""
+    """New fields of a model; '' removes one."""
 
     description: Description = None
     readme: Annotated[str, Meta(max_length=TEXTS["readme"])] | None = None
@@ -434,7 +434,7 @@ async def get_version(request: Request) -> Response:
     "DELETE",
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.delete",
-    summary="Delete a version that nobody needs",
+    summary="Delete a version that is not used",
     scopes=("run",),
     parameters=VERSION_OF_MODEL,
     answers={202: NO_BODY},

@@ -203,7 +203,7 @@ async def cancel(request: Request) -> Response:
     "DELETE",
     "/predictions/{id}",
     name="predictions.delete",
-    summary="Let go of a prediction that has ended, with its data and files",
+    summary="Delete a prediction that has ended, with its data and files",
     scopes=("run",),
     of=prediction_id_of,
     parameters=PREDICTION_ID,
@@ -401,7 +401,7 @@ AT_ONCE: Final = 100  # their Redis calls leave in one write
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
-    """What became of one of them: the answer that it would have had by itself."""
+    """The answer to one of them, as if it had come by itself."""
 
     status: int
     prediction: Prediction | UnsetType = UNSET
