@@ -152,18 +152,18 @@ class Director:
         """Run all loops until canceled, in a process that has looked at Redis and serves the inbox."""
         self._inbox = inbox
         await self._begin()
-        async with anyio.create_task_group() as rooms:
-            await rooms.start(self.fleet.run)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.fleet.run)
             if not self._kind:
-                rooms.start_soon(self._follow_config)
-            rooms.start_soon(self._recognize)
+                tasks.start_soon(self._follow_config)
+            tasks.start_soon(self._recognize)
             if self._setup_webhook is not None:
-                rooms.start_soon(self._setup_webhook.run)
+                tasks.start_soon(self._setup_webhook.run)
             await self._queue_known.wait()
-            self._heartbeat, self._consumer = self._make_rooms()
-            rooms.start_soon(self._heartbeat.run)
-            rooms.start_soon(self._consumer.run)
-            rooms.start_soon(self._stay_registered)
+            self._heartbeat, self._consumer = self._make_parts()
+            tasks.start_soon(self._heartbeat.run)
+            tasks.start_soon(self._consumer.run)
+            tasks.start_soon(self._stay_registered)
 
     async def drain(self) -> None:
         """Claim nothing more, let runs finish, release the rest; end the servers last, if the settings say so."""
@@ -300,7 +300,7 @@ class Director:
         places = together and min(together, self._settings.batch_size or together)
         return Server(runner, slots, trust=Trust(self._settings.max_failures), places=places)
 
-    def _make_rooms(self) -> tuple[Heartbeat, Consumer]:
+    def _make_parts(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]

@@ -121,7 +121,7 @@ class Run:
         self._metering = executor.metering
         self._dice = executor.dice
         self._claim = claim
-        self._seat = permit
+        self._permit = permit
         self._metering.claimed(record)
         self._spans = ClaimSpans(executor.tracing, record)
         waited_ms = 0 if record.claimed is None else record.claimed - record.created
@@ -163,7 +163,7 @@ class Run:
             ends = ((active.is_stuck, ABANDONED), (active.never_began, NEVER_BEGAN), (active.is_left, LEFT))
             self._apply(next((end for is_so, end in ends if is_so), FAULT))
         if active.is_stuck:
-            self._servers.doubt(self._seat)
+            self._servers.doubt(self._permit)
 
     async def _start_and_read(self) -> None:
         await self.active.wait_for_older()
@@ -172,7 +172,7 @@ class Run:
             self._apply(NO_INPUT)
             return
         waits_since = self._now()
-        if not await self._servers.permits.turn(self._seat):
+        if not await self._servers.permits.turn(self._permit):
             self._apply(NO_TURN)
             return
         self._ahead_s = self._now() - waits_since
@@ -182,12 +182,12 @@ class Run:
             id=self._claim.id,
             input=given,
             remote=record.remote,
-            place=self._seat.place,
+            place=self._permit.place,
             alone=record.attempt > 1,
             cost=record.cost,
             trace=self._spans.run(),
         )
-        self._servers.permits.start(self._seat)
+        self._servers.permits.start(self._permit)
         runner = self.active.runner
         if isinstance(runner, OneAnswer):
             await runner.hear(request, self._hear)
@@ -218,7 +218,7 @@ class Run:
         elif isinstance(event, Ended):
             self._spans.ran(event)
             unasked = self._tracker.stopped is None
-            self._servers.ended(self._seat, event, unasked=unasked, account=self._claim.record.account)
+            self._servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
         self._apply(event)
 
     def _apply(self, event: Happening) -> None:
@@ -289,7 +289,7 @@ class Run:
         await self._wait_beside()
         end = None if self.active.is_lost else self._decided
         if self._executor.trained is not None and self._claim.record.kind == "training":
-            self._servers.permits.release(self._seat)
+            self._servers.permits.release(self._permit)
             end = await self._publish(self._executor.trained, end)
         return self._with_metrics(end) if isinstance(end, Finish) else end
 
@@ -300,7 +300,7 @@ class Run:
         if self._decided is not None or self.active.is_lost:
             return
         if self._executor.ending < MOST_ENDING:
-            self._servers.permits.release(self._seat)
+            self._servers.permits.release(self._permit)
         self._executor.ending += 1
         try:
             if self._beside_task is not None:
@@ -336,7 +336,9 @@ class Run:
         """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
         if not isinstance(end, Finish):  # from here on another attempt may notify the caller
             self._outbox.drop()
-        self._servers.permits.release(self._seat)  # before the last write: the next claim then leaves together with it
+        self._servers.permits.release(
+            self._permit
+        )  # before the last write: the next claim then leaves together with it
         is_ours = await self._settle(end)
         self._spans.settled(end)
         return is_ours
@@ -446,7 +448,7 @@ class Run:
         """End whatever is left of the run in this process."""
         if self.active.is_lost:
             self._metering.lost(self._claim.record)
-        self._servers.permits.release(self._seat)
+        self._servers.permits.release(self._permit)
         self._spans.drop()
         self._drop_beside()
         self._progress.drop()
