@@ -287,11 +287,11 @@ async def where_it_is(
     Raises Moved if it went to a server outside this API, and a 404 if its site does not exist.
     """
     services, sites = services_at(request, prediction_id), sites_of(request)
-    for _ in range(0 if sites is None else MOST_MOVES):
+    for _ in range(MOST_MOVES):
         try:
             return await act(services)
         except Moved as exc:
-            there = await sites.called(exc.to) if sites is not None else None
+            there = None if sites is None else await sites.called(exc.to)
             if there is None:
                 raise
             services = there
