@@ -7,10 +7,9 @@ harm: a settled reservation is gone.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NoReturn
-
-from redis.asyncio import Redis
+from typing import Any, Final
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
@@ -18,36 +17,29 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import Partition, PredictionId, created_ms_of, partition_of
 from director.keeper.registry import Registry
-from director.runtime.sweep import LIMIT, repeat, sweep
+from director.keeper.sweeps import sweep_all
+from director.runtime.sweep import LIMIT
 
-TICK_S: Final = 1.0
 LOOK_S: Final = 300.0
 # Longer than any create takes: a reservation of this age without a record will never have one.
 UNBORN_S: Final = 600.0
 TOTALS: Final = (b"spent", b"reserved")
 
 
+@dataclass(slots=True, eq=False)
 class Cashier:
     """Sweeps the partitions in which metered predictions ended."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, registry: Registry, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
-        self._scripts = scripts
-        self._registry = registry
-        self._clock = clock
-        self._looked_s: float | None = None
-
-    async def run(self) -> NoReturn:
-        await repeat(self.run_once, role="cashier", tick_s=TICK_S, clock=self._clock)
+    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _scripts: Scripts
+    _registry: Registry
+    _clock: Clock
+    _looked_s: float | None = None
 
     async def run_once(self) -> int:
         """Settle all that ended, and sometimes what was never created. Return how many predictions that was."""
-        total = 0
-        full = await self._registry.unspent()
-        while full:
-            counts = await sweep(full, self._put_right)
-            total += sum(counts.values())
-            full = [partition for partition, count in counts.items() if count == LIMIT]
+        counts = await sweep_all(await self._registry.unspent(), self._put_right, is_full=lambda count: count == LIMIT)
+        total = sum(map(sum, counts.values()))
         now_s = self._clock.monotonic()
         if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
             total += await self._free_unborn()

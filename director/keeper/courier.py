@@ -12,12 +12,13 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import InitVar, dataclass, field
 from itertools import compress, count
 from operator import not_
 from typing import Final
 
 import anyio
-from msgspec import Struct, field
+from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -28,6 +29,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, PredictionId
 from director.core.webhook_url import host_of
 from director.keeper.registry import Registry
+from director.keeper.sweeps import ignored
 from director.runtime.sweep import LIMIT, repeat, sweep
 from director.webhooks.terminal import LONGEST_S, Noted, TerminalWebhooks
 
@@ -43,7 +45,8 @@ LATER_S: Final = 0.05
 MOST_HOSTS: Final = 10_000
 
 
-class _Host(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class _Host:
     """`failures` in a row, the time of the next attempt, and which webhook has which interval."""
 
     failures: int = 0
@@ -52,21 +55,20 @@ class _Host(Struct, eq=False):
 
 
 class Breakers:
-    """Endpoints that are away: after `after` failures in a row an endpoint gets one attempt per interval.
+    """Endpoints that are away: after AFTER failures in a row an endpoint gets one attempt per interval.
 
     Each keeper knows only what it has seen itself. An endpoint is forgotten once it answers.
     """
 
-    def __init__(self, clock: Clock, *, after: int = AFTER, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, clock: Clock, *, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
-        self._after = after
         self._interval_s = interval_s
         self._hosts: dict[str, _Host] = {}
 
     def may_try(self, name: str) -> bool:
         """May a webhook be sent there now? If the endpoint is away, True uses up the attempt of this interval."""
         host = self._hosts.get(name)
-        if host is None or host.failures < self._after:
+        if host is None or host.failures < AFTER:
             return True
         now_s = self._clock.monotonic()
         if now_s < host.probe_s:
@@ -96,7 +98,7 @@ class Breakers:
         """Note that the endpoint gave no answer, or an error of its own. `asked_s` is the delay that it asked for."""
         host = self._hosts.setdefault(name, _Host())
         host.failures += 1
-        if host.failures == self._after:
+        if host.failures == AFTER:
             host.probe_s = self._clock.monotonic() + self._interval_s
         if asked_s is not None:
             host.probe_s = max(host.probe_s, self._clock.monotonic() + min(asked_s, LATEST_S))
@@ -114,7 +116,8 @@ PLACES_PER_HOST: Final = 8
 LONGEST_LINE: Final = 248
 
 
-class _HostLine(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class _HostLine:
     """`count` includes those with a place and those in line for one."""
 
     count: int = 0
@@ -171,7 +174,8 @@ MOST_TAKES: Final = 16
 DRAIN_STEP_S: Final = 0.05
 
 
-class Round(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Round:
     """The result of one round: outcome → count. `left` waited too long for a place.
 
     `put_off` were not tried, since their endpoint is away.
@@ -201,32 +205,25 @@ class Attempt(Struct, frozen=True, kw_only=True):
         return f"{self.account} {self.host}"
 
 
+@dataclass(slots=True, eq=False)
 class Courier:
     """Delivers what is owed in all partitions."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        scripts: Scripts,
-        registry: Registry,
-        webhooks: TerminalWebhooks,
-        clock: Clock,
-        *,
-        hold_s: float = HOLD_S,
-        patience_s: float = PATIENCE_S,
-        breakers: Breakers | None = None,
-    ) -> None:
-        self._redis = redis
-        self._scripts = scripts
-        self._registry = registry
-        self._webhooks = webhooks
-        self._clock = clock
-        self._hold_s = hold_s
-        self._patience_s = patience_s
-        self._shares = Shares()
-        self._breakers = breakers or Breakers(clock)
-        self._is_draining = False
-        self.on_put_off: Callable[[int], None] = lambda count: None
+    _redis: Redis
+    _scripts: Scripts
+    _registry: Registry
+    _webhooks: TerminalWebhooks
+    _clock: Clock
+    on_put_off: Callable[[int], None] = ignored
+    breakers: InitVar[Breakers | None] = None
+    hold_s: float = HOLD_S
+    patience_s: float = PATIENCE_S
+    _shares: Shares = field(default_factory=Shares)
+    _breakers: Breakers = field(init=False)
+    _is_draining: bool = False
+
+    def __post_init__(self, breakers: Breakers | None) -> None:
+        self._breakers = breakers or Breakers(self._clock)
 
     async def run(self) -> None:
         """Begin a round every second, without waiting for the last: a silent receiver delays only its own webhooks."""
@@ -294,10 +291,10 @@ class Courier:
             return []
         # Each partition has its share, so that none is starved by the one before it.
         limit = min(LIMIT, -(-room // len(partitions)))
-        until_s = anyio.current_time() + self._patience_s  # the hold begins later than this, however slow Redis is
+        until_s = anyio.current_time() + self.patience_s  # the hold begins later than this, however slow Redis is
 
         async def due(partition: Partition) -> list[PredictionId]:
-            return await self._scripts.due(partition, limit=limit, hold_s=self._hold_s)
+            return await self._scripts.due(partition, limit=limit, hold_s=self.hold_s)
 
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
         return await self._look(ids, until_s)

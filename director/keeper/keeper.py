@@ -4,37 +4,36 @@ While Redis is away the keeper waits, says so on /readyz, and continues when Red
 run at once, since each of their acts is one guarded script.
 """
 
+import hmac
 import logging
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import anyio
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from director.broker.redis_client import client
+from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.settings import KeeperSettings
 from director.diagnosis.scaling import Scaling
 from director.files.choose import StoreCheck, store_in
 from director.keeper.cashier import Cashier
-from director.keeper.contact import ServerTime
 from director.keeper.courier import Breakers, Courier
-from director.keeper.expirer import Expirer
-from director.keeper.metering import Metering
-from director.keeper.observer import Observer
-from director.keeper.promoter import Promoter
-from director.keeper.reaper import Reaper
-from director.keeper.reconciler import Reconciler
-from director.keeper.recoverer import Recoverer
+from director.keeper.metrics import Metering, Observer
+from director.keeper.reaper import Reaper, Recoverer, ServerTime
 from director.keeper.registry import Registry
-from director.keeper.retirer import Retirer
-from director.keeper.sampler import Sampler
-from director.keeper.scale import ScaleRoute
+from director.keeper.sweeps import Reconciler, Sampler, expire, promote, retire
 from director.keeper.tidier import Tidier
-from director.keeper.warden import Warden
 from director.runtime import process
 from director.runtime.health import Health, redis_check, serve_http
 from director.runtime.metrics.registry import Pulse
+from director.runtime.sweep import repeat
 from director.runtime.tracing import OFF, Tracing, tracing_of
 from director.store.services import Services
 from director.webhooks.addresses import AllowList
@@ -43,6 +42,7 @@ from director.webhooks.terminal import Schedule, TerminalWebhooks
 
 log = logging.getLogger(__name__)
 
+EXPIRER_TICK_S: Final = 0.5  # below the shortest life that a caller can ask for
 # Deliveries under way get this long after SIGTERM. What is cut off is due again, with the same webhook-id.
 DRAIN_S: Final = 10.0
 
@@ -106,47 +106,51 @@ class Keeper:
         self._settings = settings
         self._metering = metering = metering or Metering(most_queues=settings.metrics_queues)
         self._redis, self._clock = redis, clock = services.redis, services.clock
-        scripts = services.scripts
+        scripts, lease_s = services.scripts, settings.lease_s
         registry = Registry(redis, services.catalog, clock)
         schedule = Schedule.parse(settings.webhook_schedule)
         webhooks = TerminalWebhooks(scripts, services.accounts, sender, clock, schedule, tracing=tracing)
-        time = ServerTime(redis, scripts, clock, lease_s=settings.lease_s)
-        self.reaper = Reaper(scripts, registry, time, clock, lease_s=settings.lease_s)
-        self.recoverer = Recoverer(redis, scripts, registry, time, clock, lease_s=settings.lease_s)
-        self.reconciler = Reconciler(scripts, registry, clock, lease_s=settings.lease_s)
-        self.retirer = Retirer(scripts, registry, clock)
-        self.promoter = Promoter(scripts, registry, clock)
-        self.expirer = Expirer(scripts, registry, clock)
-        self.sampler = Sampler(scripts, registry, clock)
-        self.cashier = Cashier(redis, scripts, registry, clock)
-        self.courier = Courier(redis, scripts, registry, webhooks, clock, breakers=breakers)
-        self.warden = Warden(services.suspensions, clock)
-        store = store_in(settings.files_dir, redis, clock, url=settings.files_url)
-        self.tidier = None if store is None else Tidier(redis, scripts, store, clock)
-        self.observer = Observer(redis, scripts, registry, metering.names, settings, clock)
-        metering.show(self.observer)
-        self.reaper.on_reaped, self.recoverer.on_recovered = metering.reaped, metering.recovered
-        self.reconciler.on_repaired, self.promoter.on_promoted = metering.repaired, metering.promoted
-        self.expirer.on_expired, self.courier.on_put_off = metering.expired, metering.put_off
         webhooks.on_told = metering.webhooks.told
-        self.scale = ScaleRoute(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
+        self.courier = Courier(redis, scripts, registry, webhooks, clock, metering.put_off, breakers)
+        observer = Observer(redis, scripts, registry, metering.names, settings, clock)
+        metering.show(observer)
+        time = ServerTime(redis, scripts, clock, lease_s=lease_s)
+        reaper = Reaper(scripts, registry, time, lease_s, metering.reaped)
+        recoverer = Recoverer(redis, scripts, registry, time, clock, lease_s, metering.recovered)
+        reconciler = Reconciler(scripts, registry, clock, lease_s, metering.repaired)
+        # Each role: its name, one step of its work, and the rest after it in seconds.
+        self._roles: list[tuple[str, Callable[[], Awaitable[object]], float]] = [
+            ("reaper", reaper.run_once, min(1.0, lease_s / 10)),
+            ("recoverer", recoverer.look_through, 2 * lease_s),
+            ("reconciler", reconciler.compare_all, 30.0),
+            ("retirer", partial(retire, scripts, registry), 300.0),
+            # the shortest backoff is about one second
+            ("promoter", partial(promote, scripts, registry, metering.promoted), 0.5),
+            ("expirer", partial(expire, scripts, registry, metering.expired), EXPIRER_TICK_S),
+            # More often than it samples: the look costs nothing extra beside other roles, and shows short-lived work.
+            ("sampler", Sampler(scripts, registry, clock).run_once, 1.0),
+            ("cashier", Cashier(redis, scripts, registry, clock).run_once, 1.0),
+            # Finishes suspensions and resumptions of accounts that were cut short, for up to 10 s an account, so that
+            # others get their turn. Without recent ones it is one look at an empty list.
+            ("warden", partial(services.suspensions.settle_all, within_s=10.0), 5.0),
+            ("observer", observer.look_in_time, 1.0),
+        ]
         self.health = Health()
         self.health.metrics = metering.registry
         self.health.checks = {"redis": redis_check(redis), "durability": self._durability_known}
-        if store is not None:
+        if store := store_in(settings.files_dir, redis, clock, url=settings.files_url):
+            self._roles.append(("tidier", Tidier(redis, scripts, store, clock).run_once, store.sweep_s))
             self.health.checks["files"] = StoreCheck(store, clock).missing
+        self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
 
     async def keep(self) -> None:
         """Check the server, then run every role forever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
             roles.start_soon(self.health.missing)  # logs a broken store before anyone asks for it
-            sweeping = (self.reaper, self.recoverer, self.reconciler, self.retirer, self.promoter, self.expirer)
-            for role in (*sweeping, self.sampler, self.cashier, self.warden, self.observer):
-                roles.start_soon(role.run)
+            for name, step, tick_s in self._roles:
+                roles.start_soon(partial(repeat, step, role=name, tick_s=tick_s, clock=self._clock))
             roles.start_soon(self.courier.run)
-            if self.tidier is not None:
-                roles.start_soon(self.tidier.run)
 
     async def measure(self) -> None:
         """Measure the event loop and Redis forever, whether Redis answers or not."""
@@ -154,7 +158,7 @@ class Keeper:
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
         """Answer /livez, /readyz, /metrics and /scale forever."""
-        app = self.health.app([self.scale.route])
+        app = self.health.app([self._scale])
         await serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
 
     async def drain(self) -> None:
@@ -172,3 +176,36 @@ class Keeper:
 
 async def _draining() -> str:
     return "draining"
+
+
+def scale_route(scaling: Scaling, token: str) -> Route:
+    """Return the route that answers an autoscaler, if it shows `token`. Without a token every request is rejected.
+
+    The answer is 503 while Redis cannot answer, so that the autoscaler keeps what it has.
+    """
+
+    async def answer(request: Request) -> Response:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
+        if scheme.lower() != "bearer" or not token or not is_right:
+            return _refused(401, "Show DIRECTOR_SCALE_TOKEN as a bearer token.", {"WWW-Authenticate": "Bearer"})
+        parts = str(request.path_params["queue"]).split("/")
+        # owner/name/version, as the admin API writes a queue
+        name = f"{parts[0]}/{parts[1]}:{parts[2]}" if len(parts) == 3 else "/".join(parts)
+        try:
+            return _json(200, await scaling.of(await scaling.named(name)))
+        except UnknownQueue:
+            return _refused(404, "There is no such queue, nor a model of this name that has a version.")
+        except BackendUnavailable:
+            return _refused(503, "Redis cannot answer now.", {"Retry-After": "5"})
+
+    return Route("/scale/{queue:path}", answer)
+
+
+def _refused(status: int, detail: str, headers: Mapping[str, str] = {}) -> Response:
+    return _json(status, {"detail": detail}, headers)
+
+
+def _json(status: int, body: Any, headers: Mapping[str, str] = {}) -> Response:
+    said = {"Cache-Control": "no-store", **headers}
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=said)

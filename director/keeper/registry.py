@@ -5,6 +5,8 @@ each role. A role that is given one queue too many finds nothing there.
 """
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from redis.asyncio import Redis
@@ -13,6 +15,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined
 from director.core.clock import Clock
 from director.core.ids import Partition, QueueName
+from director.runtime.sweep import Place
 from director.store.catalog import Catalog
 
 # Only a retry can be due sooner than this after acceptance, so the promoter takes a fresh look each time.
@@ -23,28 +26,28 @@ WHOLE_S: Final = 60.0
 AT_ONCE: Final = 64
 
 
+@dataclass(slots=True, eq=False)
 class Registry:
     """The queues, at most `keep_s` old. A queue is registered long before it can owe anything."""
 
-    def __init__(self, redis: Redis, catalog: Catalog, clock: Clock, *, keep_s: float = 3.0) -> None:
-        self._redis = redis
-        self._catalog = catalog
-        self._clock = clock
-        self._keep_s = keep_s
-        self._read_s: float | None = None
-        self._queues: list[QueueName] | None = None
-        self._live: dict[QueueName, str] = {}
-        self._owed: dict[Partition, str] = {}
-        self._unspent: dict[Partition, str] = {}
-        self._together: list[list[str]] = []
-        self._glancing = asyncio.Lock()
-        self._glanced_s: float | None = None
-        self._present: set[str] = set()
-        self._whole_s: dict[str, float] = {}
+    _redis: Redis
+    _catalog: Catalog
+    _clock: Clock
+    keep_s: float = 3.0
+    _read_s: float | None = None
+    _queues: list[QueueName] | None = None
+    _live: dict[QueueName, str] = field(default_factory=dict)
+    _owed: dict[Partition, str] = field(default_factory=dict)
+    _unspent: dict[Partition, str] = field(default_factory=dict)
+    _together: list[list[str]] = field(default_factory=list)
+    _glancing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _glanced_s: float | None = None
+    _present: set[str] = field(default_factory=set)
+    _whole_s: dict[str, float] = field(default_factory=dict)
 
     async def queues(self) -> list[QueueName]:
         now_s = self._clock.monotonic()
-        if self._queues is None or self._read_s is None or now_s - self._read_s >= self._keep_s:
+        if self._queues is None or self._read_s is None or now_s - self._read_s >= self.keep_s:
             queues = await self._catalog.queues()
             if queues != self._queues:  # always the first time: webhooks may be owed after the last queue is gone
                 await self._know(queues)
@@ -61,20 +64,17 @@ class Registry:
         if role not in self._whole_s or now_s - self._whole_s[role] >= whole_s:
             self._whole_s[role] = now_s
             return queues
-        present = await self._glance(glance_s)
-        return [queue for queue, live in self._live.items() if live in present]
+        return await self._present_of(self._live, glance_s)
 
     async def owing(self) -> list[Partition]:
         """Return every partition that owes a webhook."""
         await self.queues()
-        present = await self._glance(GLANCE_S)
-        return [partition for partition, owed in self._owed.items() if owed in present]
+        return await self._present_of(self._owed)
 
     async def unspent(self) -> list[Partition]:
         """Return every partition with ended predictions whose reserved compute is not settled."""
         await self.queues()
-        present = await self._glance(GLANCE_S)
-        return [partition for partition, unspent in self._unspent.items() if unspent in present]
+        return await self._present_of(self._unspent)
 
     async def _know(self, queues: list[QueueName]) -> None:
         live = {queue: keys.live(queue) for queue in queues}
@@ -92,14 +92,14 @@ class Registry:
         self._live, self._owed, self._unspent, self._together = live, owed, unspent, together
         self._glanced_s = None
 
-    async def _glance(self, glance_s: float) -> set[str]:
-        """Return which of all those keys exist."""
+    async def _present_of(self, named: Mapping[Place, str], glance_s: float = GLANCE_S) -> list[Place]:
+        """Return those whose key exists, by a look at all keys that is at most `glance_s` old."""
         async with self._glancing:
             now_s = self._clock.monotonic()
-            if self._glanced_s is None or now_s - self._glanced_s >= min(glance_s, self._keep_s):
+            if self._glanced_s is None or now_s - self._glanced_s >= min(glance_s, self.keep_s):
                 self._present = await self._look()
                 self._glanced_s = now_s
-            return self._present
+            return [place for place, key in named.items() if key in self._present]
 
     async def _look(self) -> set[str]:
         """Ask with one command for many keys that were absent, and one by one for those that existed."""

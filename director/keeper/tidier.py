@@ -7,7 +7,8 @@ still be arriving. Nothing is deleted while Redis cannot answer, and only a port
 
 import logging
 from collections.abc import Awaitable, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 from redis.asyncio import Redis
@@ -20,7 +21,7 @@ from director.core.ids import PredictionId, created_ms_of
 from director.core.states import TERMINAL
 from director.files.caller_files import GRACE_S, CallerFiles
 from director.files.store import CallerFileName, FileStore
-from director.runtime.sweep import LIMIT, repeat
+from director.runtime.sweep import LIMIT
 from director.store.removal import whose_weights_are_kept
 
 log = logging.getLogger(__name__)
@@ -33,18 +34,14 @@ class Tidied(Struct, frozen=True):
     removed: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Tidier:
     """Sweeps a whole store."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, store: FileStore, clock: Clock) -> None:
-        self._redis = redis
-        self._scripts = scripts
-        self._callers = CallerFiles(redis)
-        self._store = store
-        self._clock = clock
-
-    async def run(self) -> NoReturn:
-        await repeat(self.run_once, role="tidier", tick_s=self._store.sweep_s, clock=self._clock)
+    _redis: Redis
+    _scripts: Scripts
+    _store: FileStore
+    _clock: Clock
 
     async def run_once(self) -> Tidied:
         """Delete all files that nothing names. A file that cannot be deleted now is left to the next sweep."""
@@ -58,7 +55,7 @@ class Tidier:
                         await self._scripts.stow(account, prediction_id)
         async for names in self._store.callers(LIMIT):
             seen += len(names)
-            for name in await self._callers.unknown([name for name in names if self._has_come(name)]):
+            for name in await CallerFiles(self._redis).unknown([name for name in names if self._has_come(name)]):
                 removed += await self._deleted(self._store.discard(name), name.id)
         if removed:
             log.info("files deleted", extra={"seen": seen, "removed": removed})
@@ -88,12 +85,7 @@ class Tidier:
         gone = {
             each: text(account or b"")
             for each, (status, account), has_output in found
-            if not has_output and not _may_end(status)
+            if not has_output and (status is None or text(status) in TERMINAL)  # else it may still end
         }
         kept = await whose_weights_are_kept(self._redis, list(gone))
         return [(each, account) for each, account in gone.items() if each not in kept]
-
-
-def _may_end(status: bytes | None) -> bool:
-    """Is the prediction known and not terminal?"""
-    return status is not None and text(status) not in TERMINAL

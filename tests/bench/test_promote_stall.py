@@ -12,8 +12,8 @@ from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.keeper.promoter import Promoter
 from director.keeper.registry import Registry
+from director.keeper.sweeps import promote as promote_due
 from director.store.catalog import Catalog
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
@@ -41,13 +41,13 @@ async def test_claims_stay_quick_while_everything_falls_due(
     claiming.now_ms = driver.now_ms
     took_s: list[float] = []
     claimed = 0
-    promoter = Promoter(scripts, Registry(redis, catalog, SystemClock()), SystemClock())
+    registry = Registry(redis, catalog, SystemClock())
     promoted = 0
     began_s = time.monotonic()
 
     async def promote() -> None:
         nonlocal promoted
-        promoted = sum((await promoter.run_once()).retries.values())
+        promoted = sum((await promote_due(scripts, registry)).values())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(promote)

@@ -22,12 +22,10 @@ from director.core.schema import Claim
 from director.core.signing import new_secret
 from director.core.states import Status
 from director.core.webhook_url import host_of
-from director.keeper.contact import ServerTime
 from director.keeper.courier import AFTER, INTERVAL_S, Breakers, Courier
-from director.keeper.expirer import Expired, Expirer
-from director.keeper.promoter import Promoter
-from director.keeper.reaper import Reaped, Reaper
+from director.keeper.reaper import Reaped, Reaper, ServerTime
 from director.keeper.registry import Registry
+from director.keeper.sweeps import Expired, expire, promote
 from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
@@ -72,7 +70,7 @@ def reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock)
 
 def make_reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Reaper:
     """Make a reaper as the keeper does, with a contact of its own."""
-    return Reaper(scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S)
+    return Reaper(scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), LEASE_S)
 
 
 async def keep_contact(*reapers: Reaper, clock: FakeClock, seconds: int) -> None:
@@ -176,18 +174,17 @@ async def test_nothing_is_reaped_for_a_lease_after_a_server_restart(clock: FakeC
 async def test_due_retry_is_promoted_with_a_wakeup(
     scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
 ) -> None:
-    promoter = Promoter(scripts, registry, clock)
     due = await past.submit()
     later = await past.submit()
     for claim in await past.claim_all():
         delay_s = 1 if claim.id == due else 90  # the queue as it was a minute ago
         assert await past.release(claim, spent=True, delay_s=delay_s) == "delayed"
     await past.hear_bell()
-    assert (await promoter.run_once()).retries == {past.queue: 1}
+    assert await promote(scripts, registry) == {past.queue: 1}
     assert await past.hear_bell()
     assert [claim.id for claim in await past.claim_all()] == [due]
     assert list(await past.members(keys.delayed(past.queue))) == [later]
-    assert (await promoter.run_once()).retries == {}
+    assert await promote(scripts, registry) == {}
 
 
 async def test_faulty_queue_does_not_stop_the_sweep_of_others(
@@ -197,7 +194,7 @@ async def test_faulty_queue_does_not_stop_the_sweep_of_others(
     await redis.set(keys.delayed(QueueName("acme/broken:000000000000")), "no sorted set", ex=60)
     await past.submit()
     await past.release(await past.claim_one(), spent=True, delay_s=1)
-    assert (await Promoter(scripts, registry, clock).run_once()).retries == {past.queue: 1}
+    assert await promote(scripts, registry) == {past.queue: 1}
 
 
 @pytest.mark.parametrize(("late", "status"), [("aborted", Status.ABORTED), ("", Status.FAILED)])
@@ -206,11 +203,10 @@ async def test_passed_deadline_ends_a_waiting_prediction(
 ) -> None:
     late_id = await past.submit(lifetime_ms=5_000, late=late)
     in_time = await past.submit(lifetime_ms=3_600_000, late=late)
-    expirer = Expirer(scripts, registry, clock)
-    assert await expirer.run_once() == Expired(ended=1)
+    assert await expire(scripts, registry) == Expired(ended=1)
     assert (await past.record(late_id)).status == status
     assert [claim.id for claim in await past.claim_all()] == [in_time]
-    assert await expirer.run_once() == Expired()
+    assert await expire(scripts, registry) == Expired()
 
 
 async def test_passed_deadline_of_a_run_notifies_its_director(
@@ -218,7 +214,7 @@ async def test_passed_deadline_of_a_run_notifies_its_director(
 ) -> None:
     await past.submit(lifetime_ms=5_000)
     claim = await past.claim_one(lease_s=3600)
-    assert await Expirer(scripts, registry, clock).run_once() == Expired(told=1)
+    assert await expire(scripts, registry) == Expired(told=1)
     assert await past.extend(claim) == ["deadline"]
     assert await past.finish(claim, Status.CANCELED)
 

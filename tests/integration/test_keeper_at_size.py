@@ -12,8 +12,7 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import LANES, PredictionId, QueueName
-from director.keeper.contact import ServerTime
-from director.keeper.recoverer import Recoverer
+from director.keeper.reaper import Recoverer, ServerTime
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT
 from director.store.catalog import Catalog
@@ -59,7 +58,7 @@ async def test_orphan_behind_a_hundred_thousand_live_claims_is_found(
 
     clock = FakeClock()
     contact = ServerTime(redis, scripts, clock, lease_s=hour_s)
-    recoverer = Recoverer(redis, scripts, Registry(redis, catalog, clock, keep_s=0), contact, clock, lease_s=hour_s)
+    recoverer = Recoverer(redis, scripts, Registry(redis, catalog, clock, keep_s=0), contact, clock, hour_s)
     for _ in range(3):
         await contact.proven_ms()
         clock.pass_time(hour_s / 2)
@@ -117,7 +116,7 @@ async def test_recoverer_alone_finds_every_orphan_under_load(
     """Reaper and reconciler do not run here. A live director has its leases again after its next heartbeat."""
     load, clock = Load(driver), SystemClock()
     contact = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
-    recoverer = Recoverer(redis, scripts, Registry(redis, catalog, clock, keep_s=0), contact, clock, lease_s=LEASE_S)
+    recoverer = Recoverer(redis, scripts, Registry(redis, catalog, clock, keep_s=0), contact, clock, LEASE_S)
     period_s = 2 * LEASE_S
 
     async def keep_contact() -> None:

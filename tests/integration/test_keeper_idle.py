@@ -1,6 +1,7 @@
 """Check what idle queues cost a keeper, and that work in such a queue is still handled in time."""
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,13 +13,10 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName, partition_of
 from director.core.policy import Policy
-from director.keeper.contact import ServerTime
-from director.keeper.expirer import TICK_S as EXPIRER_TICK_S
-from director.keeper.expirer import Expired, Expirer
-from director.keeper.promoter import TICK_S as PROMOTER_TICK_S
-from director.keeper.promoter import Promoter
-from director.keeper.reaper import Reaper
+from director.keeper.keeper import EXPIRER_TICK_S
+from director.keeper.reaper import Reaper, ServerTime
 from director.keeper.registry import AT_ONCE, GLANCE_S, WHOLE_S, Registry
+from director.keeper.sweeps import Expired, expire, promote
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
@@ -54,9 +52,9 @@ class Keeping:
         scripts = Scripts(gatherer)
         self.registry = Registry(redis, catalog, self.clock)
         time = ServerTime(redis, scripts, self.clock, lease_s=LEASE_S)
-        self.promoter = Promoter(scripts, self.registry, self.clock)
-        self.expirer = Expirer(scripts, self.registry, self.clock)
-        self.reaper = Reaper(scripts, self.registry, time, self.clock, lease_s=LEASE_S)
+        self.promote = partial(promote, scripts, self.registry)
+        self.expire = partial(expire, scripts, self.registry)
+        self.reaper = Reaper(scripts, self.registry, time, LEASE_S)
 
     async def prove_contact(self) -> None:
         for _ in range(int(LEASE_S) + 1):
@@ -66,8 +64,8 @@ class Keeping:
     async def sweep(self) -> int:
         """Run all roles once, and return how many scripts they called."""
         before = self.gatherer.calls
-        for role in (self.promoter, self.expirer, self.reaper):
-            await role.run_once()
+        for run_once in (self.promote, self.expire, self.reaper.run_once):
+            await run_once()
         return self.gatherer.calls - before
 
 
@@ -125,8 +123,7 @@ async def test_retry_due_at_once_is_promoted_on_the_next_tick(keeping: Keeping, 
     await driver.submit()
     driver.now_ms -= 1000
     assert await driver.release(await driver.claim_one(), spent=True, delay_s=0.5) == "delayed"
-    keeping.clock.pass_time(PROMOTER_TICK_S)
-    assert (await keeping.promoter.run_once()).retries == {driver.queue: 1}
+    assert await keeping.promote() == {driver.queue: 1}
 
 
 async def test_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, driver: QueueDriver) -> None:
@@ -135,7 +132,7 @@ async def test_shortest_deadline_is_kept_to_the_tick(keeping: Keeping, driver: Q
     await driver.submit(lifetime_ms=1000 * SHORTEST_LIFE_S)
     assert SHORTEST_LIFE_S >= GLANCE_S, "else a glance may be too old to show it"
     keeping.clock.pass_time(SHORTEST_LIFE_S)
-    assert await keeping.expirer.run_once() == Expired(ended=1)
+    assert await keeping.expire() == Expired(ended=1)
     assert EXPIRER_TICK_S < SHORTEST_LIFE_S
 
 

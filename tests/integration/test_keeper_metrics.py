@@ -17,7 +17,7 @@ from director.core.policy import Objective, Objectives, Policy
 from director.core.samples import MOST, PERIOD_S
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
-from director.keeper.observer import CROWD, LOOK_S, SHARE, STALE_S, Observer
+from director.keeper.metrics import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
 from director.runtime.metrics.table import QueueNames
 from director.store.accounts import Accounts

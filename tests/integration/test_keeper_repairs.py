@@ -13,11 +13,9 @@ from director.broker.scripts import Requeued, Scripts
 from director.core.ids import LANES, PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.keeper.contact import ServerTime
-from director.keeper.reconciler import SLICE, Reconciler
-from director.keeper.recoverer import Recovered, Recoverer
+from director.keeper.reaper import Recovered, Recoverer, ServerTime
 from director.keeper.registry import Registry
-from director.keeper.retirer import Retirer
+from director.keeper.sweeps import SLICE, Reconciler, retire
 from director.runtime.sweep import LIMIT
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
@@ -56,9 +54,7 @@ def recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClo
 
 def make_recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Recoverer:
     """Make a recoverer as the keeper does, with a contact of its own."""
-    return Recoverer(
-        redis, scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), clock, lease_s=LEASE_S
-    )
+    return Recoverer(redis, scripts, registry, ServerTime(redis, scripts, clock, lease_s=LEASE_S), clock, LEASE_S)
 
 
 async def prove_contact(*recoverers: Recoverer, clock: FakeClock) -> None:
@@ -156,12 +152,12 @@ async def compare(reconciler: Reconciler) -> tuple[list[PredictionId], int]:
 async def test_entries_of_a_lost_stream_are_restored_in_slices(
     scripts: Scripts, registry: Registry, driver: QueueDriver, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reconciler = Reconciler(scripts, registry, clock, lease_s=LEASE_S)
+    reconciler = Reconciler(scripts, registry, clock, LEASE_S)
     await driver.have_slots(2 * SLICE)
     lost = {await driver.submit(streams=[3 + number % 2]) for number in range(SLICE + 40)}
     await driver.redis.delete(keys.stream(driver.queue, "normal", 3))
     lost -= {PredictionId(name) for names in (await driver.entries()).values() for name in names}
-    with caplog.at_level(logging.WARNING, logger="director.keeper.reconciler"):
+    with caplog.at_level(logging.WARNING, logger="director.keeper.sweeps"):
         repaired, rounds = await compare(reconciler)
     assert (set(repaired), rounds) == (lost, 2)
     assert len(repaired) == len(lost) == len(caplog.records)
@@ -176,7 +172,7 @@ async def test_two_reconcilers_repair_each_prediction_once(
     await driver.have_slots(2 * SLICE)
     lost = {await driver.submit(streams=[3]) for _ in range(SLICE + 40)}
     await driver.redis.delete(keys.stream(driver.queue, "normal", 3))
-    pair = [Reconciler(scripts, registry, clock, lease_s=LEASE_S) for _ in range(2)]
+    pair = [Reconciler(scripts, registry, clock, LEASE_S) for _ in range(2)]
     both = await asyncio.gather(*(compare(reconciler) for reconciler in pair))
     assert Counter(name for repaired, _ in both for name in repaired) == Counter(lost)
     claims = await driver.claim_all()
@@ -197,8 +193,8 @@ async def test_directors_silent_for_an_hour_without_claims_are_forgotten(
         await driver.extend(consumer=name)
     driver.now_ms = now_ms
     await driver.extend(consumer="here")
-    both = await asyncio.gather(*(Retirer(scripts, registry, clock).run_once() for _ in range(2)))
-    assert Counter(name for retired in both for name in retired.directors.get(driver.queue, [])) == {
+    both = await asyncio.gather(*(retire(scripts, registry) for _ in range(2)))
+    assert Counter(name for retired in both for name in retired.get(driver.queue, [])) == {
         "gone1": 1,
         "gone2": 1,
     }

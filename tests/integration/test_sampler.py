@@ -8,7 +8,7 @@ from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.samples import PERIOD_S, Sample
 from director.keeper.registry import Registry
-from director.keeper.sampler import LOOK_S, Sampler
+from director.keeper.sweeps import Sampler
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.queue_history import QueueHistory
 from tests.support.clock import FakeClock
@@ -65,8 +65,8 @@ def keeping(redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock, 
 async def look(keeping: Keeping, clock: FakeClock, *, seconds: float) -> dict[QueueName, bool]:
     """Look once a second for this long. Return what the last sampling found."""
     found: dict[QueueName, bool] = {}
-    for _ in range(int(seconds / LOOK_S)):
-        clock.pass_time(LOOK_S)
+    for _ in range(int(seconds)):
+        clock.pass_time(1)
         found = await keeping.run_once() or found
     return found
 

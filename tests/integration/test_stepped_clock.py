@@ -15,8 +15,7 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.keeper.contact import ServerTime
-from director.keeper.reaper import Reaper
+from director.keeper.reaper import Reaper, ServerTime
 from director.keeper.registry import Registry
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -116,7 +115,7 @@ async def service(attempts: int) -> AsyncIterator[Service]:
         policy = Policy(attempts=attempts)
         queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy)
         time = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
-        reaper = Reaper(scripts, Registry(redis, catalog, clock), time, clock, lease_s=LEASE_S)
+        reaper = Reaper(scripts, Registry(redis, catalog, clock), time, LEASE_S)
         yield Service(scripts, queue, reaper, stepped)
         await gatherer.aclose()
         await redis.aclose()

@@ -22,7 +22,6 @@ from director.core.errors import SettingsError
 from director.core.ids import lowest_id_at
 from director.core.policy import Policy as QueuePolicy
 from director.core.settings import ApiSettings
-from director.keeper.warden import Warden
 from director.store.accounts import TYPES, Accounts, Policy, Reason
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.suspensions import SETTLED_S, Ended, Suspensions
@@ -225,7 +224,7 @@ async def test_keeper_finishes_an_interrupted_suspension(
             patch.setattr(Accounts, "set_suspension", written)
         with pytest.raises(ConnectionResetError):
             await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
-    assert await Warden(suspensions, SystemClock()).run_once() == 1
+    assert await suspensions.settle_all(within_s=10) == 1
     is_held = reached != "nothing"
     assert [len(await each.claim_all()) for each in (driver, elsewhere)] == ([0, 0] if is_held else [1, 1])
 
@@ -237,7 +236,7 @@ async def test_keeper_ends_work_accepted_after_the_suspension(
     await suspensions.suspend(ACCOUNT, "end", "abuse", within_s=5)
     late = await created(api)
     assert await driver.claim_all() == []
-    await Warden(suspensions, SystemClock()).run_once()
+    await suspensions.settle_all(within_s=10)
     assert await status(api, late) == "canceled"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.keeper.contact import Contact
+from director.keeper.reaper import Contact
 
 LEASE_S = 15.0
 

@@ -10,7 +10,7 @@ from prometheus_client import parser
 
 from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
-from director.keeper.observer import OF_QUEUES, Seen, StateCollector, folded
+from director.keeper.metrics import OF_QUEUES, Seen, StateCollector, folded
 from director.runtime.metrics.registry import OPEN_METRICS, PLAIN, RedisMeter, Registry
 from director.runtime.metrics.table import ALL, METRICS, OTHER, Metric, QueueNames
 

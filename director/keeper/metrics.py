@@ -1,33 +1,36 @@
-"""Look at all queues for /metrics, so that no scrape has to: a bounded question every ten seconds.
+"""Show at /metrics how all queues stand, what a keeper's roles did, and how Redis answers it.
 
-A look takes at most about a hundredth of the server's time: after a longer look the next is later, up to a minute. What
-was seen of each queue is folded into a bounded number of series. Nothing is changed.
+The observer looks at all queues every ten seconds, so that no scrape has to. A look takes at most about a hundredth of
+the server's time: after a longer look the next is later, up to a minute. What was seen of each queue is folded into a
+bounded number of series. Nothing is changed.
 """
 
 import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+from dataclasses import dataclass, field
+from operator import add, itemgetter
 from typing import Any, Final, get_args
 
 import anyio
 from msgspec import Struct
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
-from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.durability import check
 from director.broker.redis_client import infos, pipelined, text
-from director.broker.scripts import QueueStats, Scripts
+from director.broker.scripts import QueueStats, Repair, Requeued, Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue, UnsafeBackend
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.policy import Burns, Lane, burns
 from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
+from director.runtime.metrics.registry import RedisMeter, WebhookMeter
+from director.runtime.metrics.registry import Registry as Metrics
 from director.runtime.metrics.table import METRICS, OTHER, QueueNames
-from director.runtime.sweep import repeat, sweep
+from director.runtime.sweep import sweep
 from director.store.queue_history import QueueHistory
 
 Labels = tuple[str, ...]
@@ -59,21 +62,17 @@ class State(Struct, frozen=True):
     values: Mapping[str, Mapping[Labels, float]]
 
 
-def added(one: float, other: float) -> float:
-    return one + other
-
-
 # The value of a queue, and how to combine queues that share the label for others.
 OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
     "director_queue_oldest_seconds": (lambda seen: max(0, seen.stats.oldest_ms) / 1000, max),
-    "director_queue_claimed": (lambda seen: seen.stats.claimed, added),
-    "director_queue_delayed": (lambda seen: seen.stats.delayed, added),
-    "director_queue_dead": (lambda seen: seen.stats.dead, added),
-    "director_queue_directors": (lambda seen: seen.stats.directors, added),
-    "director_queue_slots": (lambda seen: seen.stats.slots, added),
-    "director_queue_setup_failed": (lambda seen: seen.stats.setup_failed, added),
-    "director_queue_started_total": (lambda seen: seen.stats.tally.get("started", 0), added),
-    "director_queue_ended_total": (lambda seen: seen.stats.tally.get("ended", 0), added),
+    "director_queue_claimed": (lambda seen: seen.stats.claimed, add),
+    "director_queue_delayed": (lambda seen: seen.stats.delayed, add),
+    "director_queue_dead": (lambda seen: seen.stats.dead, add),
+    "director_queue_directors": (lambda seen: seen.stats.directors, add),
+    "director_queue_slots": (lambda seen: seen.stats.slots, add),
+    "director_queue_setup_failed": (lambda seen: seen.stats.setup_failed, add),
+    "director_queue_started_total": (lambda seen: seen.stats.tally.get("started", 0), add),
+    "director_queue_ended_total": (lambda seen: seen.stats.tally.get("ended", 0), add),
     "director_queue_paused": (lambda seen: seen.stats.paused, max),
     "director_queue_breaker_open": (lambda seen: bool(seen.stats.breaker), max),
     "director_queue_tenants": (lambda seen: seen.tenants, max),
@@ -81,11 +80,14 @@ OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
 }
 # The same for one lane of a queue.
 OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], Fold]]] = {
-    "director_queue_waiting": (lambda stats, lane: getattr(stats, lane), added),
-    "director_queue_accepted_total": (lambda stats, lane: stats.tally.get(f"accepted:{lane}", 0), added),
-    "director_objective_share": (lambda stats, lane: _promised(stats, lane), max),
-    "director_objective_met_total": (lambda stats, lane: stats.tally.get(f"met:{lane}", 0), added),
-    "director_objective_missed_total": (lambda stats, lane: stats.tally.get(f"missed:{lane}", 0), added),
+    "director_queue_waiting": (lambda stats, lane: getattr(stats, lane), add),
+    "director_queue_accepted_total": (lambda stats, lane: stats.tally.get(f"accepted:{lane}", 0), add),
+    "director_objective_share": (
+        lambda stats, lane: stats.objectives[lane].share if lane in stats.objectives else None,
+        max,
+    ),
+    "director_objective_met_total": (lambda stats, lane: stats.tally.get(f"met:{lane}", 0), add),
+    "director_objective_missed_total": (lambda stats, lane: stats.tally.get(f"missed:{lane}", 0), add),
 }
 BURN: Final = "director_objective_burn_rate"
 OF_TENANTS: Final = "director_queue_tenant_waiting"
@@ -142,11 +144,6 @@ class StateCollector(Collector):
                 yield family
 
 
-def _promised(stats: QueueStats, lane: Lane) -> float | None:
-    objective = stats.objectives.get(lane)
-    return None if objective is None else objective.share
-
-
 def _put(series: dict[Labels, float], labels: Labels, value: float | None, fold: Fold) -> None:
     if value is not None:
         series[labels] = fold(series[labels], value) if labels in series else value
@@ -165,44 +162,40 @@ NAMED: Final = 5
 OWED_READ: Final = 50  # at either end of a partition's list
 
 
+@dataclass(slots=True, eq=False)
 class Observer:
     """Looks at all queues. `state` is the last look while it is current, `pause_s` the time until the next."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        scripts: Scripts,
-        registry: Registry,
-        names: QueueNames,
-        settings: KeeperSettings,
-        clock: Clock,
-    ) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
-        self._scripts = scripts
-        self._history = QueueHistory(redis)
-        self._registry = registry
-        self._names = names
-        self._settings = settings
-        self._clock = clock
-        self._seen: dict[QueueName, Seen] = {}
-        self._state: State | None = None
-        self._began_s = clock.monotonic()
-        self._looked_s: float | None = None
-        self.pause_s = LOOK_S
-        self._next_s = float("-inf")
+    _redis: Any  # redis-py says str or bytes; ours answers in bytes
+    _scripts: Scripts
+    _registry: Registry
+    _names: QueueNames
+    _settings: KeeperSettings
+    _clock: Clock
+    pause_s: float = LOOK_S
+    _seen: dict[QueueName, Seen] = field(default_factory=dict)
+    _state: State | None = None
+    _since_s: float = field(init=False)
+    _next_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self._since_s = self._clock.monotonic()
 
     @property
     def age_s(self) -> float:
         """The age of the last look. Before the first look, the time since the start."""
-        return self._clock.monotonic() - (self._began_s if self._looked_s is None else self._looked_s)
+        return self._clock.monotonic() - self._since_s
 
     @property
     def state(self) -> State | None:
         """The last look. None before the first, and once the last is too old."""
         return None if self.age_s > max(STALE_S, STALE_LOOKS * self.pause_s) else self._state
 
-    async def run(self) -> None:
-        await repeat(self._in_time, role="observer", tick_s=1.0, clock=self._clock)
+    async def look_in_time(self) -> None:
+        """Look if the pause after the last look is over."""
+        if self._clock.monotonic() >= self._next_s:
+            await self.run_once()
+            self._next_s = self._clock.monotonic() + self.pause_s
 
     async def run_once(self) -> State:
         """Look now. Raises BackendUnavailable."""
@@ -219,13 +212,8 @@ class Observer:
         whole = {"director_queues": float(len(queues)), **await self._owed(), **await self._server()}
         self.pause_s = min(max(LOOK_S, took_s / SHARE), LONGEST_S)
         whole["director_state_look_seconds"] = took_s
-        self._state, self._looked_s = folded(self._seen, self._names, whole), self._clock.monotonic()
+        self._state, self._since_s = folded(self._seen, self._names, whole), self._clock.monotonic()
         return self._state
-
-    async def _in_time(self) -> None:
-        if self._clock.monotonic() >= self._next_s:
-            await self.run_once()
-            self._next_s = self._clock.monotonic() + self.pause_s
 
     async def _look(self, queues: Sequence[QueueName]) -> None:
         """Look at a slice of queues, in one to three writes."""
@@ -234,17 +222,14 @@ class Observer:
         tenants = await self._tenants(crowded)
         most = await self._most([queue for queue, count in tenants.items() if count <= MOST_TENANTS])
         for queue, stats in found.items():
-            burnt = await self._burnt(queue, stats) if stats.objectives else None
+            burnt = None
+            if stats.objectives:  # one queue at a time: an hour of one takes this process some milliseconds to read
+                samples = await QueueHistory(self._redis).of(queue)
+                burnt = burns(samples, stats.objectives, now_ms=self._clock.now_ms())
             first = most.get(queue)
             named = tuple(first) if first and self._settings.metrics_tenants else ()
             self._seen[queue] = Seen(stats, tenants.get(queue), first[0][1] if first else None, burnt, named)
         await anyio.lowlevel.checkpoint()
-
-    async def _burnt(self, queue: QueueName, stats: QueueStats) -> Burns:
-        """Return how its objectives are kept. One queue at a time: an hour of one takes this process some milliseconds
-        to read.
-        """
-        return burns(await self._history.of(queue), stats.objectives, now_ms=self._clock.now_ms())
 
     async def _stats(self, queue: QueueName) -> QueueStats | None:
         try:
@@ -313,3 +298,53 @@ class Observer:
 def _fullness(memory: dict[str, Any]) -> tuple[float, int]:
     used, limit = int(memory["used_memory"]), int(memory.get("maxmemory", 0))
     return used / limit if limit else 0.0, used
+
+
+BECAME: Final[tuple[Requeued, ...]] = ("waiting", "delayed", "dead")
+
+
+class Metering:
+    """The metrics of one keeper. Up to `most_queues` queues have their name as a label, and the others share one."""
+
+    def __init__(self, *, most_queues: int) -> None:
+        self.registry: Final = Metrics("keeper")
+        self.redis: Final = RedisMeter(self.registry)
+        self.webhooks: Final = WebhookMeter(self.registry)
+        self.names: Final = QueueNames(most_queues, on_new=self._begin, on_gone=self.registry.forget)
+        self._reaped = self.registry.counter("director_reaped_total")
+        self._recovered = self.registry.counter("director_recovered_total")
+        self._repaired = self.registry.counter("director_repaired_total")
+        self._promoted = self.registry.counter("director_promoted_total")
+        self._expired = self.registry.counter("director_expired_total")
+        self._put_off = self.registry.counter("director_webhooks_put_off_total").labels()
+        for repair in get_args(Repair):
+            self._repaired.labels(repair)
+
+    def show(self, observer: Observer) -> None:
+        collector = StateCollector(lambda: observer.state)
+        self.registry.add(collector.names, collector)
+        self.registry.gauge("director_state_age_seconds").set_function(lambda: observer.age_s)
+
+    def reaped(self, queue: QueueName, became: Requeued) -> None:
+        self._reaped.labels(self.names.of(queue), became).inc()
+
+    def recovered(self, queue: QueueName, became: Requeued) -> None:
+        self._recovered.labels(self.names.of(queue), became).inc()
+
+    def repaired(self, repair: Repair) -> None:
+        self._repaired.labels(repair).inc()
+
+    def promoted(self, queue: QueueName, count: int) -> None:
+        self._promoted.labels(self.names.of(queue)).inc(count)
+
+    def expired(self, ended: int, told: int) -> None:
+        self._expired.labels("ended").inc(ended)
+        self._expired.labels("told").inc(told)
+
+    def put_off(self, count: int) -> None:
+        self._put_off.inc(count)
+
+    def _begin(self, queue: str) -> None:
+        """Start counters at zero: no rule would see the rise of a counter that begins at one."""
+        for became in BECAME:
+            self._reaped.labels(queue, became)
