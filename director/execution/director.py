@@ -54,9 +54,9 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
 from director.store.model_configs import ModelConfigs
 from director.store.removal import Removal, TrainedVersions
+from director.webhooks.delivery import Schedule, Webhooks
 from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
-from director.webhooks.terminal import Schedule, TerminalWebhooks
 
 log = logging.getLogger(__name__)
 
@@ -306,16 +306,9 @@ class Director:
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
         accounts = Accounts(self._redis, clock=self._clock)
         sender, tracing = self._shared.sender, self._shared.tracing
-        terminal = TerminalWebhooks(self._scripts, accounts, sender, self._clock, self._schedule, tracing=tracing)
-        terminal.on_told = self._shared.metering.webhooks.told
-        post = Post(
-            accounts=accounts,
-            sender=sender,
-            terminal=terminal,
-            clock=self._clock,
-            interval_s=settings.webhook_interval_s,
-            tracing=tracing,
-        )
+        webhooks = Webhooks(self._scripts, accounts, sender, self._clock, self._schedule, tracing)
+        webhooks.on_told = self._shared.metering.webhooks.told
+        post = Post(webhooks, settings.webhook_interval_s)
         executor = self._executor = Executor(
             scripts=self._scripts,
             clock=self._clock,

@@ -22,7 +22,7 @@ from director.core.settings import DirectorSettings
 from director.execution.ends import Judged, Verdict
 from director.servers.runners.connections import read_chunks
 from director.servers.runners.untrusted import Unreadable, one_line, read_json
-from director.webhooks.messages import message_id
+from director.webhooks.delivery import message_id
 
 log = logging.getLogger(__name__)
 

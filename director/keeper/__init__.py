@@ -1,1 +1,1 @@
-"""The process that looks after queues without a director. Each file is a role: a loop whose every act is one script."""
+"""The process that looks after queues without a director. Each role repeats one step, and every act is one script."""

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from itertools import compress, count
 from operator import not_
@@ -31,7 +30,7 @@ from director.core.webhook_url import host_of
 from director.keeper.registry import Registry
 from director.keeper.sweeps import ignored
 from director.runtime.sweep import LIMIT, repeat, sweep
-from director.webhooks.terminal import LONGEST_S, Noted, TerminalWebhooks
+from director.webhooks.delivery import LONGEST_S, Noted, Webhooks
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +78,7 @@ class Breakers:
     def put_off_s(self, name: str, who: str) -> float:
         """Return how long this webhook waits: until the first free interval.
 
-        A webhook keeps its interval even if it was brought forward meanwhile: otherwise that interval would have no
-        attempt.
+        It keeps that interval even if it was brought forward meanwhile, which would leave the interval no attempt.
         """
         host, now_s = self._hosts.get(name), self._clock.monotonic()
         if host is None:  # it has answered since
@@ -125,9 +123,9 @@ class _HostLine:
 
 
 class Shares:
-    """Shares the courier's places among hosts: a number of attempts at once per host, and a bounded line behind them.
+    """The courier's places, shared among hosts. A silent host fills only its own places and its own bounded line.
 
-    A silent host fills only its own share. A host is forgotten with its last attempt.
+    A host is forgotten with its last attempt.
     """
 
     def __init__(self) -> None:
@@ -151,17 +149,14 @@ class Shares:
         return True
 
     def leave(self, name: str) -> None:
-        """Leave the line or the place."""
         host = self._hosts[name]
         host.count -= 1
         if not host.count:
             del self._hosts[name]
 
-    @asynccontextmanager
-    async def place(self, name: str) -> AsyncGenerator[None]:
-        """Wait in line for a place of this host."""
-        async with self._hosts[name].places:
-            yield
+    def place(self, name: str) -> asyncio.Semaphore:
+        """Return the places of this host. Each is for one attempt of the line."""
+        return self._hosts[name].places
 
 
 TICK_S: Final = 1.0
@@ -212,7 +207,7 @@ class Courier:
     _redis: Redis
     _scripts: Scripts
     _registry: Registry
-    _webhooks: TerminalWebhooks
+    _webhooks: Webhooks
     _clock: Clock
     on_put_off: Callable[[int], None] = ignored
     breakers: InitVar[Breakers | None] = None
@@ -230,17 +225,15 @@ class Courier:
         async with anyio.create_task_group() as rounds:
 
             async def begin() -> None:
-                due, _ = await self._take()
+                due, put_off = await self._take()
                 if due:
-                    rounds.start_soon(self._deliver_all, due)
+                    rounds.start_soon(self._deliver_all, due, put_off)
 
             await repeat(begin, role="courier", tick_s=TICK_S, clock=self._clock)
 
     async def run_once(self) -> Round:
         """Try all that is due now, and return the outcomes."""
-        taken, put_off = await self._take()
-        tried = await self._deliver_all(taken)
-        return Round(tried.outcomes, left=tried.left, put_off=put_off)
+        return await self._deliver_all(*await self._take())
 
     async def drain(self) -> None:
         """Take no more, and wait until what is under way has ended."""
@@ -249,8 +242,7 @@ class Courier:
             await self._clock.sleep(DRAIN_STEP_S)
 
     async def _take(self) -> tuple[list[Attempt], int]:
-        """Take what is due, as far as there are places. Return it, and how many were put off because their endpoint is
-        away.
+        """Take what is due, as far as there are places. Return it, and how many were put off.
 
         An attempt that finds the line of its host full is due again after the hold.
         """
@@ -297,12 +289,7 @@ class Courier:
             return await self._scripts.due(partition, limit=limit, hold_s=self.hold_s)
 
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
-        return await self._look(ids, until_s)
-
-    async def _look(self, ids: list[PredictionId], until_s: float) -> list[Attempt]:
-        """Read where each goes, and since when. A whole record may be large and wait in line for long, so it is not
-        read.
-        """
+        # A whole record may be large and wait in line for long, so it is not read.
         records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), FIELDS) for each in ids])
         return [
             Attempt(
@@ -316,12 +303,12 @@ class Courier:
             for prediction_id, (url, account, since, completed, revivals) in zip(ids, records, strict=True)
         ]
 
-    async def _deliver_all(self, taken: list[Attempt]) -> Round:
+    async def _deliver_all(self, taken: list[Attempt], put_off: int) -> Round:
         outcomes: Counter[str] = Counter()
         async with anyio.create_task_group() as deliveries:
             for attempt in taken:
                 deliveries.start_soon(self._deliver, attempt, outcomes)
-        return Round(outcomes, left=len(taken) - outcomes.total())
+        return Round(outcomes, left=len(taken) - outcomes.total(), put_off=put_off)
 
     async def _deliver(self, attempt: Attempt, outcomes: Counter[str]) -> None:
         try:
@@ -340,9 +327,7 @@ class Courier:
             self._shares.leave(attempt.host)
 
     async def _learn(self, attempt: Attempt, noted: Noted) -> None:
-        """Note whether the receiver answers. When it answers again, all that it is owed is due at once, in every
-        partition.
-        """
+        """Note whether the receiver answers. When it answers again, all that it is owed is due at once."""
         if noted.host_answers is False:
             self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
         elif noted.host_answers and self._breakers.answered(attempt.endpoint) and noted.outcome == "delivered":

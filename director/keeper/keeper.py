@@ -37,8 +37,8 @@ from director.runtime.sweep import repeat
 from director.runtime.tracing import OFF, Tracing, tracing_of
 from director.store.services import Services
 from director.webhooks.addresses import AllowList
+from director.webhooks.delivery import Schedule, Webhooks
 from director.webhooks.sender import Sender
-from director.webhooks.terminal import Schedule, TerminalWebhooks
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class Keeper:
         scripts, lease_s = services.scripts, settings.lease_s
         registry = Registry(redis, services.catalog, clock)
         schedule = Schedule.parse(settings.webhook_schedule)
-        webhooks = TerminalWebhooks(scripts, services.accounts, sender, clock, schedule, tracing=tracing)
-        webhooks.on_told = metering.webhooks.told
+        told = metering.webhooks.told
+        webhooks = Webhooks(scripts, services.accounts, sender, clock, schedule, tracing, told)
         self.courier = Courier(redis, scripts, registry, webhooks, clock, metering.put_off, breakers)
         observer = Observer(redis, scripts, registry, metering.names, settings, clock)
         metering.show(observer)

@@ -14,15 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Record, Stored
 from director.core.states import WebhookEvent
-from director.runtime.tracing import OFF, Tracing
-from director.store.accounts import Accounts
-from director.webhooks.messages import body, message_id, send_traced
-from director.webhooks.sender import Sender
-from director.webhooks.terminal import TerminalWebhooks
+from director.webhooks.delivery import Webhooks
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +26,10 @@ GRACE_S: Final = 45.0
 
 
 class Post(Struct, frozen=True):
-    """The services that the outboxes of one director share."""
+    """What the outboxes of one director share. `interval_s` is the least time between two webhooks of one claim."""
 
-    accounts: Accounts
-    sender: Sender
-    terminal: TerminalWebhooks
-    clock: Clock
+    webhooks: Webhooks
     interval_s: float
-    tracing: Tracing = OFF
 
 
 class Outbox:
@@ -64,13 +55,11 @@ class Outbox:
 
     @property
     def is_wanted(self) -> bool:
-        """Return True if the caller wants any webhook."""
+        """Does the caller want any webhook?"""
         return bool(self._record.webhook)
 
     def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
-        """Send a webhook for this event if the caller wants one. `started_ms`: the start of the run, once Redis has
-        said it.
-        """
+        """Send a webhook for this event if the caller wants one. `started_ms`: the start of the run, once known."""
         self._started_ms = started_ms or self._started_ms
         if self._is_dropped or event in self._wanted or not self._record.wants(event):
             return
@@ -98,7 +87,7 @@ class Outbox:
         if not self._record.wants(WebhookEvent.COMPLETED):
             return
         try:
-            await self._post.terminal.deliver(self._record.id)
+            await self._post.webhooks.deliver(self._record.id)
         except BackendUnavailable:
             log.info("left a webhook to the courier", extra={"prediction": self._record.id})
 
@@ -122,19 +111,6 @@ class Outbox:
         self._sent += 1
         name = f"{self._wanted[0]}_{self._record.claims}_{self._sent}"
         self._wanted.clear()
-        await self._send(self._snapshot(self._started_ms), name)
-
-    async def _send(self, stored: Stored, event: str) -> None:
-        secrets = await self._post.accounts.webhook_secrets(self._record.account)
-        delivery = await send_traced(
-            self._post.sender,
-            self._post.tracing,
-            self._record,
-            event=event.partition("_")[0],
-            message_id=message_id(self._record.id, event, revivals=self._record.revivals),
-            body=body(stored),
-            secrets=secrets,
-            now_s=self._post.clock.now_ms() // 1000,
-        )
+        delivery = await self._post.webhooks.send(self._snapshot(self._started_ms), name)
         if not delivery.ok:
             log.info("webhook not delivered", extra={"prediction": self._record.id, "reason": delivery.reason})

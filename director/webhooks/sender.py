@@ -7,8 +7,7 @@ redirect, uses no proxy, and never raises for what a receiver does.
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -71,21 +70,19 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     @property
     def host_answers(self) -> bool | None:
-        """Return False if the host gave no answer, or answered that it cannot serve now: other webhooks would fail
-        there too.
+        """False: no answer, or one that it cannot serve now, so other webhooks would fail there too.
 
-        Return None if the host was not asked.
+        None: the host was not asked.
         """
         if self.refused or not self.was_sent:
-            return None  # the host was not asked
+            return None
         return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
 
 
 class Sender:
     """Sends for many callers at once. A wait for a free connection is no failure, and takes no time from an attempt.
 
-    `tls`: the authorities to trust, by default the public ones. `on_sent` gets whether each webhook arrived, and its
-    time.
+    `tls`: the authorities to trust, by default the public ones. `on_sent` gets success and time of each webhook.
     """
 
     def __init__(
@@ -100,7 +97,9 @@ class Sender:
         self.timeout_s = timeout_s
         self.on_sent: Callable[[bool, float], None] = lambda ok, took_s: None
         self._resolve = resolve
-        self._limits = Limits()
+        # Per host, since a dead host fills its own limit, not everyone's. Weak: it is forgotten with its last delivery.
+        self._by_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._all = asyncio.Semaphore(AT_ONCE)
         # a transport, not a client: it has no redirects, cookies, proxies or .netrc that could leak from one receiver
         # to the next. No connection is kept: it belongs to an address, and the next host at the same address would be
         # spoken to under the certificate of the first
@@ -130,7 +129,10 @@ class Sender:
             return Delivery(ok=False, rule="bad_url", reason=f"the URL {exc}")
         clock = asyncio.get_running_loop().time
         asked_at_s = clock()
-        async with self._limits.within(host):
+        of_host = self._by_host.get(host)
+        if of_host is None:
+            of_host = self._by_host[host] = asyncio.Semaphore(AT_ONCE_PER_HOST)
+        async with of_host, self._all:  # in this order, so that a wait for one host holds nothing of all
             # receivers refuse a timestamp that is five minutes old, and the wait for a connection may be longer
             sent_at_s = now_s + clock() - asked_at_s
             headers = signing.headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
@@ -168,24 +170,6 @@ class Sender:
         return delivery or Delivery(ok=False, reason=reason)
 
 
-class Limits:
-    """Limits the deliveries at once, in all and per host: a dead host fills its own limit, not everyone's."""
-
-    def __init__(self) -> None:
-        self._all = asyncio.Semaphore(AT_ONCE)
-        # weak: a host is forgotten with its last delivery
-        self._by_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def within(self, host: str) -> AsyncGenerator[None]:
-        """Wait for the host's limit, then for that of all, so that a wait for one host holds nothing of all."""
-        of_host = self._by_host.get(host)
-        if of_host is None:
-            of_host = self._by_host[host] = asyncio.Semaphore(AT_ONCE_PER_HOST)
-        async with of_host, self._all:
-            yield
-
-
 def _request(target: Target, headers: dict[str, str], body: bytes) -> httpx.Request:
     url = target.url
     ip = f"[{target.ip}]" if ":" in target.ip else target.ip
@@ -221,9 +205,7 @@ def _judge(response: httpx.Response, now_s: float) -> Delivery:
 
 
 async def _read(response: httpx.Response) -> None:
-    """Read some of the answer, so that an honest receiver is not cut off while it writes. Raw, since it may be a zip
-    bomb.
-    """
+    """Read some of the answer, so that a receiver is not cut off while it writes. Raw: it may be a zip bomb."""
     taken = 0
     async for chunk in response.aiter_raw():
         taken += len(chunk)

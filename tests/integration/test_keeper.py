@@ -30,8 +30,8 @@ from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
+from director.webhooks.delivery import LONGEST_S, SCHEDULE, Webhooks
 from director.webhooks.sender import Sender
-from director.webhooks.terminal import LONGEST_S, SCHEDULE, TerminalWebhooks
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server
@@ -229,16 +229,16 @@ async def receiver() -> AsyncGenerator[Sink]:
 
 
 @pytest.fixture
-async def webhooks(redis: Redis, scripts: Scripts) -> AsyncGenerator[TerminalWebhooks]:
+async def webhooks(redis: Redis, scripts: Scripts) -> AsyncGenerator[Webhooks]:
     accounts = Accounts(redis)
     await accounts.create_token(ACCOUNT)
     sender = Sender(AllowList.parse("loopback"), timeout_s=2 * LIMIT_S)
-    yield TerminalWebhooks(scripts, accounts, sender, SystemClock())
+    yield Webhooks(scripts, accounts, sender, SystemClock())
     await sender.aclose()
 
 
 @pytest.fixture
-def courier(redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks) -> Courier:
+def courier(redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhooks) -> Courier:
     return Courier(redis, scripts, registry, webhooks, SystemClock())
 
 
@@ -345,7 +345,7 @@ async def test_retry_after_is_honoured(courier: Courier, past: QueueDriver, rece
 
 
 async def test_two_couriers_at_once_deliver_each_webhook_once(
-    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+    redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     ids = [(await owe(past, receiver.url)).id for _ in range(30)]
     pair = [Courier(redis, scripts, registry, webhooks, SystemClock()) for _ in range(2)]
@@ -355,7 +355,7 @@ async def test_two_couriers_at_once_deliver_each_webhook_once(
 
 
 async def test_silent_receiver_does_not_delay_others(
-    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+    redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     courier = Courier(redis, scripts, registry, webhooks, SystemClock())
     async with sink() as silent, anyio.create_task_group() as tasks:
@@ -375,7 +375,7 @@ async def test_silent_host_fills_only_its_share_and_loses_nothing(
     redis: Redis,
     scripts: Scripts,
     registry: Registry,
-    webhooks: TerminalWebhooks,
+    webhooks: Webhooks,
     past: QueueDriver,
     receiver: Sink,
 ) -> None:
@@ -401,7 +401,7 @@ async def test_silent_host_fills_only_its_share_and_loses_nothing(
 
 
 async def test_webhook_without_a_secret_waits_for_the_operator(
-    scripts: Scripts, registry: Registry, redis: Redis, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+    scripts: Scripts, registry: Registry, redis: Redis, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     claim = await owe(past, receiver.url)
     await redis.delete(keys.account(ACCOUNT))
@@ -436,9 +436,7 @@ async def overdue(past: QueueDriver, ids: list[PredictionId]) -> None:
 
 
 @pytest.fixture
-def patient(
-    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, clock: FakeClock
-) -> Courier:
+def patient(redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhooks, clock: FakeClock) -> Courier:
     """Return a courier whose breakers use the test's clock."""
     return Courier(redis, scripts, registry, webhooks, SystemClock(), breakers=Breakers(clock))
 
@@ -515,7 +513,7 @@ class SlowlyDue(Scripts):
 
 
 async def test_attempt_too_late_for_its_hold_waits_for_next_round(
-    redis: Redis, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+    redis: Redis, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     courier = Courier(redis, SlowlyDue(Gatherer(redis)), registry, webhooks, SystemClock(), hold_s=0.4, patience_s=0.3)
     claim = await owe(past, receiver.url)
@@ -569,7 +567,7 @@ async def test_redelivery_keeps_the_webhook_id(
 
 
 async def test_no_second_attempt_begins_during_one(
-    redis: Redis, scripts: Scripts, registry: Registry, webhooks: TerminalWebhooks, past: QueueDriver, receiver: Sink
+    redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     one, other = (Courier(redis, scripts, registry, webhooks, SystemClock()) for _ in range(2))
     claim = await owe(past, receiver.url)

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from director.core.errors import SettingsError
 from director.core.ids import new_prediction_id
 from director.core.signing import headers, new_secret
-from director.webhooks.messages import message_id
+from director.webhooks.delivery import LONGEST_S, SCHEDULE, Noted, Schedule, message_id
 from director.webhooks.sender import Delivery
-from director.webhooks.terminal import LONGEST_S, SCHEDULE, Noted, Schedule
 
 FAILED = Delivery(ok=False, status=500)
 MIDDLE = 0.5
@@ -56,7 +55,7 @@ def test_webhook_is_given_up_before_its_data_goes() -> None:
 @pytest.mark.parametrize("tellings", [0, LAST, LAST + 1])
 def test_final_outcomes_have_no_next_attempt(delivery: Delivery, outcome: str, tellings: int) -> None:
     result = noted(delivery, tellings=tellings, owed_s=LONGEST_S)
-    assert (result.outcome, result.delay_s, result.is_last) == (outcome, None, True)
+    assert (result.outcome, result.delay_s) == (outcome, None)
 
 
 def test_requested_delay_of_a_receiver_is_honoured() -> None:

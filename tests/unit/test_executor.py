@@ -39,9 +39,9 @@ from director.servers.servers import Servers
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
+from director.webhooks.delivery import Webhooks
 from director.webhooks.outbox import Outbox, Post
 from director.webhooks.sender import Sender
-from director.webhooks.terminal import TerminalWebhooks
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
@@ -58,8 +58,7 @@ class Bench:
     def __init__(self, driver: QueueDriver, sender: Sender) -> None:
         self.driver = driver
         clock, accounts = SystemClock(), Accounts(driver.redis)
-        self.terminal = TerminalWebhooks(driver.scripts, accounts, sender, clock)
-        self.post = Post(accounts=accounts, sender=sender, terminal=self.terminal, clock=clock, interval_s=0.0)
+        self.post = Post(Webhooks(driver.scripts, accounts, sender, clock), interval_s=0.0)
         self.claims = ActiveClaims()
 
     async def execute(self, runner: ScriptedRunner, claim: Claim) -> Server:
@@ -185,7 +184,7 @@ async def test_nothing_of_an_attempt_is_told_once_another_one_may_begin(bench: B
         return ["127.0.0.1"]
 
     sender = Sender(AllowList.parse("loopback"), resolve=slowly)
-    bench.post = msgspec.structs.replace(bench.post, sender=sender)
+    bench = Bench(driver, sender)
     async with sink() as receiver:
         claim = await claimed(driver, webhook=receiver.url, events="start,completed")
         runner = ScriptedRunner(Began())

@@ -35,9 +35,9 @@ from director.servers.server import Permit, Server
 from director.servers.servers import Servers
 from director.store.accounts import Accounts
 from director.webhooks.addresses import AllowList
+from director.webhooks.delivery import Webhooks
 from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
-from director.webhooks.terminal import TerminalWebhooks
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, director_process, keeper_process, keeping, live_director
 from tests.support.queue_driver import ACCOUNT, QueueDriver
@@ -172,10 +172,9 @@ class Paced:
 
     def __init__(self, driver: QueueDriver, sender: Sender, interval_s: float) -> None:
         clock, accounts = SystemClock(), Accounts(driver.redis)
-        terminal = TerminalWebhooks(driver.scripts, accounts, sender, clock)
         self._scripts: Scripts = driver.scripts
         self._claims = ActiveClaims()
-        self._post = Post(accounts=accounts, sender=sender, terminal=terminal, clock=clock, interval_s=interval_s)
+        self._post = Post(Webhooks(driver.scripts, accounts, sender, clock), interval_s)
 
     async def execute(self, claim: Claim, dice: random.Random) -> None:
         server = Server(PacedRunner(dice), 1, busy=1, health=Health(status=HealthStatus.READY))

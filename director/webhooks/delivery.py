@@ -1,15 +1,17 @@
-"""Deliver the terminal webhook of a prediction once, note the outcome, and schedule the next attempt.
+"""Send the webhooks of predictions, note the outcome of the terminal one, and schedule its next attempt.
 
-The director's first attempt and the courier's later ones use the same code. It never decides when an attempt is due:
-the note in Redis says that.
+The director's first attempt at a terminal webhook and the courier's later ones use the same code. It never decides when
+an attempt is due: the note in Redis says that.
 """
 
 import logging
 import random
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from director.broker.scripts import Scripts
@@ -19,11 +21,11 @@ from director.core.ids import Partition, PredictionId, partition_of
 from director.core.schema import Record, Stored
 from director.core.settings import WEBHOOK_SCHEDULE
 from director.core.states import WebhookEvent
+from director.core.view import view
 from director.core.webhook_url import host_of
 from director.runtime import crash
-from director.runtime.tracing import OFF, Tracing
+from director.runtime.tracing import OFF, Facts, Tracing, facts_of
 from director.store.accounts import Accounts
-from director.webhooks.messages import body, message_id, send_traced
 from director.webhooks.sender import Delivery, Sender
 
 log = logging.getLogger(__name__)
@@ -50,10 +52,6 @@ class Noted(Struct, frozen=True):
     delay_s: float | None = None
     is_asked: bool = False
     host_answers: bool | None = None
-
-    @property
-    def is_last(self) -> bool:
-        return self.delay_s is None
 
 
 class Schedule(Struct, frozen=True):
@@ -105,29 +103,66 @@ FORWARD: Final = 32
 REVIVED: Final = Noted("revived")
 
 
-class TerminalWebhooks:
-    """Delivers what `finish` made owed. All methods raise BackendUnavailable while Redis cannot answer.
+def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) -> str:
+    """Return the `webhook-id`, by which a receiver recognises a repetition: it is the same for all attempts.
 
-    `on_told` gets the outcome of each attempt.
+    `event` is `completed` for the terminal webhook, and for others a name that is used once in a prediction. A revived
+    prediction starts and ends again, so its `revivals` are in the id: its webhooks are not repetitions.
+    """
+    life = f"_r{revivals}" if revivals else ""
+    return f"msg_{prediction_id}{life}_{event}"
+
+
+@dataclass(slots=True, eq=False)
+class Webhooks:
+    """Sends webhooks of predictions. All methods raise BackendUnavailable while Redis cannot answer.
+
+    `on_told` gets the outcome of each attempt at a terminal webhook.
     """
 
-    def __init__(
-        self,
-        scripts: Scripts,
-        accounts: Accounts,
-        sender: Sender,
-        clock: Clock,
-        schedule: Schedule = SCHEDULE,
-        *,
-        tracing: Tracing = OFF,
-    ) -> None:
-        self._scripts = scripts
-        self._accounts = accounts
-        self._sender = sender
-        self._clock = clock
-        self._schedule = schedule
-        self._tracing = tracing
-        self.on_told: Callable[[Outcome], None] = lambda outcome: None
+    _scripts: Scripts
+    _accounts: Accounts
+    _sender: Sender
+    _clock: Clock
+    _schedule: Schedule = SCHEDULE
+    _tracing: Tracing = OFF
+    on_told: Callable[[Outcome], None] = lambda outcome: None
+
+    async def send(self, stored: Stored, event: str, *, attempt: int = 1) -> Delivery:
+        """Send the prediction as GET shows it now, with a span of its trace if tracing is on. `attempt` counts from 1.
+
+        The span names no more of the receiver than its host.
+        """
+        record, tracing, delivery = stored.record, self._tracing, None
+        secrets = await self._accounts.webhook_secrets(record.account)
+        facts: Facts | None = None
+        if tracing.is_on:
+            webhook: Facts = {
+                "event": event.partition("_")[0],
+                "attempt": attempt,
+                "server.address": host_of(record.webhook),
+            }
+            facts = {**facts_of(tracing, record), **webhook}
+        span = tracing.begin("webhook", record.trace, kind="client", facts=facts)
+        try:
+            delivery = await self._sender.send(
+                record.webhook,
+                message_id=message_id(record.id, event, revivals=record.revivals),
+                body=msgspec.json.encode(view(stored)),
+                secrets=secrets,
+                now_s=self._clock.now_ms() / 1000,
+                trace=span.headers,
+            )
+        except ValueError as exc:
+            # a missing or malformed secret: an operator can mend it while the schedule lasts
+            log.error("webhook cannot be signed", extra={"account": record.account, "error": str(exc)})
+            return Delivery(ok=False, reason="cannot be signed", was_sent=False)
+        else:
+            return delivery
+        finally:
+            if tracing.is_on:
+                status = delivery and delivery.status
+                span.end({"http.response.status_code": status} if status else {}, error=_error(delivery))
 
     async def deliver(self, prediction_id: PredictionId) -> Noted:
         """Make one attempt, note it, and return the note.
@@ -147,7 +182,7 @@ class TerminalWebhooks:
         if not record.is_terminal:
             return REVIVED
         crash.at("before_webhook")
-        delivery = await self._send(stored)
+        delivery = await self.send(stored, WebhookEvent.COMPLETED, attempt=record.tellings + 1)
         crash.at("after_webhook")
         result = self._schedule.noted(
             delivery,
@@ -179,25 +214,13 @@ class TerminalWebhooks:
         if answer == "others":
             await self.forward(partition_of(record.id), host)
 
-    async def _send(self, stored: Stored) -> Delivery:
-        record = stored.record
-        secrets = await self._accounts.webhook_secrets(record.account)
-        try:
-            return await send_traced(
-                self._sender,
-                self._tracing,
-                record,
-                event=WebhookEvent.COMPLETED,
-                attempt=record.tellings + 1,
-                message_id=message_id(record.id, WebhookEvent.COMPLETED, revivals=record.revivals),
-                body=body(stored),
-                secrets=secrets,
-                now_s=self._clock.now_ms() / 1000,
-            )
-        except ValueError as exc:
-            # a missing or malformed secret: an operator can mend it while the schedule lasts
-            log.error("webhook cannot be signed", extra={"account": record.account, "error": str(exc)})
-            return Delivery(ok=False, reason="cannot be signed", was_sent=False)
+
+def _error(delivery: Delivery | None) -> str:
+    if delivery is None:
+        return "left"
+    if delivery.ok:
+        return ""
+    return delivery.rule or ("refused" if delivery.status else "no_answer")
 
 
 def _report(record: Record, delivery: Delivery, result: Noted) -> None:
