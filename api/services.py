@@ -24,8 +24,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
-from director.diagnosis.closer_look import CloserLook
-from director.diagnosis.overview import Overview
+from director.diagnosis.overview import CloserLook, Overview
 from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
 from director.files.links import Links

@@ -33,8 +33,7 @@ class Backend:
         from director.broker.gatherer import Gatherer
         from director.broker.scripts import Scripts
         from director.core.clock import SystemClock
-        from director.diagnosis.closer_look import CloserLook
-        from director.diagnosis.overview import Overview
+        from director.diagnosis.overview import CloserLook, Overview
         from director.diagnosis.scaling import Scaling
         from director.store.accounts import Accounts
         from director.store.administration import Administration

@@ -174,8 +174,7 @@ async def _examine(settings: "CommonSettings") -> "list[Finding]":
     from director.broker.redis_client import client, describe
     from director.core.clock import SystemClock
     from director.core.errors import BackendUnavailable
-    from director.diagnosis.doctor import Finding, examine
-    from director.diagnosis.doctor_look import look
+    from director.diagnosis.doctor import Finding, examine, look
 
     redis = client(settings.redis_url, name="director-doctor")
     try:

@@ -1,23 +1,111 @@
-"""Judge what was read of a server: one function per check, in one table. Pure. Each finding says how to repair it.
+"""Look at a server once, and judge it: one function per check, in one table. Each finding says how to repair it.
 
-`fail`: work is lost, refused or stuck. `warn`: it will be, or an operator should know.
+`fail`: work is lost, refused or stuck. `warn`: it will be, or an operator should know. Managed servers forbid some
+questions, such as CONFIG. What they answer stays empty then, and the checks say so.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import median, quantiles
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from redis import exceptions
+from redis.asyncio import Redis
 
 from director.broker.durability import LEAST_VERSIONS, MENDS, STRONGEST_FIRST, levels
-from director.broker.redis_client import has_password
-from director.broker.rights import MEND, in_a_line
+from director.broker.redis_client import ask, describe, has_password, servers
+from director.broker.rights import MEND, in_a_line, refused
+from director.core.clock import Clock
+from director.core.settings import CommonSettings
 from director.core.words import several, some
-from director.diagnosis import findings as core
-from director.diagnosis.doctor_look import Look
+from director.diagnosis import findings as service
 from director.diagnosis.findings import MOST, Code, is_slow
+from director.diagnosis.overview import Overview
+from director.store.services import Services
+
+PINGS: Final = 50
+SCRIPTS: Final = 20
+SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """A server and its service at one moment. `config` and `refused` are None if the server forbids the question.
+
+    `findings` are of the service, by the same judgement as on the dashboard.
+    """
+
+    address: str
+    settings: CommonSettings
+    info: dict[str, Any]
+    config: dict[str, str] | None
+    refused: list[str] | None
+    cluster: dict[str, str]
+    ping_ms: list[float]
+    script_ms: list[float]
+    skew_s: float
+    queues: int
+    findings: Sequence[service.Finding]
+
+    @property
+    def kind(self) -> str:
+        return "valkey" if "valkey_version" in self.info else "redis"
+
+    @property
+    def version(self) -> str:
+        return str(self.info.get("valkey_version") or self.info["redis_version"])
+
+
+async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
+    """Look at the server, or at one master of a Cluster. Raises BackendUnavailable if it does not answer."""
+    one = (await ask(lambda: servers(redis)))[0]
+    untyped: Any = one
+    info: dict[str, Any] = await ask(one.info)
+    sha = await ask(lambda: one.script_load(SCRIPT))
+    skew_s = await _skew_s(one, clock)
+    services = Services(redis, clock)
+    try:
+        seen = await Overview.of(services).look()
+    finally:
+        await services.gatherer.aclose()
+    return Look(
+        address=describe(settings.redis_url),
+        settings=settings,
+        info=info,
+        config=await _config(one),
+        refused=await refused(one),
+        cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
+        ping_ms=[await _timed_ms(one.ping) for _ in range(PINGS)],
+        script_ms=[await _timed_ms(lambda: one.evalsha(sha, 0)) for _ in range(SCRIPTS)],
+        skew_s=skew_s,
+        queues=len(seen.queues) + seen.more_queues,
+        findings=seen.findings,
+    )
+
+
+async def _config(redis: Redis) -> dict[str, str] | None:
+    try:
+        found = await ask(lambda: redis.config_get("*"))
+    except exceptions.ResponseError:
+        return None
+    return {str(name): str(value) for name, value in found.items()}
+
+
+async def _timed_ms(send: Callable[[], Awaitable[Any]]) -> float:
+    began = time.perf_counter()
+    await ask(send)
+    return (time.perf_counter() - began) * 1000
+
+
+async def _skew_s(redis: Redis, clock: Clock) -> float:
+    """Return how far the server's clock is ahead of ours, measured half-way through the call."""
+    before_ms = clock.now_ms()
+    seconds, microseconds = await ask(redis.time)
+    ours_s = (before_ms + clock.now_ms()) / 2000
+    return float(seconds + microseconds / 1e6 - ours_s)
+
 
 # Known vulnerabilities of the servers, and the release of each line that fixed them.
 
@@ -264,20 +352,8 @@ def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
 
 
 CHECKS: Final[dict[str, Callable[[Look], Answer]]] = {
-    "reachable": reachable,
-    "version": version,
-    "security": security,
-    "role": role,
-    "durability": durability,
-    "fsync": fsync,
-    "eviction": eviction,
-    "memory": memory,
-    "latency": latency,
-    "clock": clock,
-    "cluster": cluster,
-    "replicas": replicas,
-    "password": password,
-    "rights": rights,
+    **{check.__name__: check for check in (reachable, version, security, role, durability, fsync, eviction, memory)},
+    **{check.__name__: check for check in (latency, clock, cluster, replicas, password, rights)},
     "directors": of("{queues}, none waits without a director", "queue_not_served", "director_gone"),
     "servers": of("no director reports an unwell one", "setup_loop", "setup_failed", "server_auth", "servers_unwell"),
     "queues": of("nothing holds them up", "breaker_open", "queue_paused", "objective_burning"),
@@ -296,5 +372,5 @@ def _mb(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MB"
 
 
-def _in_words(finding: core.Finding) -> str:
+def _in_words(finding: service.Finding) -> str:
     return f"{finding.title}{f' ({finding.queue})' if finding.queue else ''}: {finding.detail}"

@@ -1,7 +1,7 @@
 """Find what needs an operator. The dashboard, `director top` and `director doctor` share this judgement.
 
 Pure and bounded: the worst finding of each kind comes first, and many findings of one kind do not hide another kind.
-Costly facts, which `closer_look.py` reads, are known of a few queues only: those where they may show a fault.
+Costly facts, which `overview.py` reads, are known of a few queues only: those where they may show a fault.
 """
 
 from collections import Counter
@@ -57,6 +57,96 @@ class Finding(Struct, frozen=True, kw_only=True):
     ask: str
 
 
+class Kind(Struct, frozen=True):
+    """How findings of one code read. The texts are templates of facts."""
+
+    level: Level
+    title: str
+    detail: str
+    ask: str
+
+
+SHOW: Final = "director queues show {queue}"
+KINDS: Final[Mapping[Code, Kind]] = {
+    "redis_away": Kind(
+        "bad",
+        "Redis does not answer",
+        "{reason}. Nothing is accepted or claimed until it does; what runs goes on.",
+        "director doctor",
+    ),
+    "redis_slow": Kind(
+        "warn",
+        "Redis is slow",
+        "It answers a PING after {took_ms:.0f} ms, and {slow_ms:.0f} ms is slow: everything waits for it.",
+        "director doctor",
+    ),
+    "keeper_silent": Kind(
+        "bad",
+        "No keeper acts",
+        "{late}, for more than {late_s} s. A keeper that just started waits for one lease.",
+        "director keeper",
+    ),
+    "queue_not_served": Kind(
+        "bad", "No director serves this queue", "{waits}, and {why}.", "director run --model {model}"
+    ),
+    "director_gone": Kind(
+        "bad",
+        "{directors} went silent",
+        "Last heard: {names}; with {claims} in hand. {left} left.",
+        "director directors",
+    ),
+    "setup_loop": Kind("bad", "A model is in a setup loop", "{servers} {waits}.", SHOW),
+    "setup_failed": Kind("bad", "A model's setup failed", "{servers} {waits}.", SHOW),
+    "server_auth": Kind("bad", "Servers refuse their director's key", "{servers} {waits}.", SHOW),
+    "servers_unwell": Kind("bad", "Servers are unwell", "{servers} {waits}.", SHOW),
+    "breaker_open": Kind(
+        "bad",
+        "The breaker is open",
+        "{waits}. Its servers failed in a row: nothing starts until one run has succeeded.",
+        SHOW,
+    ),
+    "queue_paused": Kind(
+        "warn",
+        "Paused, with work",
+        "{waits}, and an operator paused the queue. The audit log says who.",
+        "director queues resume {queue}",
+    ),
+    "objective_burning": Kind(
+        "bad",
+        "Starts come too late",
+        "{missed} of {judged} of the lane {lane}, within 5 min, started too late or wait too long: "
+        "{rate:.0f} times the allowed share.",
+        SHOW,
+    ),
+    "tenant_flooding": Kind(
+        "warn",
+        "{account} floods this queue",
+        "{account} has {its:,} of the {waiting:,} that wait. The {others} still start in turn.",
+        "director account set {account} --max-queued N",
+    ),
+    "dead_letters": Kind("warn", "Dead letters", "{predictions} used up all attempts.{newest}", "director dead {show}"),
+    "webhooks_late": Kind(
+        "warn",
+        "Webhooks are late",
+        "{webhooks} due for more than {late_s} s, and no keeper tried.",
+        "director keeper",
+    ),
+    "receiver_dead": Kind(
+        "warn",
+        "{host} takes no webhooks",
+        "{webhooks} owed there, the oldest for {oldest}, tried {attempts} times.",
+        "director explain {id}",
+    ),
+}
+
+
+def _found(code: Code, queue: QueueName | None = None, *, level: Level | None = None, **facts: object) -> Finding:
+    """Return a finding of this code in the words of its kind. `level` is given where it depends on the facts."""
+    kind = KINDS[code]
+    title, detail, ask = (text.format(queue=queue, **facts) for text in (kind.title, kind.detail, kind.ask))
+    return Finding(code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask)
+
+
 class Neglected(Struct, frozen=True, kw_only=True):
     """Work of one queue that a keeper should have done by now."""
 
@@ -103,14 +193,9 @@ class Situation(Struct, frozen=True, kw_only=True):
     owed_late: int = 0
     closer: Closer
 
-    @property
-    def now_ms(self) -> int:
-        """The time by the server's clock."""
-        return self.closer.now_ms
-
 
 def work_of(stats: QueueStats) -> int:
-    """Return how many predictions of a queue are still to be run."""
+    """How many predictions of a queue are still to be run."""
     return stats.waiting + stats.delayed
 
 
@@ -129,7 +214,7 @@ UNWELL_S: Final = 30.0
 UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreachable"})
 
 
-def directors_gone(situation: Situation) -> Iterator[Finding]:
+def _directors_gone(situation: Situation) -> Iterator[Finding]:
     """Find directors that went silent, by queue, unless as many have come since in their place."""
     there = _by_queue(situation.directors)
     for queue in situation.queues:
@@ -140,43 +225,35 @@ def directors_gone(situation: Situation) -> Iterator[Finding]:
             held = sum(one.held or 0 for one in missed)
             left = sum(one.is_alive for one, _ in there[queue])  # the numbers of the queue are slightly older
             names = some([f"{one.name}, {span(one.silent_ms / 1000)} ago" for one in missed])
-            yield Finding(
-                code="director_gone",
+            yield _found(
+                "director_gone",
+                queue,
                 level="bad" if held or not left else "warn",
-                title=f"{several(len(missed), 'director')} went silent",
-                detail=f"Last heard: {names}; with {several(held, 'claim')} in hand. {several(left, 'director')} left.",
-                queue=queue,
-                ask="director directors",
+                directors=several(len(missed), "director"),
+                names=names,
+                claims=several(held, "claim"),
+                left=several(left, "director"),
             )
 
 
-def servers_unwell(situation: Situation) -> Iterator[Finding]:
+def _servers_unwell(situation: Situation) -> Iterator[Finding]:
     """Find servers that cannot run anything, each under the first cause that applies."""
-    now_ms, there = situation.now_ms, _by_queue(situation.directors)
+    now_ms, there = situation.closer.now_ms, _by_queue(situation.directors)
     for queue, stats in situation.queues.items():
         left = known = [server for one, beat in there.get(queue, ()) if one.is_alive for server in beat.about.servers]
-        for code, (title, is_so) in TROUBLES.items():
+        for code, is_so in TROUBLES.items():
             found = [one for one in left if is_so(one, now_ms)]
             left = [one for one in left if one not in found]
             if found or (code == state_of(stats) and not known):
-                yield Finding(
-                    code=code,
-                    level="warn" if stats.slots else "bad",
-                    title=title,
-                    detail=f"{_in_words(found, len(known), now_ms)} {waits(stats)}.",
-                    queue=queue,
-                    ask=f"director queues show {queue}",
-                )
+                servers = _in_words(found, len(known), now_ms)
+                yield _found(code, queue, level="warn" if stats.slots else "bad", servers=servers, waits=waits(stats))
 
 
-TROUBLES: Final[Mapping[Code, tuple[str, Callable[[ServerFound, int], bool]]]] = {
-    "server_auth": ("Servers refuse their director's key", lambda one, now_ms: one.detail.startswith("server_auth")),
-    "setup_loop": ("A model is in a setup loop", lambda one, now_ms: one.failed_starts >= LOOP),
-    "setup_failed": ("A model's setup failed", lambda one, now_ms: one.state == "setup_failed"),
-    "servers_unwell": (
-        "Servers are unwell",
-        lambda one, now_ms: one.state in UNWELL and now_ms - one.since_ms > UNWELL_S * 1000,
-    ),
+TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
+    "server_auth": lambda one, now_ms: one.detail.startswith("server_auth"),
+    "setup_loop": lambda one, now_ms: one.failed_starts >= LOOP,
+    "setup_failed": lambda one, now_ms: one.state == "setup_failed",
+    "servers_unwell": lambda one, now_ms: one.state in UNWELL and now_ms - one.since_ms > UNWELL_S * 1000,
 }
 
 
@@ -235,13 +312,7 @@ def find(situation: Situation) -> list[Finding]:
 
 def away(reason: str) -> Finding:
     """Return the finding for a Redis that does not answer, when nothing else can be seen."""
-    return Finding(
-        code="redis_away",
-        level="bad",
-        title="Redis does not answer",
-        detail=f"{reason}. Nothing is accepted or claimed until it does; what runs goes on.",
-        ask="director doctor",
-    )
+    return _found("redis_away", reason=reason)
 
 
 def is_slow(answer_ms: float) -> bool:
@@ -252,8 +323,7 @@ def is_slow(answer_ms: float) -> bool:
 def _redis(situation: Situation) -> Iterator[Finding]:
     took_ms = situation.closer.redis_ms
     if is_slow(took_ms):
-        detail = f"It answers a PING after {took_ms:.0f} ms, and {SLOW_MS:.0f} ms is slow: everything waits for it."
-        yield Finding(code="redis_slow", level="warn", title="Redis is slow", detail=detail, ask="director doctor")
+        yield _found("redis_slow", took_ms=took_ms, slow_ms=SLOW_MS)
 
 
 def _keeper(situation: Situation) -> Iterator[Finding]:
@@ -268,122 +338,66 @@ def _keeper(situation: Situation) -> Iterator[Finding]:
         if count
     ]
     if late:
-        detail = f"{some(late)}, for more than {LATE_MS // 1000} s. A keeper that just started waits for one lease."
-        yield Finding(code="keeper_silent", level="bad", title="No keeper acts", detail=detail, ask="director keeper")
+        yield _found("keeper_silent", late=some(late), late_s=LATE_MS // 1000)
 
 
 def _webhooks(situation: Situation) -> Iterator[Finding]:
     if late := situation.owed_late:
-        yield Finding(
-            code="webhooks_late",
-            level="warn",
-            title="Webhooks are late",
-            detail=f"{several(late, 'webhook')} due for more than {LATE_MS // 1000} s, and no keeper tried.",
-            ask="director keeper",
-        )
+        yield _found("webhooks_late", webhooks=several(late, "webhook"), late_s=LATE_MS // 1000)
     for one in situation.closer.failing:
-        oldest = since(one.oldest_at, situation.now_ms)
-        yield Finding(
-            code="receiver_dead",
-            level="warn",
-            title=f"{one.host} takes no webhooks",
-            detail=f"{several(one.count, 'webhook')} owed there, the oldest for {oldest}, tried {one.attempts} times.",
-            ask=f"director explain {one.id}",
+        yield _found(
+            "receiver_dead",
+            host=one.host,
+            webhooks=several(one.count, "webhook"),
+            oldest=since(one.oldest_at, situation.closer.now_ms),
+            attempts=one.attempts,
+            id=one.id,
         )
 
 
-def _not_served(situation: Situation) -> Iterator[Finding]:
+def _queues(situation: Situation) -> Iterator[Finding]:
+    """Find queues in which nothing starts, or not in time."""
     for queue, stats in situation.queues.items():
+        state, waiting = state_of(stats), waits(stats)
         if work_of(stats) and state_of(replace(stats, breaker="")) == "no_director":
             none = f"no director sent a heartbeat within {ALIVE_S:.0f} s"
-            yield Finding(
-                code="queue_not_served",
-                level="bad",
-                title="No director serves this queue",
-                detail=f"{waits(stats)}, and {'all of its directors are about to end' if stats.directors else none}.",
-                queue=queue,
-                ask=f"director run --model {queue.rpartition(':')[0]}",
-            )
-
-
-def _stopped(situation: Situation) -> Iterator[Finding]:
-    for queue, stats in situation.queues.items():
-        state = state_of(stats)
-        if state == "breaker_open":
-            yield Finding(
-                code="breaker_open",
-                level="bad",
-                title="The breaker is open",
-                detail=f"{waits(stats)}. Its servers failed in a row: nothing starts until one run has succeeded.",
-                queue=queue,
-                ask=f"director queues show {queue}",
-            )
-        if state == "paused" and work_of(stats):
-            yield Finding(
-                code="queue_paused",
-                level="warn",
-                title="Paused, with work",
-                detail=f"{waits(stats)}, and an operator paused the queue. The audit log says who.",
-                queue=queue,
-                ask=f"director queues resume {queue}",
-            )
-
-
-def _burning(situation: Situation) -> Iterator[Finding]:
+            why = "all of its directors are about to end" if stats.directors else none
+            yield _found("queue_not_served", queue, waits=waiting, why=why, model=queue.rpartition(":")[0])
+        if state == "breaker_open" or (state == "paused" and work_of(stats)):
+            yield _found("breaker_open" if state == "breaker_open" else "queue_paused", queue, waits=waiting)
     for queue, burns in situation.closer.burns.items():
         for lane, windows in burns.items():
-            rates = [burn.rate for burn in windows.values()]
-            if rates and min(rates) > HOT:
+            if windows and min(burn.rate for burn in windows.values()) > HOT:
                 soon = windows["5m"]
-                yield Finding(
-                    code="objective_burning",
-                    level="bad",
-                    title="Starts come too late",
-                    detail=f"{soon.missed} of {soon.met + soon.missed} of the lane {lane}, within 5 min, "
-                    f"started too late or wait too long: {soon.rate:.0f} times the allowed share.",
-                    queue=queue,
-                    ask=f"director queues show {queue}",
-                )
+                judged = soon.met + soon.missed
+                yield _found("objective_burning", queue, missed=soon.missed, judged=judged, lane=lane, rate=soon.rate)
 
 
 def _flooding(situation: Situation) -> Iterator[Finding]:
-    for queue, heaviest in situation.closer.heaviest.items():
+    for queue, one in situation.closer.heaviest.items():
         waiting = work_of(situation.queues[queue])
-        if waiting >= CROWDED and heaviest.accounts > 1 and heaviest.waiting >= FLOOD * waiting:
-            detail = (
-                f"{heaviest.account} has {heaviest.waiting:,} of the {waiting:,} that wait. "
-                f"The {several(heaviest.accounts - 1, 'other account')} still start in turn."
-            )
-            yield Finding(
-                code="tenant_flooding",
-                level="warn",
-                title=f"{heaviest.account} floods this queue",
-                detail=detail,
-                queue=queue,
-                ask=f"director account set {heaviest.account} --max-queued N",
-            )
+        if waiting >= CROWDED and one.accounts > 1 and one.waiting >= FLOOD * waiting:
+            others = several(one.accounts - 1, "other account")
+            yield _found("tenant_flooding", queue, account=one.account, its=one.waiting, waiting=waiting, others=others)
 
 
 def _dead(situation: Situation) -> Iterator[Finding]:
     for queue, stats in situation.queues.items():
         if stats.dead:
-            letter = situation.closer.letters.get(queue)
-            detail = f"{several(stats.dead, 'prediction')} used up all attempts."
+            newest, show, letter = "", "list", situation.closer.letters.get(queue)
             if letter is not None:
-                ago, ends = span((situation.now_ms - letter.at_ms) / 1000), ", ".join(letter.codes)
-                detail += f" The newest, {letter.id}, {ago} ago: {ends}. Its input may be what breaks servers."
-            ask = "director dead list" if letter is None else f"director dead show {letter.id}"
-            yield Finding(code="dead_letters", level="warn", title="Dead letters", detail=detail, queue=queue, ask=ask)
+                ago, ends = span((situation.closer.now_ms - letter.at_ms) / 1000), ", ".join(letter.codes)
+                newest = f" The newest, {letter.id}, {ago} ago: {ends}. Its input may be what breaks servers."
+                show = f"show {letter.id}"
+            yield _found("dead_letters", queue, predictions=several(stats.dead, "prediction"), newest=newest, show=show)
 
 
 FINDERS: Final[tuple[Callable[[Situation], Iterator[Finding]], ...]] = (
     _redis,
     _keeper,
-    _not_served,
-    directors_gone,
-    servers_unwell,
-    _stopped,
-    _burning,
+    _directors_gone,
+    _servers_unwell,
+    _queues,
     _flooding,
     _dead,
     _webhooks,

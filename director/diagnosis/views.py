@@ -1,8 +1,9 @@
 """Show queues and directors at one moment in the words of operators: over HTTP, on a page, in a terminal. No I/O."""
 
-from typing import Final, Literal
+from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.structs import asdict
 
 from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
@@ -13,8 +14,6 @@ QueueState = Literal[
     "serving", "paused", "breaker_open", "no_director", "servers_starting", "setup_failed", "server_auth"
 ]
 """The reason why nothing of a queue starts now, as waiting callers read it; `serving` if predictions start."""
-
-OPEN_TO_ALL: Final = "absorb"
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -55,29 +54,19 @@ class QueueView(Struct, frozen=True, kw_only=True):
 
 
 def view_of(queue: QueueName, stats: QueueStats) -> QueueView:
-    return QueueView(
-        name=queue,
-        model=queue.rpartition(":")[0],
-        state=state_of(stats),
-        paused=stats.paused,
-        breaker=stats.breaker or "closed",
-        mode=stats.mode or OPEN_TO_ALL,
-        max_queued=stats.max_queued,
-        waiting=Waiting(high=stats.high, normal=stats.normal, low=stats.low),
-        claimed=stats.claimed,
-        delayed=stats.delayed,
-        dead=stats.dead,
-        live=stats.live,
-        oldest_s=stats.oldest_ms / 1000 if stats.live else None,
-        slots=stats.slots if stats.directors else 0,
-        directors=stats.directors,
-        run_s=stats.service_ms / 1000 if stats.service_ms else None,
-        streams=stats.streams,
-        read=stats.read,
-        accepted=stats.accepted,
-        started=stats.started,
-        ended=stats.ended,
-    )
+    same = {name: getattr(stats, name) for name in QueueView.__struct_fields__ if hasattr(stats, name)}
+    differing = {
+        "name": queue,
+        "model": queue.rpartition(":")[0],
+        "state": state_of(stats),
+        "breaker": stats.breaker or "closed",
+        "mode": stats.mode or "absorb",
+        "waiting": Waiting(high=stats.high, normal=stats.normal, low=stats.low),
+        "oldest_s": stats.oldest_ms / 1000 if stats.live else None,
+        "slots": stats.slots if stats.directors else 0,
+        "run_s": stats.service_ms / 1000 if stats.service_ms else None,
+    }
+    return QueueView(**{**same, **differing})
 
 
 def state_of(stats: QueueStats) -> QueueState:
@@ -138,8 +127,7 @@ class DirectorView(Struct, frozen=True, kw_only=True):
 
 
 def director_view(found: DirectorFound) -> DirectorView:
-    last = found.last
-    about = last.about
+    last, about = found.last, found.last.about
     return DirectorView(
         name=found.name,
         alive=found.is_alive,
@@ -153,16 +141,6 @@ def director_view(found: DirectorFound) -> DirectorView:
             BeatView(queue=beat.queue, at=iso(beat.at_ms), slots=beat.slots, state=beat.state, held=beat.about.held)
             for beat in found.beats
         ],
-        servers=[
-            ServerView(
-                url=server.url,
-                state=server.state,
-                since=iso(server.since_ms),
-                slots=server.slots,
-                detail=server.detail,
-                failed_starts=server.failed_starts,
-            )
-            for server in about.servers
-        ],
+        servers=[convert({**asdict(server), "since": iso(server.since_ms)}, ServerView) for server in about.servers],
         more_servers=about.more,
     )

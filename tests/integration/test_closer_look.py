@@ -6,8 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from director.core.policy import Objective, Policy
-from director.diagnosis.closer_look import CloserLook
 from director.diagnosis.findings import Closer, Heaviest, Neglected
+from director.diagnosis.overview import CloserLook
 from director.store.catalog import Catalog
 from director.store.owed import Owed
 from tests.support.queue_driver import VERSION, QueueDriver

@@ -18,8 +18,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.policy import Policy
 from director.core.settings import CommonSettings
-from director.diagnosis.doctor import CHECKS, Finding, examine
-from director.diagnosis.doctor_look import look
+from director.diagnosis.doctor import CHECKS, Finding, examine, look
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

@@ -19,8 +19,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnsafeBackend
 from director.core.ids import PredictionId
 from director.core.settings import CommonSettings
-from director.diagnosis.doctor import examine
-from director.diagnosis.doctor_look import look
+from director.diagnosis.doctor import examine, look
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.cog import free_port
 from tests.support.eventually import eventually

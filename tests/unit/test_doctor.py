@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from director.core.ids import QueueName
 from director.core.settings import CommonSettings
-from director.diagnosis.doctor import CHECKS, examine, has_failed, open_holes
-from director.diagnosis.doctor_look import Look
+from director.diagnosis.doctor import CHECKS, Look, examine, has_failed, open_holes
 from director.diagnosis.findings import MOST, Code, Finding
 
 SOUND = Look(
