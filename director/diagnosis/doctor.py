@@ -63,6 +63,10 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
     one = (await ask(lambda: servers(redis)))[0]
     untyped: Any = one
     info: dict[str, Any] = await ask(one.info)
+    try:
+        config = {str(name): str(value) for name, value in (await ask(lambda: one.config_get("*"))).items()}
+    except exceptions.ResponseError:
+        config = None
     sha = await ask(lambda: one.script_load(SCRIPT))
     skew_s = await _skew_s(one, clock)
     services = Services(redis, clock)
@@ -74,7 +78,7 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         address=describe(settings.redis_url),
         settings=settings,
         info=info,
-        config=await _config(one),
+        config=config,
         refused=await refused(one),
         cluster=await ask(lambda: untyped.execute_command("CLUSTER INFO")) if info.get("cluster_enabled") else {},
         ping_ms=[await _timed_ms(one.ping) for _ in range(PINGS)],
@@ -83,14 +87,6 @@ async def look(redis: Redis, settings: CommonSettings, clock: Clock) -> Look:
         queues=len(seen.queues) + seen.more_queues,
         findings=seen.findings,
     )
-
-
-async def _config(redis: Redis) -> dict[str, str] | None:
-    try:
-        found = await ask(lambda: redis.config_get("*"))
-    except exceptions.ResponseError:
-        return None
-    return {str(name): str(value) for name, value in found.items()}
 
 
 async def _timed_ms(send: Callable[[], Awaitable[Any]]) -> float:
@@ -341,10 +337,11 @@ def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
         asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
         # At most LONGEST_LIST of each code. Findings come sorted, so these are the first.
         told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
+        words = [f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}" for one in found]
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"
         return (
             verdict,
-            "; ".join(map(_in_words, found[:told])) + (f" And {more}." if len(found) > told else ""),
+            "; ".join(words[:told]) + (f" And {more}." if len(found) > told else ""),
             some(list(asks)),
         )
 
@@ -370,7 +367,3 @@ def _spread(times_ms: list[float]) -> tuple[float, float]:
 
 def _mb(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MB"
-
-
-def _in_words(finding: service.Finding) -> str:
-    return f"{finding.title}{f' ({finding.queue})' if finding.queue else ''}: {finding.detail}"

@@ -218,9 +218,15 @@ def _directors_gone(situation: Situation) -> Iterator[Finding]:
     """Find directors that went silent, by queue, unless as many have come since in their place."""
     there = _by_queue(situation.directors)
     for queue in situation.queues:
-        gone = [one for one, _ in there.get(queue, ()) if _is_gone(one) and one.last.queue == queue]
+        gone = [
+            one
+            for one, _ in there.get(queue, ())
+            if not one.is_alive and one.silent_ms <= GONE_S * 1000
+            if one.last.state != "draining" and one.last.queue == queue
+        ]
         first_ms = min((one.last.at_ms for one in gone), default=0)
-        missed = gone[sum(_came_since(one, first_ms) for one, _ in there.get(queue, ())) :]
+        came = sum(one.is_alive and (one.last.about.since_ms or 0) >= first_ms for one, _ in there.get(queue, ()))
+        missed = gone[came:]
         if missed:
             held = sum(one.held or 0 for one in missed)
             left = sum(one.is_alive for one, _ in there[queue])  # the numbers of the queue are slightly older
@@ -257,15 +263,6 @@ TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
 }
 
 
-def _is_gone(one: DirectorFound) -> bool:
-    return not one.is_alive and one.silent_ms <= GONE_S * 1000 and one.last.state != "draining"
-
-
-def _came_since(one: DirectorFound, at_ms: int) -> bool:
-    since_ms = one.last.about.since_ms
-    return one.is_alive and since_ms is not None and since_ms >= at_ms
-
-
 def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, Beat]]]:
     """Group directors by queue, with their last heartbeat there. There may be a thousand of either."""
     found: dict[QueueName, list[tuple[DirectorFound, Beat]]] = {}
@@ -278,14 +275,12 @@ def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[
 def _in_words(servers: Sequence[ServerFound], known: int, now_ms: int) -> str:
     if not servers:
         return "Its directors report no details."
-    return f"{len(servers)} of {several(known, 'server')}: {some([_line(one, now_ms) for one in servers])}."
-
-
-def _line(server: ServerFound, now_ms: int) -> str:
-    since = span(max(0, now_ms - server.since_ms) / 1000)
-    again = f", {server.failed_starts} starts in a row failed" if server.failed_starts >= LOOP else ""
-    why = f" ({server.detail})" if server.detail else ""
-    return f"{server.url} is {server.state} for {since}{again}{why}"
+    lines = []
+    for one in servers:
+        again = f", {one.failed_starts} starts in a row failed" if one.failed_starts >= LOOP else ""
+        why = f" ({one.detail})" if one.detail else ""
+        lines.append(f"{one.url} is {one.state} for {span(max(0, now_ms - one.since_ms) / 1000)}{again}{why}")
+    return f"{len(servers)} of {several(known, 'server')}: {some(lines)}."
 
 
 SLOW_MS: Final = 10.0

@@ -5,17 +5,18 @@ come from the queue's history; waiting and running are current.
 """
 
 import re
+from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker.scripts import Demand, Scripts
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue
 from director.core.ids import MODEL_NAME, QUEUE_NAME, QueueName, queue_name
 from director.core.policy import Lane
-from director.core.samples import PERIOD_S, Sample, arrivals_s
+from director.core.samples import PERIOD_S, arrivals_s
 from director.diagnosis.sizing import Bounds, Load, wanted
 from director.store.catalog import Catalog
 from director.store.deployments import MOST, Deployments
@@ -36,16 +37,15 @@ class Scale(Struct, frozen=True, kw_only=True):
     running: int
 
 
+@dataclass(slots=True, eq=False)
 class Scaling:
     """Reads demand from Redis. All methods raise BackendUnavailable while Redis cannot answer."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog, clock: Clock) -> None:
-        self._scripts = scripts
-        self._catalog = catalog
-        self._clock = clock
-        self._history = QueueHistory(redis)
-        self._deployments = Deployments(redis, scripts, clock)
-        self._bounds: dict[str, tuple[float, dict[QueueName, Bounds]]] = {}
+    _redis: Redis
+    _scripts: Scripts
+    _catalog: Catalog
+    _clock: Clock
+    _bounds: dict[str, tuple[float, dict[QueueName, Bounds]]] = field(default_factory=dict)
 
     async def named(self, name: str) -> QueueName:
         """Return the queue of this name, or of the latest version of the model of this name. Raises UnknownQueue."""
@@ -58,8 +58,19 @@ class Scaling:
     async def of(self, queue: QueueName) -> Scale:
         """Return the demand of one queue. Raises UnknownQueue."""
         demand = await self._scripts.demand(queue, soon_s=SOON_S)
-        newest = await self._history.of(queue, most=int(max(WINDOWS_S) / PERIOD_S) + 1)
-        load = _load(demand, newest)
+        samples = await QueueHistory(self._redis).of(queue, most=int(max(WINDOWS_S) / PERIOD_S) + 1)
+        load = Load(
+            waiting={"high": demand.high, "normal": demand.normal, "low": demand.low},
+            runnable=demand.runnable,
+            running=demand.running,
+            arrivals_s={
+                lane: max(arrivals_s(samples, lane, over_s, now_ms=demand.now_ms) for over_s in WINDOWS_S)
+                for lane in get_args(Lane)
+            },
+            service_s=demand.service_ms / 1000 if demand.service_ms else None,
+            slots_each=demand.slots_each or None,
+            is_paused=demand.paused,
+        )
         count = wanted(load, demand.objectives, await self._bounds_of(queue))
         return Scale(wanted=count, runnable=demand.runnable, running=demand.running)
 
@@ -75,12 +86,11 @@ class Scaling:
         return bounds.get(queue, Bounds())
 
     async def _said_by(self, owner: str) -> dict[QueueName, Bounds]:
-        """Combine the owner's deployments. Deployments of one version share its directors, so the largest numbers serve
-        all.
-        """
+        """Combine the owner's deployments. Those of one version share its directors: the largest numbers serve all."""
         said: dict[QueueName, Bounds] = {}
-        names = [name for _, name in await self._deployments.names(owner)]
-        for deployment in await self._deployments.many(owner, names[:MOST]):
+        deployments = Deployments(self._redis, self._scripts, self._clock)
+        names = [name for _, name in await deployments.names(owner)]
+        for deployment in await deployments.many(owner, names[:MOST]):
             release = deployment.release
             if release.model.partition("/")[0] != owner:
                 continue
@@ -89,18 +99,3 @@ class Scaling:
             least = max(known.least, release.min_instances)
             said[queue] = Bounds(least=least, most=max(known.most or 0, release.max_instances, least))
         return said
-
-
-def _load(demand: Demand, samples: list[Sample]) -> Load:
-    return Load(
-        waiting={"high": demand.high, "normal": demand.normal, "low": demand.low},
-        runnable=demand.runnable,
-        running=demand.running,
-        arrivals_s={
-            lane: max(arrivals_s(samples, lane, over_s, now_ms=demand.now_ms) for over_s in WINDOWS_S)
-            for lane in get_args(Lane)
-        },
-        service_s=demand.service_ms / 1000 if demand.service_ms else None,
-        slots_each=demand.slots_each or None,
-        is_paused=demand.paused,
-    )

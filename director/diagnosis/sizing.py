@@ -66,7 +66,8 @@ def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int
 def _slots(load: Load, objectives: Objectives) -> int:
     # Arrivals of accounts at their limit wait beside what already waits of them. Until a run has been seen, it is
     # unknown what keeping up takes.
-    counts = 0.0 if load.service_s is None else _runnable_share(load)
+    whole = sum(load.waiting.values())
+    counts = 0.0 if load.service_s is None else min(1.0, load.runnable / whole) if whole else 1.0
     waiting, arriving = _runnable_by_lane(load), {lane: rate * counts for lane, rate in load.arrivals_s.items()}
     used = [lane for lane in waiting if waiting[lane] or arriving.get(lane)]
     targets = {lane: objectives.get(lane, DEFAULT) for lane in used}
@@ -82,11 +83,6 @@ def _slots(load: Load, objectives: Objectives) -> int:
         keeping_up = _erlang(arrivals_s * service_s, target.within_s / service_s, 1 - target.share)
         most = max(most, catching_up, keeping_up)
     return most
-
-
-def _runnable_share(load: Load) -> float:
-    waiting = sum(load.waiting.values())
-    return min(1.0, load.runnable / waiting) if waiting else 1.0
 
 
 def _runnable_by_lane(load: Load) -> dict[Lane, float]:

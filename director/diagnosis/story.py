@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from director.core.event_log import DeliveryAttempt, delivery_attempt
 from director.core.ids import PredictionId, QueueName
-from director.core.schema import Eta, Event, Known, Outlook, Place, Record, spent_attempts
+from director.core.schema import Eta, Known, Outlook, Place, Record, spent_attempts
 from director.core.states import Status
 from director.core.view import iso, place
 from director.core.webhook_url import host_of
@@ -20,9 +20,7 @@ SLOW_STORY_MS: Final = 50.0  # of one answer, to which a busy process may add
 
 
 class Told(Struct, frozen=True):
-    """The place and the estimate that its caller received on acceptance: see `Place`. `eta_s` is None without an
-    estimate.
-    """
+    """The place and the estimate (None without one) that its caller received on acceptance: see `Place`."""
 
     position: int
     ahead: int
@@ -113,7 +111,7 @@ class Story(Struct, frozen=True, kw_only=True):
     redis_ms: float | UnsetType = UNSET
 
 
-class Stay(Struct, frozen=True, kw_only=True):
+class Stay(Struct, frozen=True):
     """A claim in ms. `claimed` and `ended` are None if unknown."""
 
     number: int
@@ -146,20 +144,13 @@ def tell(known: Known, *, took_ms: float = 0) -> Story:
 
 
 def _submitted(known: Known) -> Submitted:
-    record, revived = known.record, _revived(known)
-    told = None
+    record, told = known.record, None
     if record.place:
         position, ahead = map(int, record.place.split())
         eta = None if record.eta90 is None else Eta((record.eta50 or 0) / 1000, record.eta90 / 1000)
         told = Told(position, ahead, eta)
-    return Submitted(
-        at=iso(record.created),
-        lane=record.lane,
-        account=record.account,
-        told=told,
-        revivals=record.revivals,
-        revived_at=None if revived is None else iso(revived),
-    )
+    at, revived_at = iso(record.created), _iso(_revived(known))
+    return Submitted(at, record.lane, record.account, told, record.revivals, revived_at)
 
 
 def _revived(known: Known) -> int | None:
@@ -194,26 +185,16 @@ def _held(known: Known) -> Iterator[Holding]:
 
 def _stays(known: Known) -> list[Stay]:
     """Combine spent attempts from the record, released claims from the events while they last, and the last claim."""
-    spent = [
-        Stay(number=one.number, director=one.director, claimed=one.claimed, ended=one.ended, how=one.code)
-        for one in spent_attempts(known.record.history)
-    ]
-    back = [_given_back(event, spent, _revived(known) or 0) for event in known.events if event.kind == "released"]
+    history = spent_attempts(known.record.history)
+    spent = [Stay(one.number, one.director, one.claimed, one.ended, one.code) for one in history]
+    back = []
+    for event in known.events:
+        if event.kind == "released":
+            code, director, claimed, *_ = [*event.data.decode().split(" "), "", ""]
+            number = 1 + sum((_revived(known) or 0) <= one.ended <= event.at for one in history)
+            back.append(Stay(number, director, int(claimed) if claimed else None, event.at, code, is_spent=False))
     before = sorted([*spent, *back], key=lambda stay: stay.ended or 0)
     return [*before, *_last(known, before)]
-
-
-def _given_back(event: Event, spent: Sequence[Stay], since: int) -> Stay:
-    code, director, claimed, *_ = [*event.data.decode().split(" "), "", ""]
-    before = sum(since <= (one.ended or 0) <= event.at for one in spent)
-    return Stay(
-        number=before + 1,
-        director=director,
-        claimed=int(claimed) if claimed else None,
-        ended=event.at,
-        how=code,
-        is_spent=False,
-    )
 
 
 def _last(known: Known, before: Sequence[Stay]) -> list[Stay]:
@@ -225,15 +206,8 @@ def _last(known: Known, before: Sequence[Stay]) -> list[Stay]:
     was_held = bool(known.events) and record.claimed not in ends
     if not (record.token or record.ended or (record.is_terminal and was_held)):
         return []
-    return [
-        Stay(
-            number=record.attempt,
-            director=record.holder,
-            claimed=record.claimed,
-            ended=record.completed,
-            how=record.status if record.is_terminal else "",
-        )
-    ]
+    how = record.status if record.is_terminal else ""
+    return [Stay(record.attempt, record.holder, record.claimed, record.completed, how)]
 
 
 def _ended(record: Record) -> Ended | None:
@@ -276,9 +250,8 @@ def _after_its_end(known: Known) -> Iterator[Coming]:
     record = known.record
     if known.owed is not None:
         last = f"; {host_of(record.webhook)} failed the last one" if record.told == "failed" else ""
-        yield Coming(
-            "webhook", iso(known.owed), f"attempt {record.tellings + 1} to deliver its webhook, at the latest{last}"
-        )
+        detail = f"attempt {record.tellings + 1} to deliver its webhook, at the latest{last}"
+        yield Coming("webhook", iso(known.owed), detail)
     if known.is_dead:
         codes = ", ".join(one.code for one in spent_attempts(record.history))
         detail = f"it is a dead letter: its attempts ended with {codes}. An operator may revive it"
@@ -298,9 +271,7 @@ def _waited_for(known: Known) -> Iterator[Coming]:
 
 
 def _turn(outlook: Outlook | None) -> str:
-    """Say what has to come first. A prediction behind a crowd of its own account says so, since other accounts take
-    turns.
-    """
+    """Say what has to come first. A prediction behind a crowd of its own account says so: other accounts take turns."""
     if outlook is not None and outlook.reason != "waiting_its_turn":
         return STOPPED.get(outlook.reason, "its turn has come")
     own = 0 if outlook is None else outlook.position - 1

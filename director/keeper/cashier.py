@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, Final
 
 from director.broker import keys
@@ -49,19 +50,17 @@ class Cashier:
     async def _put_right(self, partition: Partition) -> int:
         key = keys.unspent(partition)
         ended = await ask(lambda: self._redis.zrange(key, 0, LIMIT - 1, withscores=True))
-        await asyncio.gather(*(self._spend(text(member), ran_ms) for member, ran_ms in ended))
+        named = [(*text(member).split(" ", 1), ran_ms) for member, ran_ms in ended]
+        spend = self._scripts.spend
+        await asyncio.gather(
+            *(spend(account, prediction_id=PredictionId(of), spent_s=ran_ms / 1000) for of, account, ran_ms in named)
+        )
         if ended:
             await ask(lambda: self._redis.zrem(key, *(member for member, _ in ended)))
         return len(ended)
 
-    async def _spend(self, member: str, ran_ms: float) -> None:
-        prediction_id, _, account = member.partition(" ")
-        await self._scripts.spend(account, prediction_id=PredictionId(prediction_id), spent_s=ran_ms / 1000)
-
     async def _free_unborn(self) -> int:
-        """Free reservations of credits for predictions that were never created, since no new day clears these. Return
-        how many.
-        """
+        """Free reservations of credits for predictions that were never created: no new day clears these."""
         freed, born_ms = 0, self._clock.now_ms() - UNBORN_S * 1000
         async for account, ids in self._reserved():
             unborn = await self._without_end(account, [each for each in ids if created_ms_of(each) < born_ms])
@@ -73,16 +72,14 @@ class Cashier:
         """Yield accounts with reservations of a credit, and the predictions they are for, in slices."""
         names = sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
         for start in range(0, len(names), LIMIT):
-            for account in await self._with_credit(names[start : start + LIMIT]):
+            some = names[start : start + LIMIT]
+            has_credit = await pipelined(self._redis, lambda pipe: [pipe.exists(keys.credit(one)) for one in some])  # noqa: B023
+            for account in compress(some, has_credit):
                 cursor = -1
                 while cursor:
                     scan = partial(self._redis.hscan, keys.credit(account), max(0, cursor), count=LIMIT)
                     cursor, held = await ask(scan)
                     yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
-
-    async def _with_credit(self, accounts: Sequence[str]) -> list[str]:
-        exist = await pipelined(self._redis, lambda pipe: [pipe.exists(keys.credit(account)) for account in accounts])
-        return [account for account, has_one in zip(accounts, exist, strict=True) if has_one]
 
     async def _without_end(self, account: str, ids: Sequence[PredictionId]) -> list[PredictionId]:
         """Return the predictions that have no record and did not end."""

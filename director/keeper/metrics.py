@@ -23,7 +23,7 @@ from director.broker.redis_client import infos, pipelined, text
 from director.broker.scripts import QueueStats, Repair, Requeued, Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue, UnsafeBackend
-from director.core.ids import Partition, PredictionId, QueueName
+from director.core.ids import PredictionId, QueueName
 from director.core.policy import Burns, Lane, burns
 from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
@@ -219,7 +219,8 @@ class Observer:
         """Look at a slice of queues, in one to three writes."""
         found = {queue: stats for queue, stats in (await sweep(queues, self._stats)).items() if stats is not None}
         crowded = [queue for queue, stats in found.items() if stats.waiting + stats.delayed >= CROWD]
-        tenants = await self._tenants(crowded)
+        counts = await pipelined(self._redis, lambda pipe: [pipe.hlen(keys.queued(queue)) for queue in crowded])
+        tenants = dict(zip(crowded, counts, strict=True))
         most = await self._most([queue for queue, count in tenants.items() if count <= MOST_TENANTS])
         for queue, stats in found.items():
             burnt = None
@@ -237,10 +238,6 @@ class Observer:
         except UnknownQueue:  # unregistered meanwhile
             return None
 
-    async def _tenants(self, queues: Sequence[QueueName]) -> dict[QueueName, int]:
-        counts = await pipelined(self._redis, lambda pipe: [pipe.hlen(keys.queued(queue)) for queue in queues])
-        return dict(zip(queues, counts, strict=True))
-
     async def _most(self, queues: Sequence[QueueName]) -> dict[QueueName, list[tuple[str, int]]]:
         """Return the accounts with the most waiting, in that order."""
         replies = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.queued(queue)) for queue in queues])
@@ -256,15 +253,7 @@ class Observer:
         all.
         """
         partitions = await self._registry.owing()
-        count, ids = await self._owed_ids(partitions)
-        now_ms = self._clock.now_ms()
-        oldest_ms = max((now_ms - at_ms for at_ms in await self._owed_since(ids)), default=0)
-        return {
-            "director_webhooks_owed": float(count),
-            "director_webhooks_owed_oldest_seconds": max(0.0, oldest_ms / 1000),
-        }
 
-    async def _owed_ids(self, partitions: Sequence[Partition]) -> tuple[int, list[PredictionId]]:
         def read(pipe: Any) -> None:
             for partition in partitions:
                 pipe.zcard(keys.owed(partition))
@@ -272,13 +261,15 @@ class Observer:
                 pipe.zrange(keys.owed(partition), -OWED_READ, -1)
 
         replies = await pipelined(self._redis, read)
-        ids = {PredictionId(member.decode()) for members in (*replies[1::3], *replies[2::3]) for member in members}
-        return sum(replies[::3]), sorted(ids)
-
-    async def _owed_since(self, ids: Sequence[PredictionId]) -> list[int]:
+        ids = {PredictionId(text(member)) for members in (*replies[1::3], *replies[2::3]) for member in members}
         fields = ("owed_since", "completed")
         records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), fields) for each in ids])
-        return [int(since or completed) for since, completed in records if since or completed]
+        now_ms = self._clock.now_ms()
+        ages_ms = [now_ms - int(since or completed) for since, completed in records if since or completed]
+        return {
+            "director_webhooks_owed": float(sum(replies[::3])),
+            "director_webhooks_owed_oldest_seconds": max([0, *ages_ms]) / 1000,
+        }
 
     async def _server(self) -> dict[str, float]:
         memory = max(await infos(self._redis, "memory"), key=_fullness)  # the fullest of a Cluster's masters

@@ -20,7 +20,7 @@ from director.core.clock import Clock
 from director.core.ids import PredictionId, created_ms_of
 from director.core.states import TERMINAL
 from director.files.caller_files import GRACE_S, CallerFiles
-from director.files.store import CallerFileName, FileStore
+from director.files.store import FileStore
 from director.runtime.sweep import LIMIT
 from director.store.removal import whose_weights_are_kept
 
@@ -55,7 +55,9 @@ class Tidier:
                         await self._scripts.stow(account, prediction_id)
         async for names in self._store.callers(LIMIT):
             seen += len(names)
-            for name in await CallerFiles(self._redis).unknown([name for name in names if self._has_come(name)]):
+            before_ms = self._clock.now_ms() - GRACE_S * 1000
+            arrived = [name for name in names if created_ms_of(name.id) < before_ms]
+            for name in await CallerFiles(self._redis).unknown(arrived):
                 removed += await self._deleted(self._store.discard(name), name.id)
         if removed:
             log.info("files deleted", extra={"seen": seen, "removed": removed})
@@ -68,9 +70,6 @@ class Tidier:
             log.warning("files cannot be deleted", extra={"of": whose}, exc_info=True)
             return False
         return True
-
-    def _has_come(self, name: CallerFileName) -> bool:
-        return self._clock.now_ms() - created_ms_of(name.id) > GRACE_S * 1000
 
     async def _gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
         """Return the predictions whose files may go, each with its account if known."""
