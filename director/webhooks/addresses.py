@@ -28,42 +28,33 @@ PUBLIC_PORTS: Final = frozenset({443, 8443})
 
 # IANA's special-purpose registry, written out: some releases of `ipaddress` miss several of these (3.11 calls
 # 224.0.0.1, 3fff::1 and fec0::1 global)
-NOT_PUBLIC_V4: Final = tuple(
-    map(
-        IPv4Network,
-        (
-            "0.0.0.0/8",
-            "10.0.0.0/8",
-            "100.64.0.0/10",
-            "127.0.0.0/8",
-            "168.63.129.16/32",  # globally routable on paper; inside Azure it is the host's own agent
-            "169.254.0.0/16",
-            "172.16.0.0/12",
-            "192.0.0.0/24",
-            "192.0.2.0/24",
-            "192.88.99.0/24",
-            "192.168.0.0/16",
-            "198.18.0.0/15",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "224.0.0.0/4",
-            "240.0.0.0/4",
-        ),
+NOT_PUBLIC: Final = tuple(
+    ip_network(each)
+    for each in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # globally routable on paper; inside Azure it is the host's own agent
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+        "2001::/23",  # protocol assignments, Teredo among them: two IPv4 addresses in one
+        "2001:db8::/32",
+        "3fff::/20",
     )
 )
 # all of IPv6 that is assigned; the rest is local, multicast, reserved or an IPv4 address in disguise (::/96,
 # 64:ff9b:1::/48, fc00::/7, fe80::/10, fec0::/10, ff00::/8)
 ALLOCATED_V6: Final = IPv6Network("2000::/3")
-NOT_PUBLIC_V6: Final = tuple(
-    map(
-        IPv6Network,
-        (
-            "2001::/23",  # protocol assignments, Teredo among them: two IPv4 addresses in one
-            "2001:db8::/32",
-            "3fff::/20",
-        ),
-    )
-)
 # IPv6 networks that lead to an IPv4 address, and the bits to the right of that address
 EMBEDDED_V4: Final = (
     (IPv6Network("::ffff:0:0/96"), 0),  # mapped
@@ -116,14 +107,20 @@ class AllowList(Struct, frozen=True):
         for entry in filter(None, map(str.strip, text.split(","))):
             if entry.lower() == "loopback":
                 networks.extend(LOOPBACK)
-            elif network := _network(entry):
-                networks.append(network)
-            else:
-                hosts.add(_host_name(entry))
+                continue
+            try:
+                networks.append(ip_network(entry))
+            except ValueError:
+                name = _bare(entry.lower())
+                # `10.0.0` is a network cut short, not a name: no top-level domain is a number
+                if not HOST_NAME.fullmatch(name) or re.fullmatch(r"[0-9]+", name.rpartition(".")[2]):
+                    reason = f"webhook allow-list: {entry!r} is not a network, an address or a host name"
+                    raise SettingsError(reason) from None
+                hosts.add(name)
         return cls(frozenset(hosts), tuple(networks))
 
     def names(self, host: str) -> bool:
-        """Return True if the host is allowed wherever it leads."""
+        """Is the host allowed wherever it leads?"""
         return _bare(host) in self.hosts
 
     def covers(self, address: Address) -> bool:
@@ -131,16 +128,15 @@ class AllowList(Struct, frozen=True):
 
 
 def is_public(address: Address) -> bool:
-    """Return True for an address of the internet at large, looking through IPv6 forms that carry an IPv4 address."""
+    """Is this an address of the internet at large? Looks through IPv6 forms that carry an IPv4 address."""
     if isinstance(address, IPv6Address):
         for network, shift in EMBEDDED_V4:
             if address in network:
                 return is_public(IPv4Address(int(address) >> shift & 0xFFFF_FFFF))
-        if address not in ALLOCATED_V6 or any(address in network for network in NOT_PUBLIC_V6):
+        if address not in ALLOCATED_V6:
             return False
-    elif any(address in network for network in NOT_PUBLIC_V4):
-        return False
-    return address.is_global  # networks that a later Python knows
+    # `is_global` knows the networks that a later Python adds
+    return address.is_global and not any(address in network for network in NOT_PUBLIC)
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
@@ -181,29 +177,9 @@ async def _addresses(url: WebhookUrl, resolve: Resolve) -> list[Address]:
         raise Unresolved(f"{url.host} does not resolve") from exc
     if not answers:
         raise Unresolved(f"{url.host} does not resolve")
-    return [_plain(ip_address(answer)) for answer in answers]
-
-
-def _plain(address: Address) -> Address:
-    """Return a mapped address as the IPv4 address that sockets use, so networks compare with that."""
-    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
-
-
-def _network(entry: str) -> Network | None:
-    try:
-        return ip_network(entry)
-    except ValueError:
-        if "/" in entry or ":" in entry:  # meant as a network, a URL or a port: no host name contains these
-            raise SettingsError(f"webhook allow-list: {entry!r} is not a network, an address or a host name") from None
-        return None
-
-
-def _host_name(entry: str) -> str:
-    name = _bare(entry.lower())
-    # `10.0.0` is a network cut short, not a name: no top-level domain is a number
-    if not HOST_NAME.fullmatch(name) or re.fullmatch(r"[0-9]+", name.rpartition(".")[2]):
-        raise SettingsError(f"webhook allow-list: {entry!r} is not a network, an address or a host name")
-    return name
+    found = map(ip_address, answers)
+    # a mapped address as the IPv4 address that sockets use, so that networks compare with that
+    return [(one.ipv4_mapped or one) if isinstance(one, IPv6Address) else one for one in found]
 
 
 def _bare(host: str) -> str:

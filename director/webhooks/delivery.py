@@ -18,7 +18,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import Partition, PredictionId, partition_of
-from director.core.schema import Record, Stored
+from director.core.schema import Stored
 from director.core.settings import WEBHOOK_SCHEDULE
 from director.core.states import WebhookEvent
 from director.core.view import view
@@ -190,15 +190,11 @@ class Webhooks:
             owed_s=(self._clock.now_ms() - (record.owed_since or record.completed or 0)) / 1000,
             jitter=random.random(),  # noqa: S311 - spreads retries, guards nothing
         )
-        _report(record, delivery, result)
-        await self._note(record, delivery, result)
-        return result
-
-    async def forward(self, partition: Partition, host: str) -> None:
-        """Make some webhooks that wait for this host due now: it answers again."""
-        await self._scripts.forward(partition, host, limit=FORWARD)
-
-    async def _note(self, record: Record, delivery: Delivery, result: Noted) -> None:
+        facts = {"prediction": record.id, "attempt": record.tellings + 1, "outcome": result.outcome}
+        if delivery.ok:
+            log.info("webhook delivered", extra=facts)
+        else:
+            log.warning("webhook failed", extra={**facts, "reason": delivery.reason, "next_s": result.delay_s})
         host = host_of(record.webhook)
         answer = await self._scripts.deliver(
             record.id,
@@ -213,6 +209,11 @@ class Webhooks:
         )
         if answer == "others":
             await self.forward(partition_of(record.id), host)
+        return result
+
+    async def forward(self, partition: Partition, host: str) -> None:
+        """Make some webhooks that wait for this host due now: it answers again."""
+        await self._scripts.forward(partition, host, limit=FORWARD)
 
 
 def _error(delivery: Delivery | None) -> str:
@@ -221,11 +222,3 @@ def _error(delivery: Delivery | None) -> str:
     if delivery.ok:
         return ""
     return delivery.rule or ("refused" if delivery.status else "no_answer")
-
-
-def _report(record: Record, delivery: Delivery, result: Noted) -> None:
-    facts = {"prediction": record.id, "attempt": record.tellings + 1, "outcome": result.outcome}
-    if delivery.ok:
-        log.info("webhook delivered", extra=facts)
-    else:
-        log.warning("webhook failed", extra={**facts, "reason": delivery.reason, "next_s": result.delay_s})

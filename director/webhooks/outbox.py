@@ -91,26 +91,26 @@ class Outbox:
         except BackendUnavailable:
             log.info("left a webhook to the courier", extra={"prediction": self._record.id})
 
+    def _is_over(self) -> bool:
+        return self._closed.is_set() and WebhookEvent.START not in self._wanted
+
     async def _run(self) -> None:
-        while not self._closed.is_set() or WebhookEvent.START in self._wanted:
+        while not self._is_over():
             await self._news.wait()
             self._news.clear()
+            if self._is_over():
+                return
+            # One body for all events that wait: it is the whole prediction as it is now.
+            self._sent += 1
+            event = f"{self._wanted[0]}_{self._record.claims}_{self._sent}"
+            self._wanted.clear()
             try:
-                await self._send_wanted()
+                delivery = await self._post.webhooks.send(self._snapshot(self._started_ms), event)
+                if not delivery.ok:
+                    log.info("webhook not delivered", extra={"prediction": self._record.id, "reason": delivery.reason})
             except BackendUnavailable:
                 log.info("skipped a webhook", extra={"prediction": self._record.id})
             except Exception:
                 log.exception("sending a webhook failed", extra={"prediction": self._record.id})
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), self._post.interval_s)
-
-    async def _send_wanted(self) -> None:
-        """Send one body for all events that wait: it is the whole prediction as it is now."""
-        if self._closed.is_set() and WebhookEvent.START not in self._wanted:
-            return
-        self._sent += 1
-        name = f"{self._wanted[0]}_{self._record.claims}_{self._sent}"
-        self._wanted.clear()
-        delivery = await self._post.webhooks.send(self._snapshot(self._started_ms), name)
-        if not delivery.ok:
-            log.info("webhook not delivered", extra={"prediction": self._record.id, "reason": delivery.reason})
