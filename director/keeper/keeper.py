@@ -162,9 +162,7 @@ class Keeper:
         await serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
 
     async def drain(self) -> None:
-        """Let deliveries under way end, for up to DRAIN_S. Other roles have nothing to drain: each act is one
-        script.
-        """
+        """Let deliveries under way end, for up to DRAIN_S. The acts of other roles are single scripts."""
         self.health.checks["keeper"] = _draining
         log.info("draining")
         with anyio.move_on_after(DRAIN_S):
@@ -188,22 +186,19 @@ def scale_route(scaling: Scaling, token: str) -> Route:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
         if scheme.lower() != "bearer" or not token or not is_right:
-            return _refused(401, "Show DIRECTOR_SCALE_TOKEN as a bearer token.", {"WWW-Authenticate": "Bearer"})
+            said = "Show DIRECTOR_SCALE_TOKEN as a bearer token."
+            return _json(401, {"detail": said}, {"WWW-Authenticate": "Bearer"})
         parts = str(request.path_params["queue"]).split("/")
         # owner/name/version, as the admin API writes a queue
         name = f"{parts[0]}/{parts[1]}:{parts[2]}" if len(parts) == 3 else "/".join(parts)
         try:
             return _json(200, await scaling.of(await scaling.named(name)))
         except UnknownQueue:
-            return _refused(404, "There is no such queue, nor a model of this name that has a version.")
+            return _json(404, {"detail": "There is no such queue, nor a model of this name that has a version."})
         except BackendUnavailable:
-            return _refused(503, "Redis cannot answer now.", {"Retry-After": "5"})
+            return _json(503, {"detail": "Redis cannot answer now."}, {"Retry-After": "5"})
 
     return Route("/scale/{queue:path}", answer)
-
-
-def _refused(status: int, detail: str, headers: Mapping[str, str] = {}) -> Response:
-    return _json(status, {"detail": detail}, headers)
 
 
 def _json(status: int, body: Any, headers: Mapping[str, str] = {}) -> Response:

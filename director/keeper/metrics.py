@@ -38,8 +38,7 @@ Fold = Callable[[float, float], float]
 
 
 class Seen(Struct, frozen=True):
-    """One queue. `tenants` counts accounts with anything waiting, `largest` is the most that one has; None if not
-    counted.
+    """One queue. `tenants` counts accounts with anything waiting, `largest` is the most of one: None if not counted.
 
     `burnt` is how its objectives are kept, if it has any. `named` are the accounts with the most, if they may be named.
     """
@@ -56,11 +55,8 @@ class Seen(Struct, frozen=True):
         return None if self.largest is None or not waiting else min(1.0, self.largest / waiting)
 
 
-class State(Struct, frozen=True):
-    """Metric → labels → value."""
-
-    values: Mapping[str, Mapping[Labels, float]]
-
+State = Mapping[str, Mapping[Labels, float]]
+"""Metric → labels → value."""
 
 # The value of a queue, and how to combine queues that share the label for others.
 OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
@@ -118,30 +114,18 @@ def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str
             _put(values[metric], (name,), read(seen[queue]), fold)
         if name != OTHER:
             values[OF_TENANTS] |= {(name, account): count for account, count in seen[queue].named}
-    return State({**values, **{name: {(): value} for name, value in whole.items()}})
+    return {**values, **{name: {(): value} for name, value in whole.items()}}
 
 
-class StateCollector(Collector):
-    """Shows the state. Each scrape asks `fresh`, which returns None while there is no current state."""
-
-    def __init__(self, fresh: Callable[[], State | None]) -> None:
-        self._fresh = fresh
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS, *OF_THE_WHOLE)
-
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        state = self._fresh()
-        if state is None:
-            return
-        for row in METRICS:
-            if row.name in state.values:
-                made = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-                family = made(row.name, row.what, labels=row.labels)
-                for labels, value in state.values[row.name].items():
-                    family.add_metric(labels, value)
-                yield family
+def families(state: State | None) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+    """Yield what a scrape shows of this state."""
+    for row in METRICS:
+        if state is not None and row.name in state:
+            made = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            family = made(row.name, row.what, labels=row.labels)
+            for labels, value in state[row.name].items():
+                family.add_metric(labels, value)
+            yield family
 
 
 def _put(series: dict[Labels, float], labels: Labels, value: float | None, fold: Fold) -> None:
@@ -163,7 +147,7 @@ OWED_READ: Final = 50  # at either end of a partition's list
 
 
 @dataclass(slots=True, eq=False)
-class Observer:
+class Observer(Collector):
     """Looks at all queues. `state` is the last look while it is current, `pause_s` the time until the next."""
 
     _redis: Any  # redis-py says str or bytes; ours answers in bytes
@@ -190,6 +174,9 @@ class Observer:
     def state(self) -> State | None:
         """The last look. None before the first, and once the last is too old."""
         return None if self.age_s > max(STALE_S, STALE_LOOKS * self.pause_s) else self._state
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        return families(self.state)
 
     async def look_in_time(self) -> None:
         """Look if the pause after the last look is over."""
@@ -249,9 +236,7 @@ class Observer:
         }
 
     async def _owed(self) -> dict[str, float]:
-        """Return how many webhooks are owed, and since when. The oldest have their next attempt first or last of
-        all.
-        """
+        """How many webhooks are owed, and since when. The oldest have their next attempt first or last of all."""
         partitions = await self._registry.owing()
 
         def read(pipe: Any) -> None:
@@ -312,8 +297,7 @@ class Metering:
             self._repaired.labels(repair)
 
     def show(self, observer: Observer) -> None:
-        collector = StateCollector(lambda: observer.state)
-        self.registry.add(collector.names, collector)
+        self.registry.add((BURN, *OF_LANES, *OF_QUEUES, OF_TENANTS, *OF_THE_WHOLE), observer)
         self.registry.gauge("director_state_age_seconds").set_function(lambda: observer.age_s)
 
     def reaped(self, queue: QueueName, became: Requeued) -> None:

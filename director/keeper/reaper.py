@@ -40,9 +40,7 @@ LONGEST_SILENCE: Final = 0.5
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Contact:
-    """How long the same run of the server has answered without a break. Pure: `at_s` is the monotonic time of an
-    answer.
-    """
+    """How long one run of the server has answered without a break. Pure: `at_s` is the monotonic time of an answer."""
 
     lease_s: float
     _run_id: str = ""
@@ -80,9 +78,7 @@ class Contact:
 
 
 class ServerTime:
-    """The server's time, given only once contact is proven. The roles of one keeper share it, and so keep contact
-    together.
-    """
+    """The server's time, given only once contact is proven. A keeper's roles share it, and so its contact."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock, *, lease_s: float) -> None:
         self._redis = redis
@@ -91,11 +87,10 @@ class ServerTime:
         self._contact = Contact(lease_s=lease_s)
 
     async def proven_ms(self) -> int | None:
-        """Return the server's time now, or None while contact is too young. Judge leases by this time, not by a
-        script's clock.
+        """Return the server's time now, or None while contact is too young. In a Cluster, it is with every master.
 
-        A server that freezes in between would run the script on waking, when every lease has expired. In a Cluster,
-        contact means contact with every master.
+        Judge leases by this time, not by a script's clock: a server that freezes in between would run the script on
+        waking, when every lease has expired.
         """
         found = await infos(self._redis, "server")
         run_id = " ".join(sorted(str(info["run_id"]) for info in found))
@@ -169,9 +164,7 @@ class Recovered(Reaped, frozen=True):
 
 
 class Walk:
-    """The way through the streams of one queue. The cursor is kept: from the start, each call would see the same
-    entries.
-    """
+    """The way through the streams of one queue. Without its cursor, each call would see the same entries."""
 
     def __init__(self, streams: int) -> None:
         self.left = [(lane, number) for lane in LANES for number in range(streams)]

@@ -148,7 +148,7 @@ async def test_objectives_are_shown_even_when_nothing_starts(
     clock.pass_time(6)
     driver.now_ms = clock.now_ms()
     assert await scripts.sample(driver.queue, period_s=PERIOD_S, most=MOST, now_ms=driver.now_ms)
-    burning = (await observer.run_once()).values["director_objective_burn_rate"]
+    burning = (await observer.run_once())["director_objective_burn_rate"]
     expected = {(driver.queue, "normal", "5m"): 10.0, (driver.queue, "normal", "1h"): 10.0}
     assert burning == pytest.approx(expected)
 
@@ -160,18 +160,18 @@ async def test_heaviest_account_is_shown_as_share_without_name(
     for number in range(CROWD):
         await present.submit(account="loud" if number % 4 else f"quiet{number}")
     state = await observer.run_once()
-    assert state.values["director_queue_largest_share"] == {(present.queue,): 0.75}
-    assert state.values["director_queue_tenants"] == {(present.queue,): 1 + CROWD / 4}
+    assert state["director_queue_largest_share"] == {(present.queue,): 0.75}
+    assert state["director_queue_tenants"] == {(present.queue,): 1 + CROWD / 4}
     assert "loud" not in repr(state)
-    assert state.values["director_queue_tenant_waiting"] == {}
+    assert state["director_queue_tenant_waiting"] == {}
     asked = KeeperSettings(redis_url=server.url, metrics_tenants=True)
     registry = Registry(redis, catalog, FakeClock(), keep_s=0)
     state = await Observer(redis, scripts, registry, QueueNames(9), asked, FakeClock()).run_once()
-    named = state.values["director_queue_tenant_waiting"]
+    named = state["director_queue_tenant_waiting"]
     assert len(named) == 5
     assert (named[present.queue, "loud"], named[present.queue, "quiet0"]) == (15, 1)
     unnamed = Observer(redis, scripts, registry, QueueNames(0), asked, FakeClock())
-    assert (await unnamed.run_once()).values["director_queue_tenant_waiting"] == {}
+    assert (await unnamed.run_once())["director_queue_tenant_waiting"] == {}
 
 
 # ── many queues ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -225,12 +225,12 @@ async def test_idle_queues_are_read_each_minute_and_busy_ones_always(
     for _ in range(3):
         clock.pass_time(LOOK_S)
         state = await observer.run_once()
-        assert state.values["director_queue_waiting"][present.queue, "normal"] == 1
+        assert state["director_queue_waiting"][present.queue, "normal"] == 1
     assert gatherer.asked == 101 + 3
     assert await present.finish(await present.claim_one())
     clock.pass_time(LOOK_S)
     state = await observer.run_once()
-    assert state.values["director_queue_waiting"][present.queue, "normal"] == 0, "it fell asleep, and is seen once more"
+    assert state["director_queue_waiting"][present.queue, "normal"] == 0, "it fell asleep, and is seen once more"
     assert gatherer.asked == 101 + 4
     clock.pass_time(60)
     await observer.run_once()
@@ -255,7 +255,7 @@ async def test_look_takes_a_hundredth_of_the_servers_time(
     before = await used_s(redis)
     state = await observer.run_once()
     took = await used_s(redis) - before
-    assert sum(state.values["director_queue_waiting"].values()) == count
-    assert len(state.values["director_queue_claimed"]) == min(count, 501)
+    assert sum(state["director_queue_waiting"].values()) == count
+    assert len(state["director_queue_claimed"]) == min(count, 501)
     print(f"{count} queues: {1000 * took:.1f} ms of the server's time, each {observer.pause_s:.1f} s")
     assert took <= SHARE * observer.pause_s

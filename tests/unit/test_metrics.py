@@ -10,7 +10,7 @@ from prometheus_client import parser
 
 from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
-from director.keeper.metrics import OF_QUEUES, Seen, StateCollector, folded
+from director.keeper.metrics import OF_QUEUES, Seen, families, folded
 from director.runtime.metrics.registry import OPEN_METRICS, PLAIN, RedisMeter, Registry
 from director.runtime.metrics.table import ALL, METRICS, OTHER, Metric, QueueNames
 
@@ -147,23 +147,22 @@ def test_two_thousand_queues_are_five_hundred_and_the_rest() -> None:
     }
     state = folded(seen, names, {"director_queues": 2000})
     for name in OF_QUEUES.keys() - {"director_queue_tenants", "director_queue_largest_share"}:
-        assert len(state.values[name]) == 501
-    waiting, oldest = state.values["director_queue_waiting"], state.values["director_queue_oldest_seconds"]
+        assert len(state[name]) == 501
+    waiting, oldest = state["director_queue_waiting"], state["director_queue_oldest_seconds"]
     assert len(waiting) == 3 * 501
     assert waiting[OTHER, "normal"] == 1500
     assert sum(waiting.values()) == 2000
     assert (queues(2000)[-1],) in oldest, "those with the most work have their names"
     assert oldest[(OTHER,)] == 1499
-    families = list(StateCollector(lambda: state).collect())
-    assert sum(len(family.samples) for family in families) == 501 * (4 * 3 + len(OF_QUEUES) - 2) + 1
+    assert sum(len(family.samples) for family in families(state)) == 501 * (4 * 3 + len(OF_QUEUES) - 2) + 1
 
 
 def test_what_is_not_known_of_a_queue_is_not_shown() -> None:
     one, two = queues(2)
     state = folded({one: Seen(stats(normal=30, delayed=10), 2, 39), two: Seen(stats())}, QueueNames(9), {})
-    assert state.values["director_queue_largest_share"] == {(one,): 39 / 40}
-    assert state.values["director_queue_tenants"] == {(one,): 2}
-    assert list(StateCollector(lambda: None).collect()) == []
+    assert state["director_queue_largest_share"] == {(one,): 39 / 40}
+    assert state["director_queue_tenants"] == {(one,): 2}
+    assert list(families(None)) == []
 
 
 def samples(registry: Registry) -> Iterator[tuple[str, dict[str, str], float]]:
