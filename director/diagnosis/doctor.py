@@ -109,9 +109,7 @@ Line = tuple[int, int]
 
 
 class Floor(Struct, frozen=True):
-    """One vulnerability: the first line that has it, and for each line the patch that fixed it. Newer lines never had
-    it.
-    """
+    """One vulnerability: the first line that has it, and for each line its fixing patch. Newer lines never had it."""
 
     cve: str
     what: str
@@ -131,19 +129,14 @@ class Floor(Struct, frozen=True):
 
 
 OLDEST: Final = (0, 0)
+FORGED: Final = "an error of a script can forge replies"
 LUA: Final = "a script can run code in the server"
 FLOORS: Final = (
     Floor("CVE-2025-49844", LUA, "redis", OLDEST, {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}),
     Floor("CVE-2025-49844", LUA, "valkey", OLDEST, {(7, 2): 11, (8, 0): 6, (8, 1): 4}),
     Floor("CVE-2022-31144", "XAUTOCLAIM overflows the heap", "redis", (7, 0), {(7, 0): 4}),
     Floor("CVE-2025-62507", "XACKDEL overflows the stack", "redis", (8, 2), {(8, 2): 3}),
-    Floor(
-        "CVE-2025-67733",
-        "an error of a script can forge replies",
-        "valkey",
-        OLDEST,
-        {(7, 2): 12, (8, 0): 7, (8, 1): 6, (9, 0): 2},
-    ),
+    Floor("CVE-2025-67733", FORGED, "valkey", OLDEST, {(7, 2): 12, (8, 0): 7, (8, 1): 6, (9, 0): 2}),
 )
 
 

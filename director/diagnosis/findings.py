@@ -172,9 +172,7 @@ class Letter(Struct, frozen=True, kw_only=True):
 
 
 class Closer(Struct, frozen=True, kw_only=True):
-    """Facts beside the numbers of the queues. `now_ms` is by the server's clock, `redis_ms` its shortest time to
-    answer.
-    """
+    """Facts beside the queues' numbers. `now_ms` is by the server's clock, `redis_ms` its shortest time to answer."""
 
     now_ms: int
     redis_ms: float = 0.0
@@ -195,7 +193,7 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 def work_of(stats: QueueStats) -> int:
-    """How many predictions of a queue are still to be run."""
+    """Return how many predictions of a queue are still to be run."""
     return stats.waiting + stats.delayed
 
 
@@ -292,9 +290,7 @@ MOST: Final = 100  # findings
 
 
 def find(situation: Situation) -> list[Finding]:
-    """Return what needs an operator: the worst of each kind first, then the second of each, so that no kind hides
-    another.
-    """
+    """Return what needs an operator: the worst of each kind, then the second of each, so that no kind hides another."""
     found = [finding for finder in FINDERS for finding in finder(situation)]
     found.sort(key=lambda one: (one.level != "bad", CODES.index(one.code), one.queue or ""))
     told = Counter[Code]()

@@ -50,9 +50,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
 
 def wanted(load: Load, objectives: Objectives, bounds: Bounds = Bounds()) -> int:  # noqa: B008 - it is frozen
-    """Return directors: at least one while anything can run or runs, whatever the bounds. A paused queue keeps what
-    runs.
-    """
+    """Return directors: at least one while anything can run or runs. A paused queue keeps what runs."""
     each = load.slots_each or 1.0
     holding = math.ceil(load.running / each)
     if load.is_paused:
@@ -86,9 +84,7 @@ def _slots(load: Load, objectives: Objectives) -> int:
 
 
 def _runnable_by_lane(load: Load) -> dict[Lane, float]:
-    """Split runnable work by lane in the proportion of what waits, since its lanes are unknown. Due retries have no
-    lane.
-    """
+    """Split runnable work in the proportion of what waits, since its lanes are unknown. Due retries have no lane."""
     lanes: tuple[Lane, ...] = ("high", "normal", "low")
     whole = sum(load.waiting.values())
     if not whole:

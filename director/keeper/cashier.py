@@ -50,10 +50,10 @@ class Cashier:
     async def _put_right(self, partition: Partition) -> int:
         key = keys.unspent(partition)
         ended = await ask(lambda: self._redis.zrange(key, 0, LIMIT - 1, withscores=True))
-        named = [(*text(member).split(" ", 1), ran_ms) for member, ran_ms in ended]
+        spent = [(*text(member).partition(" "), ran_ms / 1000) for member, ran_ms in ended]
         spend = self._scripts.spend
         await asyncio.gather(
-            *(spend(account, prediction_id=PredictionId(of), spent_s=ran_ms / 1000) for of, account, ran_ms in named)
+            *(spend(account, prediction_id=PredictionId(of), spent_s=spent_s) for of, _, account, spent_s in spent)
         )
         if ended:
             await ask(lambda: self._redis.zrem(key, *(member for member, _ in ended)))

@@ -123,10 +123,7 @@ class _HostLine:
 
 
 class Shares:
-    """The courier's places, shared among hosts. A silent host fills only its own places and its own bounded line.
-
-    A host is forgotten with its last attempt.
-    """
+    """The courier's places. A silent host fills only its own. A host is forgotten with its last attempt."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, _HostLine] = {}
@@ -171,10 +168,7 @@ DRAIN_STEP_S: Final = 0.05
 
 @dataclass(slots=True, frozen=True)
 class Round:
-    """The result of one round: outcome → count. `left` waited too long for a place.
-
-    `put_off` were not tried, since their endpoint is away.
-    """
+    """One round: outcome → count. `left`: no place in time. `put_off`: not tried, since their endpoint is away."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     left: int = 0
@@ -242,10 +236,7 @@ class Courier:
             await self._clock.sleep(DRAIN_STEP_S)
 
     async def _take(self) -> tuple[list[Attempt], int]:
-        """Take what is due, as far as there are places. Return it, and how many were put off.
-
-        An attempt that finds the line of its host full is due again after the hold.
-        """
+        """Take what is due and has a place in line, the rest stays due. Return it, and how many were put off."""
         taken: list[Attempt] = []
         put_off = 0
         try:

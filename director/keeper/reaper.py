@@ -111,7 +111,7 @@ class ServerTime:
 
 
 class Reaped(Struct, frozen=True):
-    """What one sweep recovered. `is_held_off`: nothing was looked at, since contact is too young."""
+    """The result of one sweep. `is_held_off`: nothing was looked at, since contact is too young."""
 
     claims: tuple[tuple[PredictionId, Requeued], ...] = ()
     is_held_off: bool = False
@@ -119,10 +119,7 @@ class Reaped(Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Reaper:
-    """Sweeps the leases of all queues. A claim whose lease was still valid when contact was last proven is not touched.
-
-    `on_reaped` is called for each claim.
-    """
+    """Sweeps the leases of all queues. A claim whose lease was valid when contact was last proven is not touched."""
 
     _scripts: Scripts
     _registry: Registry
@@ -179,10 +176,7 @@ class Walk:
 
 @dataclass(slots=True, eq=False)
 class Recoverer:
-    """Finds claims without a lease by the pending entries of the streams: the slow cross-check of the reaper.
-
-    A claim is recovered once both its lease is gone and its entry has been idle for two leases.
-    """
+    """The slow cross-check of the reaper: finds claims whose lease is gone and whose entry was idle for two leases."""
 
     _redis: Redis
     _scripts: Scripts

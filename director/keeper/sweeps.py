@@ -44,10 +44,7 @@ async def sweep_all(
 async def promote(
     scripts: Scripts, registry: Registry, on_promoted: Callable[[QueueName, int], None] = ignored
 ) -> dict[QueueName, int]:
-    """Put due retries back into their streams, wake a director for them, and return how many by queue.
-
-    Whether and when there is a retry was decided when the claim was released.
-    """
+    """Put due retries back into line, wake a director for them, and return how many by queue."""
     queues = await registry.awake("promoter", glance_s=0)
     promoted = await sweep_all(
         queues, lambda queue: scripts.promote(queue, limit=LIMIT), is_full=lambda count: count == LIMIT
@@ -67,10 +64,7 @@ class Expired(Struct, frozen=True):
 
 
 async def expire(scripts: Scripts, registry: Registry, on_expired: Callable[[int, int], None] = ignored) -> Expired:
-    """End what waited past its deadline, and notify the directors of what runs past its deadline.
-
-    A run is never ended here: its director stops it and finishes.
-    """
+    """End what waited past its deadline, and notify the directors of what runs past it: they stop it and finish."""
 
     async def of(queue: QueueName) -> tuple[int, int]:
         ended, told = await scripts.expire(queue, limit=LIMIT)

@@ -74,10 +74,7 @@ class Schedule(Struct, frozen=True):
         return cls(waits_s)
 
     def noted(self, delivery: Delivery, *, tellings: int, owed_s: float, jitter: float) -> Noted:
-        """Judge an attempt that followed `tellings` others, for a webhook that has been owed for `owed_s`.
-
-        `jitter` is drawn by the caller, from 0 to 1.
-        """
+        """Judge an attempt after `tellings` others, of a webhook owed for `owed_s`. `jitter` is random, from 0 to 1."""
         ends: tuple[tuple[bool, Outcome], ...] = (
             (delivery.ok, "delivered"),
             (delivery.gone, "gone"),
@@ -115,10 +112,7 @@ def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) ->
 
 @dataclass(slots=True, eq=False)
 class Webhooks:
-    """Sends webhooks of predictions. All methods raise BackendUnavailable while Redis cannot answer.
-
-    `on_told` gets the outcome of each attempt at a terminal webhook.
-    """
+    """Sends webhooks of predictions. Raises BackendUnavailable. `on_told` gets each outcome of a terminal webhook."""
 
     _scripts: Scripts
     _accounts: Accounts
@@ -165,10 +159,7 @@ class Webhooks:
                 span.end({"http.response.status_code": status} if status else {}, error=_error(delivery))
 
     async def deliver(self, prediction_id: PredictionId) -> Noted:
-        """Make one attempt, note it, and return the note.
-
-        Call it only with the right to this attempt: from `due`, or within the grace after `finish`.
-        """
+        """Make one attempt and note it. Callers have the right to it: from `due`, or in the grace after `finish`."""
         noted = await self._deliver(prediction_id)
         self.on_told(noted.outcome)
         return noted

@@ -26,7 +26,7 @@ GRACE_S: Final = 45.0
 
 
 class Post(Struct, frozen=True):
-    """What the outboxes of one director share. `interval_s` is the least time between two webhooks of one claim."""
+    """The outboxes of one director share it. `interval_s`: least time between two webhooks of a claim."""
 
     webhooks: Webhooks
     interval_s: float
