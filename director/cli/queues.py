@@ -1,27 +1,24 @@
 """Commands on queues: `director queues`."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Final, get_args
 
 import anyio
 import msgspec
 
-from director.broker.durability import check
-from director.broker.redis_client import describe
 from director.broker.scripts import Admission, QueueStats
 from director.cli.arguments import arg, flag, whole
 from director.cli.backend import Backend, connected, typist
-from director.cli.operators import QUEUE, operator, unknown_queue
+from director.cli.operators import QUEUE, operator
 from director.cli.tables import Answer, fitted, folded, line_width, progress
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import QueueName
 from director.core.policy import MAX_STREAMS, Burns, burns
 from director.core.schema import SetupRun
-from director.core.settings import CommonSettings, load
 from director.core.words import share, span
-from director.store.departure import Departure, Left, Site
 from director.store.queues import Moved, Tenant
 
 HANG: Final = 13  # column where the facts of a report begin
@@ -168,41 +165,35 @@ async def _migrate(backend: Backend, given: argparse.Namespace) -> Answer:
 
 async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
     """Move what waits to another Redis server, or put it back. Both servers are read directly."""
+    # only here: no other command on queues needs them
+    from director.broker.durability import check
+    from director.broker.redis_client import describe
+    from director.core.settings import CommonSettings, load
+    from director.store.departure import Departure, Left, Site
+
+    if given.dry_run and given.put_back:
+        raise SettingsError("--dry-run does not go with --put-back.")
     async with connected(given.to_redis) as there:
+        queue, to = await here.queue(given.queue), await there.queues.named(given.to or given.queue)
+        if to is None:
+            raise SettingsError(f"there is no queue {given.to or given.queue} there. A director there creates it.")
+        await check(there.redis, load(CommonSettings))
+        one, other = (Site(each.redis, each.scripts, each.accounts) for each in (here, there))
+        departure, done = Departure(one, other, queue, to), Left()
+        steps = departure.put_back() if given.put_back else departure.steps(only_asks=given.dry_run)
+        facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}
+        noted = here.changes.noting("queue_migrated", by=typist(), queue=queue, **facts)
         with progress() as show:
-            queue, to, done = await _moved(here, there, given, show)
-    facts = msgspec.to_builtins(done)
+            async with nullcontext() if given.dry_run else noted:
+                async for done in steps:
+                    show(f"{done.moved + done.stayed} moved")
+    left = msgspec.to_builtins(done)
     lines = [
         f"{done.moved} {'would be ' if given.dry_run else ''}moved from {queue} to {to} there",
         *([f"{done.stayed} returned to the queue here"] if done.stayed else []),
-        *(f"{facts[name]} {why}" for name, why in STAYS.items() if facts[name]),
+        *(f"{left[name]} {why}" for name, why in STAYS.items() if left[name]),
     ]
-    return Answer({"queue": queue, "to": to, "dry_run": given.dry_run, **facts}, "\n".join(lines))
-
-
-async def _moved(
-    here: Backend, there: Backend, given: argparse.Namespace, show: Callable[[str], None]
-) -> tuple[QueueName, QueueName, Left]:
-    queue, to = await here.queues.named(given.queue), await there.queues.named(given.to or given.queue)
-    if given.dry_run and given.put_back:
-        raise SettingsError("--dry-run does not go with --put-back.")
-    if queue is None:
-        raise unknown_queue(given.queue)
-    if to is None:
-        raise SettingsError(f"there is no queue {given.to or given.queue} there. A director there creates it.")
-    await check(there.redis, load(CommonSettings))
-    one, other = (Site(each.redis, each.scripts, each.accounts) for each in (here, there))
-    departure, done = Departure(one, other, queue, to), Left()
-    steps = departure.put_back() if given.put_back else departure.steps(only_asks=given.dry_run)
-    if given.dry_run:
-        async for done in steps:
-            show(f"{done.moved} moved")
-        return queue, to, done
-    facts = {"to": to, "to_redis": describe(given.to_redis), "put_back": given.put_back}
-    async with here.changes.noting("queue_migrated", by=typist(), queue=queue, **facts):
-        async for done in steps:
-            show(f"{done.moved + done.stayed} moved")
-    return queue, to, done
+    return Answer({"queue": queue, "to": to, "dry_run": given.dry_run, **left}, "\n".join(lines))
 
 
 @operator(

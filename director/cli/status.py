@@ -8,7 +8,6 @@ import anyio
 import msgspec
 
 from director.broker import keys
-from director.broker.redis_client import client, describe
 from director.cli.arguments import JSON, REDIS, arg, command, flag
 from director.cli.backend import Backend, redis_url
 from director.cli.operators import QUEUE, operator, unknown_queue
@@ -16,10 +15,7 @@ from director.cli.output import printable
 from director.cli.tables import Answer, fitted, folded, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
-from director.core.settings import CommonSettings, load
 from director.core.words import since
-from director.diagnosis.doctor import Finding, examine, has_failed
-from director.diagnosis.doctor_look import look
 from director.diagnosis.views import DirectorView, ServerView, director_view
 
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
@@ -100,7 +96,26 @@ async def _scale(backend: Backend, given: argparse.Namespace) -> Answer:
 @command("doctor", JSON, *REDIS, settings="CommonSettings", examples=("", "--json"))
 def _doctor(given: argparse.Namespace) -> int:
     """Check Redis and the service around it. The exit code is 1 if any check fails."""
-    findings = anyio.run(_examine, load(CommonSettings, redis_url=redis_url(given)))
+    # only here: the checks take 50 ms to import
+    from director.broker.redis_client import client, describe
+    from director.core.settings import CommonSettings, load
+    from director.diagnosis.doctor import Finding, examine, has_failed
+    from director.diagnosis.doctor_look import look
+
+    settings = load(CommonSettings, redis_url=redis_url(given))
+
+    async def examined() -> list[Finding]:
+        redis = client(settings.redis_url, name="director-doctor")
+        try:
+            return examine(await look(redis, settings, SystemClock()))
+        except BackendUnavailable as exc:
+            found = f"no answer from Redis at {describe(settings.redis_url)}: {exc}"
+            fix = "start the server, or correct --redis or DIRECTOR_REDIS_URL, its user and its password"
+            return [Finding(check="reachable", verdict="fail", found=found, fix=fix)]
+        finally:
+            await redis.aclose()
+
+    findings = anyio.run(examined)
     width = max(len(finding.check) for finding in findings)
     lines = []
     for finding in findings:
@@ -114,15 +129,3 @@ def _doctor(given: argparse.Namespace) -> int:
         code=int(failed),
     )
     return answer.show(is_json=given.json)
-
-
-async def _examine(settings: CommonSettings) -> list[Finding]:
-    redis = client(settings.redis_url, name="director-doctor")
-    try:
-        return examine(await look(redis, settings, SystemClock()))
-    except BackendUnavailable as exc:
-        found = f"no answer from Redis at {describe(settings.redis_url)}: {exc}"
-        fix = "start the server, or correct --redis or DIRECTOR_REDIS_URL, its user and its password"
-        return [Finding(check="reachable", verdict="fail", found=found, fix=fix)]
-    finally:
-        await redis.aclose()
