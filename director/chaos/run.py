@@ -256,7 +256,7 @@ class Run:
         log = scene.home.open_log("client")
         try:
             done = await anyio.run_process(
-                [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), *command],
+                child.bound(*command),
                 input=msgspec.json.encode(errand),
                 stderr=log,
                 check=False,

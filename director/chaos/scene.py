@@ -33,8 +33,8 @@ from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.local.home import Home, State
+from director.local.parts import Expected, answers_200, until_ready
 from director.local.processes import is_alive, signal_group
-from director.local.readiness import Expected, answers_200, until_ready
 from director.local.server import EmbeddedServer, find_binary
 from director.local.supervisor import Supervisor, supervising
 from director.store.accounts import Accounts

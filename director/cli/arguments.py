@@ -1,9 +1,12 @@
-"""The parser of commands, and the arguments that several commands share."""
+"""Declare a command beside its function: `@command("dead show", arg("id ID"), examples=("ID",))`.
+
+The docstring of the function is the command's description, and its first sentence is its line in the help of a group.
+"""
 
 import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.local import DEFAULT_HOME
@@ -14,9 +17,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     2: "wrong command line; nothing was done",
     130: "interrupted by Ctrl-C",
 }
-
 EXAMPLE_ID: Final = "06gzx0rcvbz008pmq2tvpfvnvc"
-
 MOST_PORT: Final = 65535
 MOST_HOURS: Final = 24 * 366
 
@@ -70,64 +71,153 @@ if TYPE_CHECKING:
 else:
     Commands = argparse._SubParsersAction
 
-
-def sentence(text: str) -> str:
-    """Return the help of a command as the first sentence of its description."""
-    return f"{text[0].upper()}{text[1:]}."
+Run = Callable[[argparse.Namespace], int]
+RunT = TypeVar("RunT", bound=Run)
 
 
-def add_group(commands: Commands, name: str, text: str, *examples: str) -> Commands:
-    """Add a command that only groups others. Return the object that takes those."""
-    group = commands.add_parser(name, help=text, description=sentence(text), examples=examples)
-    return group.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
+class Argument(NamedTuple):
+    """An argument for argparse. `section` is the title of its part of the help, or EITHER for options that exclude
+    each other.
+    """
+
+    names: Sequence[str]
+    settings: dict[str, Any]
+    section: str
+
+    @property
+    def dest(self) -> str:
+        return self.settings.get("dest") or self.names[0].lstrip("-").replace("-", "_")
 
 
-def add_action(
+class Command(NamedTuple):
+    """A command, or a group of commands if `run` is None. `about` is empty if its help line says all."""
+
+    run: Run | None
+    about: str
+    arguments: Sequence[Argument]
+    examples: Sequence[str]
+    settings: dict[str, Any]
+
+
+EITHER: Final = "either"
+DECLARED: Final[dict[str, Command]] = {}  # by its path, as in "dead show": filled by the modules of the groups
+
+
+def arg(names: str, text: str = "", *, section: str = "", **settings: Any) -> Argument:
+    """Return an argument. The last word of `names` is the name of its value: "-o --output FILE", "id ID"."""
+    *words, last = names.split()
+    if words and not last.startswith("-"):
+        settings["metavar"] = last
+    else:
+        words.append(last)
+    return Argument(words, {"help": text or None, **settings}, section)
+
+
+def flag(names: str, text: str, **settings: Any) -> Argument:
+    return arg(names, text, action="store_true", **settings)
+
+
+HOME: Final = arg("--home DIR", f"folder of the `up` ({DEFAULT_HOME})", default=DEFAULT_HOME)
+JSON: Final = flag("--json", "print JSON, for programs", default=False)
+REDIS: Final = (
+    arg("--redis URL", "address of Redis (DIRECTOR_REDIS_URL, or that of the `up`)", default=""),
+    HOME,
+)
+SERVICE: Final = (
+    arg("--url", "address of the API (DIRECTOR_URL, or that of the `up`)", default=""),
+    arg("--token", "token for the API (DIRECTOR_TOKEN, or that of the `up`)", default=""),
+    HOME,
+)
+
+
+def command(
+    path: str, *arguments: Argument, examples: Sequence[str] = (), about: str = "", **settings: Any
+) -> Callable[[RunT], RunT]:
+    """Declare a command. An example is the part after the path; `settings` are for its parser.
+
+    Without a docstring and `about`, the help line is the description.
+    """
+
+    def declared(run: RunT) -> RunT:
+        declare(path, run, about or run.__doc__ or "", arguments, examples, settings)
+        return run
+
+    return declared
+
+
+def group(name: str, *examples: str, about: str = "") -> None:
+    """Declare a command that only groups others."""
+    declare(name, None, about, (), examples, {})
+
+
+def declare(
+    path: str,
+    run: Run | None,
+    about: str,
+    arguments: Sequence[Argument],
+    examples: Sequence[str],
+    settings: dict[str, Any],
+) -> None:
+    lines = [f"director {path} {rest}".rstrip() for rest in examples]
+    DECLARED[path] = Command(run, about, arguments, lines, settings)
+
+
+def build(commands: Commands, name: str, text: str, aliases: Sequence[str]) -> None:
+    """Add a declared command and all below it. `text` is its help line."""
+    top = DECLARED[name]
+    parser = _add(commands, name, top, help_line=text, aliases=aliases)
+    below = {path: each for path, each in DECLARED.items() if path.startswith(f"{name} ")}
+    if not below:
+        return
+    actions = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=top.run is None, parser_class=CommandParser
+    )
+    above = [each.names for each in top.arguments]
+    for path, each in below.items():
+        first = " ".join(each.about.split()).partition(". ")[0].rstrip(".")
+        _add(actions, path.removeprefix(f"{name} "), each, help_line=first[0].lower() + first[1:], above=above)
+
+
+def _add(
     commands: Commands,
     name: str,
-    text: str,
-    run: Callable[[argparse.Namespace], int],
-    *examples: str,
-    about: str = "",
-    again: bool = False,
+    declared: Command,
+    *,
+    help_line: str,
+    aliases: Sequence[str] = (),
+    above: Sequence[Sequence[str]] = (),
 ) -> CommandParser:
-    """Add an operator's command, which reads Redis and has --json.
-
-    `about` replaces the description that is made from `text`. Give `again` if the command above has the same options:
-    what was given there then holds.
-    """
-    parser = commands.add_parser(name, help=text, description=about or sentence(text), examples=examples)
-    add_json(parser, again=again)
-    add_redis(parser, again=again)
-    parser.set_defaults(run=run)
+    """Add one command. An option that the command above has too keeps what was given there."""
+    about = declared.about or f"{help_line[0].upper()}{help_line[1:]}."
+    parser = commands.add_parser(
+        name,
+        aliases=aliases,
+        help=help_line,
+        **{"description": about, "examples": declared.examples, **declared.settings},
+    )
+    sections: dict[str, argparse._ActionsContainer] = {"": parser}
+    for each in declared.arguments:
+        if each.section == EITHER and EITHER not in sections:
+            sections[EITHER] = parser.add_mutually_exclusive_group()
+        elif each.section not in sections:
+            sections[each.section] = parser.add_argument_group(each.section)
+        more = {"default": argparse.SUPPRESS} if each.names in above else {}
+        sections[each.section].add_argument(*each.names, **{**each.settings, **more})
+    if declared.run is not None:
+        parser.set_defaults(run=declared.run)
     return parser
 
 
-def add_home(parser: CommandParser, *, again: bool = False) -> None:
-    """Add the folder of the `up`. For `again` see add_action."""
-    default = argparse.SUPPRESS if again else DEFAULT_HOME
-    parser.add_argument("--home", default=default, metavar="DIR", help=f"folder of the `up` ({DEFAULT_HOME})")
+def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
+    """Return a reader of a whole number between these."""
+    to = f" to {most}" if most else ""
 
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most and int(text) > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number from {least}{to}")
+        return int(text)
 
-def add_service(parser: CommandParser) -> None:
-    """Add the options that choose the API."""
-    parser.add_argument("--url", default="", help="address of the API (DIRECTOR_URL, or that of the `up`)")
-    parser.add_argument("--token", default="", help="token for the API (DIRECTOR_TOKEN, or that of the `up`)")
-    add_home(parser)
-
-
-def add_redis(parser: CommandParser, *, again: bool = False) -> None:
-    """Add the options that choose the Redis server."""
-    default = argparse.SUPPRESS if again else ""
-    parser.add_argument(
-        "--redis", metavar="URL", default=default, help="address of Redis (DIRECTOR_REDIS_URL, or that of the `up`)"
-    )
-    add_home(parser, again=again)
-
-
-def add_json(parser: CommandParser, *, again: bool = False) -> None:
-    default = argparse.SUPPRESS if again else False
-    parser.add_argument("--json", action="store_true", default=default, help="print JSON, for programs")
+    return number
 
 
 def port_number(text: str) -> int:
@@ -152,13 +242,3 @@ def model_name(text: str) -> str:
             f"{text!r} is not a model: give owner/name in lower case, or owner/name:version with its 64 hex digits"
         )
     return text
-
-
-def input_value(text: str) -> tuple[str, Any]:
-    """Read name=value or name=@file."""
-    from director.cli.client import parse_input
-
-    try:
-        return parse_input(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from exc

@@ -8,7 +8,6 @@ import base64
 import mimetypes
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
@@ -37,8 +36,6 @@ NEXT_STEPS: Final = {
 
 
 class Service(Struct, frozen=True):
-    """An API and a token for it."""
-
     url: str
     token: str
 
@@ -104,7 +101,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def create(self, model: str, given: dict[str, Any]) -> Raw:
@@ -161,13 +158,10 @@ class FileFault(DirectorError):
 
 
 def parse_input(text: str) -> tuple[str, Any]:
-    """Read one `-i`. VALUE is JSON if it parses as JSON, else text; a file becomes a data URI.
-
-    Raises ValueError for a line without name=value, and FileFault.
-    """
+    """Read one `-i`. VALUE is JSON if it parses as JSON, else text; a file becomes a data URI. Raises FileFault."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ValueError(f"{text!r} is not an input: give name=value, or name=@file")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an input: give name=value, or name=@file")
     if value.startswith("@"):
         return name, _data_uri(Path(value[1:]))
     try:

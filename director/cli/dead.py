@@ -1,63 +1,76 @@
-"""Commands on dead letters: `director dead`. They read Redis, so they work while no API does."""
+"""Commands on dead letters: `director dead`."""
 
 import argparse
 import math
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from director.cli.arguments import EXAMPLE_ID, Commands, add_action, add_group
-from director.cli.backend import Backend, on_backend, typist
-from director.cli.output import print_json, printable, progress
+import msgspec
 
-if TYPE_CHECKING:
-    from director.core.ids import PredictionId, QueueName
-    from director.store.catalog import Catalog
-    from director.store.dead import DeadLetter, Done, Letters, Place, Shown
-
+from director.cli.arguments import EXAMPLE_ID, arg, flag, group
+from director.cli.backend import Backend, typist
+from director.cli.operators import operator, prediction_id, unknown_queue
+from director.cli.output import printable
+from director.cli.tables import Answer, folded, line_width, listed, progress
+from director.core.errors import SettingsError
+from director.core.ids import PredictionId, QueueName
+from director.core.words import several
+from director.store.dead import Asked, Place, Shown
 
 SHOWN: Final = 20
 COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
 
+group("dead", "list")
 
-def add(commands: Commands) -> None:
-    actions = add_group(
-        commands, "dead", "list, revive or drop dead letters: predictions without attempts left", "director dead list"
+
+@operator(
+    "dead list",
+    arg("--queue", "list only this queue's", default=""),
+    arg("-n N", "list at most N (%(default)s)", type=int, default=SHOWN),
+    arg("--cursor", "continue where an earlier list ended", default=""),
+    examples=("--queue acme/painter:0123456789ab -n 100",),
+)
+async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
+    """List dead letters, newest first."""
+    before = Place.parse(given.cursor)
+    if given.cursor and before is None:
+        raise SettingsError(f"{given.cursor!r} is not a cursor: use the one that an earlier list printed.")
+    letters = await backend.dead.page(await _queues(backend, given.queue), before=before, count=max(1, given.n))
+    rows = [
+        (letter.died_at, letter.id, letter.queue, letter.account, letter.code, str(len(letter.attempts)))
+        for letter in letters.results
+    ]
+    more = f"there are more: --cursor {letters.next}" if letters.next else ""
+    empty = more or "no dead letters"
+    return Answer(
+        letters, lambda: listed(COLUMNS, rows, words=COLUMNS[:-1], empty=empty) + (f"\n{more}" if rows and more else "")
     )
-    listed = add_action(
-        actions,
-        "list",
-        "list dead letters, newest first",
-        _list,
-        "director dead list --queue acme/painter:0123456789ab -n 100",
-    )
-    listed.add_argument("--queue", default="", help="list only this queue's")
-    listed.add_argument("-n", type=int, default=SHOWN, metavar="N", help="list at most N (%(default)s)")
-    listed.add_argument("--cursor", default="", help="continue where an earlier list ended")
-    shown = add_action(
-        actions, "show", "show a dead letter with all its attempts", _show, f"director dead show {EXAMPLE_ID}"
-    )
-    shown.add_argument("id", metavar="ID")
-    revived = add_action(
-        actions,
-        "revive",
-        "return dead letters to their queue",
-        _do,
-        f"director dead revive {EXAMPLE_ID}",
-        "director dead revive --all --rate 5",
-    )
-    dropped = add_action(
-        actions,
-        "drop",
-        "drop dead letters: they cannot be revived afterwards",
-        _do,
-        "director dead drop --all --queue acme/painter:0123456789ab",
-    )
-    for name, many in (("revive", revived), ("drop", dropped)):
-        many.add_argument("ids", nargs="*", metavar="ID")
-        many.add_argument("--all", action="store_true", help="all dead letters that there are now")
-        many.add_argument("--queue", default="", help="with --all: only this queue's")
-        many.add_argument("--rate", type=_rate, metavar="N", help="at most N a second")
-        many.set_defaults(action=name)
+
+
+@operator("dead show", arg("id ID"), examples=(EXAMPLE_ID,))
+async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Show a dead letter with all its attempts."""
+    shown = await backend.dead.show(_id(given.id))
+    if shown is None:
+        raise SettingsError(f"{given.id} is not a dead letter: `director dead list` shows them.")
+    body = {**msgspec.structs.asdict(shown.letter), "input": shown.input}
+    return Answer(body, folded(map(printable, _lines(shown)), hang=4, width=line_width()))
+
+
+def _lines(shown: Shown) -> list[str]:
+    letter = shown.letter
+    head = (letter.died_at, letter.id, letter.queue, letter.account, letter.code)
+    removed = "removed: it can no longer be revived"
+    return [
+        "  ".join([*head, several(len(letter.attempts), "attempt")]),
+        f"  {letter.error}",
+        f"  accepted {letter.created_at}, revived {letter.revivals} times before",
+        *(
+            f"  attempt {one.number}: {one.director}, {one.claimed_at or '?'} to {one.ended_at}, {one.code}"
+            for one in letter.attempts
+        ),
+        f"  input {removed if shown.input is None else bytes(shown.input).decode(errors='replace')}",
+    ]
 
 
 def _rate(text: str) -> float:
@@ -70,98 +83,63 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _list(given: argparse.Namespace) -> int:
-    from director.cli.output import fitted, line_width
-    from director.core.errors import SettingsError
-    from director.store.dead import Place
-
-    before = Place.parse(given.cursor)
-    if given.cursor and before is None:
-        raise SettingsError(f"{given.cursor!r} is not a cursor: use the one that an earlier list printed.")
-
-    async def read(backend: Backend) -> "Letters":
-        queues = await _queues(backend.catalog, given.queue)
-        return await backend.dead.page(queues, before=before, count=max(1, given.n))
-
-    letters = on_backend(given, read)
-    if given.json:
-        print_json(letters)
-        return 0
-    if letters.results:
-        rows = [_row(letter) for letter in letters.results]
-        print("\n".join(fitted(COLUMNS, rows, width=line_width(), words=COLUMNS[:-1])))
-    if letters.next:
-        print(f"there are more: --cursor {letters.next}")
-    elif not letters.results:
-        print("no dead letters")
-    return 0
+MANY: Final = (
+    arg("ids ID", nargs="*"),
+    flag("--all", "all dead letters that there are now"),
+    arg("--queue", "with --all: only this queue's", default=""),
+    arg("--rate N", "at most N a second", type=_rate),
+)
 
 
-def _show(given: argparse.Namespace) -> int:
-    import msgspec
-
-    from director.cli.output import folded, line_width
-    from director.core.errors import SettingsError
-
-    [name] = _ids([given.id])
-
-    async def read(backend: Backend) -> "Shown | None":
-        return await backend.dead.show(name)
-
-    shown = on_backend(given, read)
-    if shown is None:
-        raise SettingsError(f"{given.id} is not a dead letter: `director dead list` shows them.")
-    if given.json:
-        print_json({**msgspec.structs.asdict(shown.letter), "input": shown.input})
-    else:
-        print(folded(map(printable, [_line(shown.letter), *_told(shown)]), hang=4, width=line_width()))
-    return 0
+@operator("dead revive", *MANY, examples=(EXAMPLE_ID, "--all --rate 5"))
+async def _revive(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Return dead letters to their queue."""
+    return await _do(backend, given, "revive")
 
 
-def _do(given: argparse.Namespace) -> int:
-    from director.core.errors import SettingsError
-    from director.store.dead import Asked
+@operator("dead drop", *MANY, examples=("--all --queue acme/painter:0123456789ab",))
+async def _drop(backend: Backend, given: argparse.Namespace) -> Answer:
+    """Drop dead letters: they cannot be revived afterwards."""
+    return await _do(backend, given, "drop")
 
+
+async def _do(backend: Backend, given: argparse.Namespace, action: str) -> Answer:
     if bool(given.ids) == given.all or (given.queue and not given.all):
-        raise SettingsError(f"name some: `director dead {given.action} ID …`, or --all, or --all --queue NAME.")
-    ids = _ids(given.ids)
-
-    async def do(backend: Backend) -> "Done":
-        dead = backend.dead
-        act = dead.revive if given.action == "revive" else dead.drop
-        queues = await _queues(backend.catalog, given.queue)
-        slices = dead.every(queues) if given.all else _slices(await dead.named(ids))
-        asked = Asked(ids=ids, queue=given.queue)
-        with progress() as show:
-            return await act(_counted(slices, given.rate, show), by=typist(), asked=asked, rate=given.rate)
-
-    done = on_backend(given, do)
-    if given.json:
-        print_json({"done": done.done, "refused": done.refused})
-    else:
-        print(f"{done.done} {'revived' if given.action == 'revive' else 'dropped'}")
-        for name in done.refused:
-            print(f"{name} is not a dead letter, or its input was removed. Nothing was changed")
-    return 1 if done.refused else 0
+        raise SettingsError(f"name some: `director dead {action} ID …`, or --all, or --all --queue NAME.")
+    ids, dead = [_id(name) for name in dict.fromkeys(given.ids)], backend.dead
+    act = dead.revive if action == "revive" else dead.drop
+    queues = await _queues(backend, given.queue)
+    slices = dead.every(queues) if given.all else _slices(await dead.named(ids))
+    asked = Asked(ids=ids, queue=given.queue)
+    with progress() as show:
+        done = await act(_counted(slices, given.rate, show), by=typist(), asked=asked, rate=given.rate)
+    why = "is not a dead letter, or its input was removed. Nothing was changed"
+    lines = [
+        f"{done.done} {'revived' if action == 'revive' else 'dropped'}",
+        *(f"{name} {why}" for name in done.refused),
+    ]
+    body = {"done": done.done, "refused": done.refused}
+    return Answer(body, "\n".join(lines), code=1 if done.refused else 0)
 
 
-async def _queues(catalog: "Catalog", queue: str) -> "list[QueueName]":
-    from director.core.errors import SettingsError
-    from director.core.ids import QueueName
+def _id(name: str) -> PredictionId:
+    return prediction_id(name, ": `director dead list` shows them")
 
-    known = await catalog.queues()
+
+async def _queues(backend: Backend, queue: str) -> list[QueueName]:
+    known = await backend.catalog.queues()
     if queue and queue not in known:
-        raise SettingsError(f"there is no queue {queue}: `director queues` shows them.")
+        raise unknown_queue(queue)
     return [QueueName(queue)] if queue else known
 
 
-async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
+async def _slices(places: list[Place]) -> AsyncIterator[list[Place]]:
     yield places
 
 
 async def _counted(
-    slices: "AsyncIterator[list[Place]]", rate: float | None, show: Callable[[str], None]
-) -> "AsyncIterator[list[Place]]":
+    slices: AsyncIterator[list[Place]], rate: float | None, show: Callable[[str], None]
+) -> AsyncIterator[list[Place]]:
     """Yield the same places, and show on a terminal how many are done.
 
     With a rate, yield one place at a time: each may take seconds.
@@ -173,33 +151,3 @@ async def _counted(
             show(f"{met} done")
             yield places[start : start + step]
             met += len(places[start : start + step])
-
-
-def _ids(names: list[str]) -> "list[PredictionId]":
-    from director.core.errors import SettingsError
-    from director.core.ids import PredictionId, is_prediction_id
-
-    for name in names:
-        if not is_prediction_id(name):
-            raise SettingsError(f"{name!r} is not the id of a prediction: `director dead list` shows them.")
-    return [PredictionId(name) for name in dict.fromkeys(names)]
-
-
-def _row(letter: "DeadLetter") -> list[str]:
-    return [letter.died_at, letter.id, letter.queue, letter.account, letter.code, str(len(letter.attempts))]
-
-
-def _line(letter: "DeadLetter") -> str:
-    attempts = f"{len(letter.attempts)} attempt{'' if len(letter.attempts) == 1 else 's'}"
-    return f"{letter.died_at}  {letter.id}  {letter.queue}  {letter.account}  {letter.code}  {attempts}"
-
-
-def _told(shown: "Shown") -> list[str]:
-    letter = shown.letter
-    lines = [f"  {letter.error}", f"  accepted {letter.created_at}, revived {letter.revivals} times before"]
-    lines += [
-        f"  attempt {one.number}: {one.director}, {one.claimed_at or '?'} to {one.ended_at}, {one.code}"
-        for one in letter.attempts
-    ]
-    removed = "removed: it can no longer be revived"
-    return [*lines, f"  input {removed if shown.input is None else bytes(shown.input).decode(errors='replace')}"]

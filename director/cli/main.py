@@ -1,22 +1,51 @@
 """The entry of `director`: it parses the line, runs one command, and turns a fault into one line and an exit code.
 
-An expected fault shows no traceback. The exit codes are in arguments.py.
+Only the module of the typed command is imported. An expected fault shows no traceback. The exit codes are in
+arguments.py.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
-from director.cli import accounts, bench, dead, models, predictions, queues, serve, status, tail, trials
-from director.cli.arguments import EXIT_CODES, CommandParser
+from director.cli.arguments import EXIT_CODES, CommandParser, arg, build, command
 from director.cli.output import leave_stdout, printable
 from director.core.errors import DirectorError
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-GROUPS: Final = (serve, predictions, queues, status, tail, dead, accounts, models, trials, bench)
-SHELLS: Final = ("bash", "zsh", "fish")
+# command, or group of commands: its module and its line in the help, in the order of the help
+COMMANDS: Final = {
+    "up": ("serve", "start everything on this machine, until Ctrl-C"),
+    "down": ("serve", "stop a `director up`, and processes that one left behind"),
+    "api": ("serve", "serve the HTTP API"),
+    "run": ("serve", "run predictions of one or more models on model servers"),
+    "keeper": ("serve", "recover claims of lost directors, deliver webhooks, and keep all queues in order"),
+    "audit": ("serve", "copy the steps of all predictions to a file or a receiver"),
+    "predict": ("predictions", "run a model, and print its output as it arrives"),
+    "get": ("predictions", "show the state of a prediction"),
+    "cancel": ("predictions", "cancel a prediction"),
+    "explain": ("predictions", "explain what happened to a prediction, why it waits and what comes next"),
+    "queues": ("queues", "show what waits and runs; pause, drain, bound, resize or migrate a queue"),
+    "directors": ("status", "show every director: its slots, its claims and its model servers"),
+    "scale": ("status", "show how many directors a queue needs, as the keeper tells an autoscaler"),
+    "doctor": ("status", "check Redis and the service, and say how to repair what is wrong"),
+    "top": ("top", "watch queues and directors live, in the whole terminal"),
+    "tail": ("tail", "follow the steps of all predictions, or one prediction with its output"),
+    "dead": ("dead", "list, revive or drop dead letters: predictions without attempts left"),
+    "token": ("accounts", "make, list and revoke tokens for callers of the API"),
+    "account": ("accounts", "make and list accounts; show and set their limits"),
+    "model": ("models", "list models; set what is shown of them, and to whom"),
+    "collection": ("models", "write collections of models"),
+    "hardware": ("models", "write what GET /v1/hardware shows"),
+    "simulate": ("trials", "replay recorded or made traffic with other slots and policies"),
+    "chaos": ("trials", "break every part, and check that nothing is lost"),
+    "bench": ("trials", "measure speed"),
+    "completion": ("main", "print a script with which a shell completes these commands"),
+}
+ALIASES: Final = {"model": ("models",)}
 FILES: Final = frozenset({"FILE", "FILE|URL", "PROGRAM"})
 FOLDERS: Final = frozenset({"DIR"})
 
@@ -24,7 +53,7 @@ FOLDERS: Final = frozenset({"DIR"})
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        return _run(argv)
+        return _run(sys.argv[1:] if argv is None else argv)
     except DirectorError as exc:
         return _failed(str(exc))
     except KeyboardInterrupt:
@@ -37,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(str(exc))
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str]) -> int:
     try:
-        given = made_parser().parse_args(argv)
+        given = made_parser(next((word for word in argv if not word.startswith("-")), "")).parse_args(argv)
         return int(given.run(given))
     finally:
         sys.stdout.flush()  # Python would flush at exit, and report a failure with its own words and code
@@ -60,8 +89,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def made_parser() -> CommandParser:
-    """Return the parser of all commands."""
+def made_parser(typed: str | None = None) -> CommandParser:
+    """Return the parser of all commands. With `typed`, the others have only their names and help lines."""
     parser = CommandParser(
         prog="director",
         description="A self-hosted, Replicate-compatible prediction queue. Start with `director up`.",
@@ -69,36 +98,34 @@ def made_parser() -> CommandParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for group in GROUPS:
-        group.add(commands)
-    completion = commands.add_parser(
-        "completion",
-        help="print a script with which a shell completes these commands",
-        description="Print a script with which a shell completes commands and options. The examples show its place.",
-        examples=(
-            "director completion bash > ~/.local/share/bash-completion/completions/director",
-            "director completion zsh > ~/.zfunc/_director",
-            "director completion fish > ~/.config/fish/completions/director.fish",
-        ),
-    )
-    completion.add_argument("shell", choices=SHELLS, help="the shell")
-    completion.set_defaults(run=_completion)
+    for name, (module, text) in COMMANDS.items():
+        aliases = ALIASES.get(name, ())
+        if typed is None or typed in (name, *aliases):
+            import_module(f"director.cli.{module}")
+            build(commands, name, text, aliases)
+        else:
+            commands.add_parser(name, aliases=aliases, help=text)
     return parser
 
 
+@command(
+    "completion",
+    arg("shell", "the shell", choices=("bash", "zsh", "fish")),
+    examples=(
+        "bash > ~/.local/share/bash-completion/completions/director",
+        "zsh > ~/.zfunc/_director",
+        "fish > ~/.config/fish/completions/director.fish",
+    ),
+)
 def _completion(given: argparse.Namespace) -> int:
+    """Print a script with which a shell completes commands and options. The examples show its place."""
     import shtab
 
     parser = made_parser()
     for each in parser.all_of_it():
-        _complete_paths(each, file=shtab.FILE, folder=shtab.DIRECTORY)
+        for action in each.arguments:
+            if action.metavar in FILES | FOLDERS:
+                place = shtab.FILE if action.metavar in FILES else shtab.DIRECTORY
+                action.complete = place  # type: ignore[attr-defined]  # as shtab wants it
     sys.stdout.write(shtab.complete(parser, shell=given.shell))
     return 0
-
-
-def _complete_paths(parser: CommandParser, *, file: object, folder: object) -> None:
-    for action in parser.arguments:
-        if action.metavar in FILES:
-            action.complete = file  # type: ignore[attr-defined]  # as shtab wants it
-        elif action.metavar in FOLDERS:
-            action.complete = folder  # type: ignore[attr-defined]

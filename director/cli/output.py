@@ -1,43 +1,13 @@
-"""Printing for programs and people: JSON, tables that fit, and text that cannot control the terminal.
+"""Text that cannot control a terminal, and a stdout whose reader may be gone (`director … | head`)."""
 
-A reader that has closed the pipe (`director … | head`) does not end a command that still has work to do.
-"""
-
-import json
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from textwrap import wrap
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import Final, TextIO
 from unicodedata import category
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.live import Live
-    from rich.measure import Measurement
-    from rich.text import Text
-
 
 UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 SPACE: Final = "Zs"  # spaces of any width; isprintable() accepts only U+0020
 KEPT: Final = "\n\t"
-
-
-def print_json(body: object) -> None:
-    """Print one line of JSON. Encoded JSON (`Raw`) stays as it is."""
-    print(json_line(body))
-
-
-def json_line(body: object) -> str:
-    """Return one line of JSON. For a terminal, characters that could control it are escaped, which is the same JSON."""
-    import msgspec
-
-    line = msgspec.json.encode(body).decode()
-    if line.isascii() or not sys.stdout.isatty():
-        return line
-    return "".join(one if one.isascii() or one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def printable(line: str) -> str:
@@ -54,7 +24,7 @@ def harmless(text: str, to: TextIO) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line at once. A closed pipe is ignored."""
+    """Print a line at once. A closed pipe does not end a command that still has work to do."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -64,142 +34,3 @@ def say(line: str) -> None:
 def leave_stdout() -> None:
     """Send stdout to /dev/null, because Python would report at exit that it could not flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-# Tables. On a terminal no line is wider than the terminal, and names that are too long are cut in the middle. In a
-# file or a pipe every line is whole.
-
-GAP: Final = 2
-NARROW_GAP: Final = 1
-UNLIMITED: Final = 1_000_000
-SHORTEST: Final = 8  # columns of a cell that are never cut, unless lines are
-FEWEST_DIGITS: Final = 2  # of a version
-MARK: Final = "…"
-
-
-def line_width(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal behind the stream, or None if it is no terminal."""
-    out = stream or sys.stdout
-    return shutil.get_terminal_size().columns if out.isatty() else None
-
-
-def fitted(
-    names: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    width: int | None,
-    words: Sequence[str] = (),
-) -> list[str]:
-    """Return a line for each row, below the names of the columns.
-
-    Columns of `words` begin at the left and are cut if the terminal is too narrow, the longest first. All other columns
-    are numbers, end at the right, and are never cut. If that is not enough, the ends of the lines are cut.
-    """
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    cells = [[printable(cell) for cell in row] for row in (names, *rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    gap = NARROW_GAP if width is not None and sum(widths) + GAP * (len(widths) - 1) > width else GAP
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=False)
-    is_word = [name in words for name in names]
-    least = [min(widest, SHORTEST) if left else widest for widest, left in zip(widths, is_word, strict=True)]
-    for at, left in zip(least, is_word, strict=True):
-        table.add_column(justify="left" if left else "right", no_wrap=not left, min_width=at)
-    for row in cells:
-        table.add_row(*(Name(cell) if left else Text(cell) for cell, left in zip(row, is_word, strict=True)))
-    room = UNLIMITED if width is None else max(width, sum(least) + gap * (len(least) - 1))
-    console = Console(width=room, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as printed:
-        console.print(table)
-    lines = [line.rstrip() for line in printed.get().removesuffix("\n").split("\n")]
-    return lines if width is None else [cut(line, width, is_middle=False) for line in lines]
-
-
-class Name:
-    """A cell that loses its middle if its column is too narrow. Rich itself cuts only the end."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_measure__(self, console: "Console", options: "ConsoleOptions") -> "Measurement":
-        from rich.cells import cell_len
-        from rich.measure import Measurement
-
-        return Measurement(1, cell_len(self._text))
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Text]":
-        from rich.text import Text
-
-        yield Text(cut(self._text, options.max_width), no_wrap=True, overflow="crop")
-
-
-def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
-    """Join sentences behind labels. A sentence that is too long continues below, `hang` columns from the left."""
-    if width is None:
-        return "\n".join(lines)
-    room = max(width, SHORTEST)
-    indent = " " * (hang if hang <= room // 2 else NARROW_GAP)
-    return "\n".join(
-        part for line in lines for part in wrap(line, room, subsequent_indent=indent, break_on_hyphens=False) or [""]
-    )
-
-
-def cut(text: str, width: int, *, is_middle: bool = True) -> str:
-    """Return at most `width` columns of a text, without its middle or its end.
-
-    The name of a queue first loses digits of its version.
-    """
-    from rich.cells import cell_len, set_cell_size
-
-    if cell_len(text) <= width:
-        return text
-    if width <= len(MARK):
-        return MARK[:width]
-    room = width - len(MARK)
-    tail = _tail(text, room) if is_middle else 0
-    at = len(text)
-    while at and cell_len(text[at - 1 :]) <= tail:
-        at -= 1
-    return set_cell_size(text, room - tail) + MARK + text[at:]
-
-
-def _tail(text: str, room: int) -> int:
-    """Return the columns behind the mark: a queue's kind if its model then fits before the mark, else a third."""
-    from rich.cells import cell_len
-
-    model, colon, version = text.rpartition(":")
-    kind = len(version) - len(version.partition("~")[0])
-    return kind if colon and cell_len(model) + len(colon) + FEWEST_DIGITS + kind <= room else room - room * 2 // 3
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress as one line on stderr. The line goes with the block.
-
-    Nothing is shown if stderr is not a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with ticker(sys.stderr) as line:
-        yield lambda text: line.update(one_line(text), refresh=True)
-
-
-def ticker(to: TextIO) -> "Live":
-    """Return a line of a terminal that can change, between its `start` and its `stop`."""
-    from rich.console import Console
-    from rich.live import Live
-
-    return Live(
-        console=Console(file=to), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-    )
-
-
-def one_line(text: str) -> "Text":
-    """Return a text for rich, without markup and control characters, that is cut at the end of the line."""
-    from rich.text import Text
-
-    return Text(printable(text), no_wrap=True, overflow="ellipsis")

@@ -3,38 +3,26 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from director.cli.arguments import (
-    EXAMPLE_ID,
-    CommandParser,
-    Commands,
-    add_json,
-    add_service,
-    input_value,
-    model_name,
-    sentence,
-)
-from director.cli.output import harmless, print_json, printable
+from msgspec import Raw
+
+from director.cli.arguments import EXAMPLE_ID, JSON, SERVICE, arg, command, model_name
+from director.cli.client import Away, Client, Seen, parse_input, read, save_output, seen, service
+from director.cli.output import harmless, printable
+from director.cli.printing import Printer, as_text
+from director.cli.tables import Answer, folded, line_width, print_json
 from director.core.errors import DirectorError
+from director.core.schema import Eta
+from director.core.states import Status
 from director.core.words import span
-
-if TYPE_CHECKING:
-    from msgspec import Raw
-
-    from director.cli.client import Client, Seen
-    from director.cli.printing import Printer
-    from director.core.schema import Eta
-    from director.diagnosis.story import Ended, Holding, Owed, Story, Submitted
-
+from director.diagnosis.story import Ended, Holding, Owed, Story, Submitted
 
 LOOK_S: Final = 0.15
 AWAY_LOOK_S: Final = 0.5
 AWAY_S: Final = 60.0  # an API restarts in much less
-DONE: Final = 0
-FAILED: Final = 1
 WIDTH: Final = len("2026-01-01T00:00:00.000Z")
 WORDS: Final = {
     "gone": "the receiver wants no more",
@@ -48,63 +36,26 @@ RULES: Final = {
     "port_not_allowed": "its port must be 443 or 8443",
 }
 LONGEST: Final = 200  # characters of a model's error; `director get` shows all of it
+ID: Final = arg("id ID", "id of the prediction")
 
 
-def add(commands: Commands) -> None:
-    predict = _add(
-        commands,
-        "predict",
-        "run a model, and print its output as it arrives",
-        _predict,
-        "director predict example/hello -i text=hi -i n=3",
-        "director predict example/thumbnail -i image=@photo.png -o small.png",
-        about="Run a model and print its output as it arrives. Ctrl-C cancels the prediction.",
-    )
-    predict.add_argument("model", type=model_name, metavar="OWNER/NAME[:VERSION]")
-    predict.add_argument(
-        "-i",
-        "--input",
-        type=input_value,
+@command(
+    "predict",
+    JSON,
+    *SERVICE,
+    arg("model OWNER/NAME[:VERSION]", type=model_name),
+    arg(
+        "-i --input NAME=VALUE",
+        "an input: JSON where VALUE parses as JSON, else text; NAME=@FILE sends a file",
+        type=parse_input,
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="an input: JSON where VALUE parses as JSON, else text; NAME=@FILE sends a file",
-    )
-    predict.add_argument("-o", "--output", metavar="FILE", help="save the file that the model makes")
-    get = _add(commands, "get", "show the state of a prediction", _get, f"director get {EXAMPLE_ID}")
-    cancel = _add(commands, "cancel", "cancel a prediction", _cancel, f"director cancel {EXAMPLE_ID}")
-    explain = _add(
-        commands,
-        "explain",
-        "explain what happened to a prediction, why it waits and what comes next",
-        _explain,
-        f"director explain {EXAMPLE_ID}",
-        f"director explain {EXAMPLE_ID} --json",
-        about="Tell the whole story of a prediction. A token with the scope admin may ask about any account's.",
-    )
-    for each in (get, cancel, explain):
-        each.add_argument("id", metavar="ID", help="id of the prediction")
-
-
-def _add(
-    commands: Commands,
-    name: str,
-    text: str,
-    run: Callable[[argparse.Namespace], int],
-    *examples: str,
-    about: str = "",
-) -> CommandParser:
-    parser = commands.add_parser(name, help=text, description=about or sentence(text), examples=examples)
-    add_json(parser)
-    add_service(parser)
-    parser.set_defaults(run=run)
-    return parser
-
-
+    ),
+    arg("-o --output FILE", "save the file that the model makes"),
+    examples=("example/hello -i text=hi -i n=3", "example/thumbnail -i image=@photo.png -o small.png"),
+)
 def _predict(given: argparse.Namespace) -> int:
-    from director.cli.client import Client, seen, service
-    from director.core.states import Status
-
+    """Run a model and print its output as it arrives. Ctrl-C cancels the prediction."""
     with Client(service(given)) as client:
         body = client.create(given.model, dict(given.input))
         prediction = seen(body)
@@ -119,8 +70,9 @@ def _predict(given: argparse.Namespace) -> int:
             if given.json:
                 print_json(body)
             if given.output and prediction.status is Status.SUCCEEDED:
-                _save(prediction.output, given.output)
-    return DONE if prediction.status is Status.SUCCEEDED else FAILED
+                save_output(prediction.output, given.output)
+                print(f"» saved {given.output}", file=sys.stderr)
+    return 0 if prediction.status is Status.SUCCEEDED else 1
 
 
 @contextmanager
@@ -132,10 +84,8 @@ def _named(prediction_id: str) -> Generator[None]:
         raise DirectorError(f"{exc} It is prediction {prediction_id}: see `director get {prediction_id}`.") from exc
 
 
-def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
+def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
     """Poll until the prediction is terminal, and show what is new each time. Return the last response."""
-    from director.cli.client import seen
-    from director.cli.printing import Printer
 
     with Printer(sys.stdout, sys.stderr, shows_output=not given.output) as printer:
         while True:
@@ -148,9 +98,8 @@ def _follow(client: "Client", given: argparse.Namespace, body: "Raw") -> "Raw":
             body = _look(client, prediction.id, printer)
 
 
-def _look(client: "Client", prediction_id: str, printer: "Printer") -> "Raw":
+def _look(client: Client, prediction_id: str, printer: Printer) -> Raw:
     """Return the prediction. If the service is away, ask again for AWAY_S: accepted predictions are not lost."""
-    from director.cli.client import Away
 
     give_up = time.monotonic() + AWAY_S
     is_told = False
@@ -166,40 +115,21 @@ def _look(client: "Client", prediction_id: str, printer: "Printer") -> "Raw":
             time.sleep(AWAY_LOOK_S)
 
 
-def _save(output: Any, file: str) -> None:
-    from director.cli.client import save_output
-
-    save_output(output, file)
-    print(f"» saved {file}", file=sys.stderr)
-
-
+@command("get", JSON, *SERVICE, ID, examples=(EXAMPLE_ID,))
 def _get(given: argparse.Namespace) -> int:
-    from director.cli.client import Client, service
-
     with Client(service(given)) as client:
-        return _show(given, client.get(given.id))
+        body = client.get(given.id)
+    return Answer(body, lambda: _facts(seen(body))).show(is_json=given.json)
 
 
+@command("cancel", JSON, *SERVICE, ID, examples=(EXAMPLE_ID,))
 def _cancel(given: argparse.Namespace) -> int:
-    from director.cli.client import Client, service
-
     with Client(service(given)) as client:
-        return _show(given, client.cancel(given.id))
+        body = client.cancel(given.id)
+    return Answer(body, lambda: _facts(seen(body))).show(is_json=given.json)
 
 
-def _show(given: argparse.Namespace, body: "Raw") -> int:
-    from director.cli.client import seen
-
-    if given.json:
-        print_json(body)
-    else:
-        _print_facts(seen(body))
-    return DONE
-
-
-def _print_facts(prediction: "Seen") -> None:
-    from director.cli.printing import as_text
-
+def _facts(prediction: Seen) -> str:
     facts = {
         "id": prediction.id,
         "model": prediction.model,
@@ -211,26 +141,22 @@ def _print_facts(prediction: "Seen") -> None:
         "output": None if prediction.output is None else as_text(prediction.output),
         "logs": (prediction.logs or "").rstrip() or None,
     }
-    for name, value in facts.items():
-        if value is not None:
-            print(harmless(f"{name:<10} {value}", sys.stdout))
+    return "\n".join(harmless(f"{name:<10} {value}", sys.stdout) for name, value in facts.items() if value is not None)
 
 
+@command("explain", JSON, *SERVICE, ID, examples=(EXAMPLE_ID, f"{EXAMPLE_ID} --json"))
 def _explain(given: argparse.Namespace) -> int:
-    from director.cli.client import Client, read, service
-    from director.cli.output import folded, line_width
-    from director.diagnosis.story import Story
-
+    """Tell the whole story of a prediction. A token with the scope admin may ask about any account's."""
     with Client(service(given)) as client:
         body = client.explain(given.id)
-    if given.json:
-        print_json(body)
-    else:
-        print(folded(map(printable, story_lines(read(body, Story))), hang=WIDTH + 2, width=line_width()))
-    return 0
+
+    def text() -> str:
+        return folded(map(printable, story_lines(read(body, Story))), hang=WIDTH + 2, width=line_width())
+
+    return Answer(body, text).show(is_json=given.json)
 
 
-def story_lines(story: "Story") -> Iterator[str]:
+def story_lines(story: Story) -> Iterator[str]:
     """Yield the story for a person: what happened and when, the state now, and what is next."""
     ended = story.ended
     yield f"{story.id} of {story.model}: {story.status}"
@@ -252,7 +178,7 @@ def story_lines(story: "Story") -> Iterator[str]:
         yield f"{coming.at or 'next':<{WIDTH}}  {'next: ' if coming.at else ''}{coming.detail}"
 
 
-def _came(submitted: "Submitted") -> Iterator[str]:
+def _came(submitted: Submitted) -> Iterator[str]:
     yield _at(submitted.at, f"accepted from {submitted.account}, lane {submitted.lane}")
     if submitted.told is not None:
         told = submitted.told
@@ -263,7 +189,7 @@ def _came(submitted: "Submitted") -> Iterator[str]:
         yield _at(submitted.revived_at, "an operator revived it")
 
 
-def _had(held: "Holding", *, has_more: bool) -> Iterator[str]:
+def _had(held: Holding, *, has_more: bool) -> Iterator[str]:
     waited = "" if held.waited_s is None else f" after waiting {span(held.waited_s)}"
     if held.claimed_at is not None:
         yield _at(held.claimed_at, f"claimed by {held.director}{waited}: attempt {held.number}")
@@ -275,7 +201,7 @@ def _had(held: "Holding", *, has_more: bool) -> Iterator[str]:
         yield _at(held.ended_at, f"claim of {held.director} ended{kept}: {held.how or 'no reason given'}{unspent}")
 
 
-def _over(ended: "Ended") -> Iterator[str]:
+def _over(ended: Ended) -> Iterator[str]:
     ran = "its run never began" if ended.ran_s is None else f"{span(ended.ran_s)} of that in its last run"
     why = f" ({ended.code})" if ended.code else ""
     yield _at(ended.at, f"{ended.status}{why} {span(ended.total_s)} after it was accepted; {ran}")
@@ -284,7 +210,7 @@ def _over(ended: "Ended") -> Iterator[str]:
         yield _more(first[:LONGEST])
 
 
-def _told(webhook: "Owed") -> Iterator[str]:
+def _told(webhook: Owed) -> Iterator[str]:
     last = f", the last one {webhook.last}" if webhook.last else ""
     for one in webhook.deliveries:
         answered = "" if one.status is None else f", status {one.status}"
@@ -295,7 +221,7 @@ def _told(webhook: "Owed") -> Iterator[str]:
         yield _more(f"attempts to deliver the end: {webhook.attempts}{last}")
 
 
-def _line(position: int, ahead: int, eta: "Eta | None") -> str:
+def _line(position: int, ahead: int, eta: Eta | None) -> str:
     when = "" if eta is None else f", about {span(eta.p50)} until it starts (9 of 10: {span(eta.p90)})"
     return f"place {position} in its account's line, {ahead} before it in total{when}"
 

@@ -5,17 +5,26 @@ It reads Redis, so it works while no API does. After an outage of Redis it conti
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
 
-from director.cli.arguments import EXAMPLE_ID, Commands, add_action
+import anyio
+import msgspec
+
+from director.audit.log import KINDS, AuditLog, Entry, Following
+from director.broker.keys import queue_partition
+from director.broker.scripts import Replayed
+from director.cli.arguments import EXAMPLE_ID, JSON, REDIS, arg, command
 from director.cli.backend import Backend, on_backend
-
-if TYPE_CHECKING:
-    from director.audit.log import Entry
-    from director.broker.scripts import Replayed
-    from director.core.ids import PredictionId
-
+from director.cli.operators import prediction_id
+from director.cli.output import harmless, printable
+from director.cli.printing import Pieces
+from director.cli.tables import cut, json_line, line_width, print_json
+from director.core.errors import BackendUnavailable, SettingsError
+from director.core.event_log import EventView, shown_event
+from director.core.ids import PredictionId
+from director.core.states import TERMINAL
+from director.core.view import iso
 
 T = TypeVar("T")
 
@@ -26,33 +35,36 @@ AWAY_S: Final = 1.0
 LOOK_S: Final = 0.15  # between two reads of one prediction
 EVENTS: Final = 256
 MOST_BYTES: Final = 1 << 20
+# widths of columns
+KIND: Final = 8
+ID: Final = 26
+QUEUE: Final = 32
+CLOCK: Final = slice(11, 24)  # the time of the day in a moment
+WORDS: Final[Mapping[str, str]] = {
+    "retried": "recovered from {director}; another attempt follows: {code}",
+    "released": "released by {director}: {code}",
+    "restarted": "restarted: {code}",
+    "completed": "{status}",
+    "webhook": "attempt {attempt} to deliver {event} to {host}: {outcome}",
+    "metric": "metric {name} = {value}",
+}
+STARTS_AGAIN: Final = frozenset({"retried", "restarted", "revived"})
 
 
-def add(commands: Commands) -> None:
-    tail = add_action(
-        commands,
-        "tail",
-        "follow the steps of all predictions, or one prediction with its output",
-        _tail,
-        "director tail --queue acme/painter --kind retried --kind ended",
-        f"director tail {EXAMPLE_ID}",
-        "director tail --json",
-        about="Follow the steps of all predictions and the changes by operators, until Ctrl-C. With an ID: follow the "
-        "events of one prediction from the first to the last, with its output on stdout.",
-    )
-    tail.add_argument("id", nargs="?", default="", metavar="ID", help="follow this prediction until it has ended")
-    tail.add_argument("--queue", default="", metavar="QUEUE", help="show only steps in this queue")
-    tail.add_argument("--account", default="", metavar="NAME", help="show only steps of this account's predictions")
-    tail.add_argument(
-        "--kind", action="append", default=[], metavar="KIND", help="show only steps of this kind: ended, retried, …"
-    )
-
-
+@command(
+    "tail",
+    JSON,
+    *REDIS,
+    arg("id ID", "follow this prediction until it has ended", nargs="?", default=""),
+    arg("--queue QUEUE", "show only steps in this queue", default=""),
+    arg("--account NAME", "show only steps of this account's predictions", default=""),
+    arg("--kind KIND", "show only steps of this kind: ended, retried, …", action="append", default=[]),
+    examples=("--queue acme/painter --kind retried --kind ended", EXAMPLE_ID, "--json"),
+)
 def _tail(given: argparse.Namespace) -> int:
-    from director.audit.log import KINDS
-    from director.core.errors import SettingsError
-    from director.core.ids import PredictionId, is_prediction_id
-
+    """Follow the steps of all predictions and the changes by operators, until Ctrl-C. With an ID: follow the events of
+    one prediction from the first to the last, with its output on stdout.
+    """
     if unknown := sorted(set(given.kind) - KINDS):
         raise SettingsError(f"there is no kind {', '.join(unknown)}: the kinds are {', '.join(sorted(KINDS))}.")
     if not given.id:
@@ -60,27 +72,19 @@ def _tail(given: argparse.Namespace) -> int:
         return 0
     if given.queue or given.account or given.kind:
         raise SettingsError("--queue, --account and --kind do not go with an ID.")
-    if not is_prediction_id(given.id):
-        raise SettingsError(f"{given.id!r} is not the id of a prediction.")
-    on_backend(given, lambda backend: _follow_one(backend, PredictionId(given.id), is_json=given.json))
+    name = prediction_id(given.id)
+    on_backend(given, lambda backend: _follow_one(backend, name, is_json=given.json))
     return 0
 
 
 async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
     """Print steps until the command is interrupted."""
-    import anyio
-
-    from director.audit.log import AuditLog, Following
-    from director.broker.keys import queue_partition
-    from director.cli.output import line_width
-    from director.cli.printing import step, steps_json
-
     queue = await backend.queue(given.queue) if given.queue else None
     following = Following(AuditLog(backend.redis), [queue_partition(queue)] if queue else [])
     await following.begin()
     _tell(f"following {queue or 'all queues'}")
 
-    def is_wanted(entry: "Entry") -> bool:
+    def is_wanted(entry: Entry) -> bool:
         return (
             queue in (None, entry.queue)
             and given.account in ("", entry.account)
@@ -92,9 +96,11 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
         news = await _asked(following.read)
         wanted = [entry for entry in news.entries if is_wanted(entry)]
         if given.json:
-            lines = steps_json(wanted, news.missed)
+            # as `director audit --to FILE` writes them
+            gap = [{"kind": "missed", "count": news.missed}] if news.missed else []
+            lines = [json_line(each) for each in (*gap, *wanted)]
         else:
-            lines = [step(entry, width=line_width()) for entry in wanted]
+            lines = [_step(entry, width=line_width()) for entry in wanted]
             if news.missed:
                 _tell(f"{news.missed} steps were removed before they could be read")
         if lines:
@@ -103,19 +109,26 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
             await anyio.sleep(min(max(SHORTEST_S, REST * (anyio.current_time() - began_s)), LONGEST_S))
 
 
-async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_json: bool) -> None:
+def _step(entry: Entry, *, width: int | None) -> str:
+    """Return a step as one line."""
+    by = f"by {entry.by} " if entry.by else ""
+    words = (
+        iso(entry.at)[CLOCK],
+        f"{entry.kind:<{KIND}}",
+        f"{entry.id:<{ID}}",
+        cut(entry.queue or "-", QUEUE),
+        entry.account or "-",
+        f"{by}{entry.detail}",
+    )
+    line = printable("  ".join(words).rstrip())
+    return line if width is None else cut(line, width, is_middle=False)
+
+
+async def _follow_one(backend: Backend, prediction_id: PredictionId, *, is_json: bool) -> None:
     """Print the events of one prediction until its last."""
-    import anyio
+    pieces, after = Pieces(sys.stdout), 0
 
-    from director.cli.output import print_json
-    from director.cli.printing import EventPrinter
-    from director.core.errors import SettingsError
-    from director.core.event_log import shown_event
-    from director.core.states import TERMINAL
-
-    printer, after = EventPrinter(sys.stdout, sys.stderr), 0
-
-    async def read() -> "Replayed | None":
+    async def read() -> Replayed | None:
         return await backend.scripts.replay(prediction_id, after=after, count=EVENTS, most_bytes=MOST_BYTES)
 
     while True:
@@ -126,7 +139,7 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
             if is_json:
                 print_json(event)
             else:
-                printer.show(event)
+                _show(event, pieces)
         sys.stdout.flush()
         after = page.events[-1].seq if page.events else after
         if page.moved:
@@ -135,17 +148,28 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
             break
         if not page.events:
             await anyio.sleep(LOOK_S)
-    printer.end()
+    pieces.end()
     if not page.last:
         _tell(f"{page.status}; its events were removed: see `director explain {prediction_id}`")
 
 
+def _show(event: EventView, pieces: Pieces) -> None:
+    """Print an event: output as one text on stdout, all else as lines on stderr."""
+    data = msgspec.json.decode(event.data)
+    if event.type == "output":
+        pieces.put(data)
+    elif event.type == "logs":
+        sys.stderr.write(harmless(str(data), sys.stderr))
+        sys.stderr.flush()
+    else:
+        pieces.end()
+        words = WORDS[event.type].format(**data) if event.type in WORDS else event.type
+        again = "; its output starts again" if event.type in STARTS_AGAIN else ""
+        _tell(f"{event.at[CLOCK]} {printable(words)}{again}")
+
+
 async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask until Redis answers. The begin and the end of an outage are each reported once."""
-    import anyio
-
-    from director.core.errors import BackendUnavailable
-
     is_away = False
     while True:
         try:

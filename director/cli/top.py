@@ -4,6 +4,7 @@ It reads Redis for at most a hundredth of its time (see diagnosis/overview.py). 
 asks for.
 """
 
+import argparse
 import asyncio
 import os
 import re
@@ -21,17 +22,18 @@ from rich.console import Console
 from rich.control import Control
 from rich.text import Text
 
-from director.cli.backend import Backend, typist
-from director.cli.output import cut, printable
+from director.cli.arguments import JSON, REDIS, command, flag
+from director.cli.backend import Backend, on_backend, typist
+from director.cli.output import printable
+from director.cli.tables import line_width, print_json
 from director.cli.top_screen import (
+    TITLE,
     Change,
     Detail,
-    Line,
     Rates,
     Row,
     Seen,
     State,
-    Style,
     pressed,
     screen,
     shown,
@@ -71,19 +73,19 @@ TREND: Final = 8  # columns of blocks for the last ten minutes
 SAMPLES: Final = 60
 MOST_TENANTS: Final = 50
 AWAY_S: Final = 1.0
-STYLES: Final[Mapping[Style, str]] = {
-    "plain": "",
-    "title": "bold",
-    "head": "bold",
-    "selected": "reverse",
-    "alarm": "yellow",
-    "dim": "dim",
-}
 
 
-def is_interactive() -> bool:
-    """Is this a terminal that can show a whole screen and read keys?"""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+@command("top", JSON, *REDIS, flag("--once", "print one screen with all queues, and end"), examples=("", "--once"))
+def _top(given: argparse.Namespace) -> int:
+    """Watch queues and directors live. Without a terminal: print one screen, as with --once."""
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if given.json:
+        print_json(on_backend(given, lambda backend: backend.overview.look()))
+    elif given.once or not is_interactive:
+        print("\n".join(on_backend(given, lambda backend: _once(backend, width=line_width()))))
+    else:
+        on_backend(given, _watch)
+    return 0
 
 
 def keys_in(text: str) -> list[str]:
@@ -161,15 +163,15 @@ class Terminal:
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._was)
 
 
-async def once(backend: Backend, *, width: int | None) -> list[str]:
+async def _once(backend: Backend, *, width: int | None) -> list[str]:
     """Return one screen with all queues."""
     snapshot, clock = await backend.overview.look(), SystemClock()
     history = await backend.history.many([each.name for each in snapshot.queues], most=SAMPLES)
     seen = _seen(snapshot, history, Rates(), now_ms=clock.now_ms())
-    return [line.text for line in screen(State(), seen, width=width)]
+    return [line.plain for line in screen(State(), seen, width=width)]
 
 
-async def watch(backend: Backend) -> None:
+async def _watch(backend: Backend) -> None:
     """Show the live screen until q or a signal."""
     terminal = Terminal()
     with terminal.opened():
@@ -275,8 +277,10 @@ class Top:
             seen = replace(self._seen, away=self._away)
             lines = screen(self._state, seen, width=width, height=height)
         else:
-            lines = [Line(cut(printable(self._away or "looking …"), width, is_middle=False), "title")]
-        self._terminal.draw([Text(line.text, STYLES[line.style], no_wrap=True, overflow="crop") for line in lines])
+            lines = [Text(printable(self._away or "looking …"), TITLE, overflow="ellipsis")]
+        for line in lines:
+            line.no_wrap = True
+        self._terminal.draw(lines)
 
 
 def _seen(

@@ -4,21 +4,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
+from rich.text import Text
 
-from director.cli.output import cut, fitted, printable
+from director.cli.output import printable
 from director.cli.status import director_lines
-from director.core.ids import QueueName
+from director.cli.tables import fitted
+from director.core.ids import LANES, QueueName
+from director.core.samples import Sample
 from director.core.words import several, span
 from director.diagnosis.overview import Snapshot
 from director.diagnosis.views import QueueView
 from director.store.queues import Tenant
-
-if TYPE_CHECKING:
-    from director.core.samples import Sample
 
 View = Literal["queues", "queue", "directors", "findings"]
 
@@ -156,12 +156,8 @@ def _entered(state: State, rows: Sequence[Row]) -> State:
     return replace(state, view="queue", selected=rows[chosen(state, rows)].queue.name, scroll=0)
 
 
-def _to_directors(state: State, _: Sequence[Row]) -> State:
-    return replace(state, view="queues" if state.view == "directors" else "directors", scroll=0)
-
-
-def _to_findings(state: State, _: Sequence[Row]) -> State:
-    return replace(state, view="queues" if state.view == "findings" else "findings", scroll=0)
+def _toggled(view: View) -> Callable[[State, Sequence[Row]], State]:
+    return lambda state, _: replace(state, view="queues" if state.view == view else view, scroll=0)
 
 
 def _back(state: State, _: Sequence[Row]) -> State:
@@ -174,8 +170,8 @@ ACTIONS: Final[Mapping[str, Callable[[State, Sequence[Row]], State]]] = {
     "/": _filtering,
     "p": _asking,
     "enter": _entered,
-    "d": _to_directors,
-    "f": _to_findings,
+    "d": _toggled("directors"),
+    "f": _toggled("findings"),
     "escape": _back,
     "backspace": _back,
     "q": _back,
@@ -194,13 +190,13 @@ class Rates:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Mapping[QueueName, int]]] = deque()
 
-    def note(self, at_s: float, queues: "Iterable[QueueView]") -> None:
+    def note(self, at_s: float, queues: Iterable[QueueView]) -> None:
         """Remember the counters of now."""
         self._looks.append((at_s, {each.name: each.started for each in queues}))
         while at_s - self._looks[0][0] > WINDOW_S:
             self._looks.popleft()
 
-    def per_min(self, queue: "QueueName") -> float | None:
+    def per_min(self, queue: QueueName) -> float | None:
         """Return the rate of a queue, or None if it was seen for less than LEAST_S."""
         seen = [(at_s, started[queue]) for at_s, started in self._looks if queue in started]
         if not seen or seen[-1][0] - seen[0][0] < LEAST_S:
@@ -210,13 +206,13 @@ class Rates:
         return sum(max(0, now - was) for (_, was), (_, now) in pairwise(seen)) * 60 / (ended_s - began_s)
 
 
-def started_per_min(samples: "Sequence[Sample]", *, now_ms: int) -> float | None:
+def started_per_min(samples: Sequence[Sample], *, now_ms: int) -> float | None:
     """Return the rate from a keeper's samples, or None without samples in the last minute."""
     starts = [sample.started for sample in samples if sample.at_ms > now_ms - WINDOW_S * 1000]
     return float(sum(starts)) if starts else None
 
 
-def waited(samples: "Sequence[Sample]", *, now_ms: int, now: int, parts: int) -> list[int]:
+def waited(samples: Sequence[Sample], *, now_ms: int, now: int, parts: int) -> list[int]:
     """Return the highest number waiting in each part of the last ten minutes. A part without samples counts as 0, and
     the last part includes `now`.
     """
@@ -234,8 +230,6 @@ def blocks(numbers: Sequence[int]) -> str:
     return "".join(BLOCKS[-(-number * (len(BLOCKS) - 1) // most) if most else 0] for number in numbers)
 
 
-Style = Literal["plain", "title", "head", "selected", "alarm", "dim"]
-
 COLUMNS: Final = ("queue", "high", "normal", "low", "oldest", "running", "/min", "waiting", "state")
 WORDS: Final = ("queue", "waiting", "state")
 TENANTS: Final = ("account", "waiting", "running", "weight", "at most", "state")
@@ -252,14 +246,14 @@ KEYS: Final = {
     "findings": "↑↓ scroll  esc back  d directors",
 }
 BELOW: Final = 1
+# styles of rich
+TITLE: Final = "bold"
+ALARM: Final = "yellow"
+DIM: Final = "dim"
+SELECTED: Final = "reverse"
 MOST_FINDINGS: Final = 3
 ROOMY: Final = 16
 MOST_WIDE: Final = 1_000
-
-
-class Line(Struct, frozen=True):
-    text: str
-    style: Style = "plain"
 
 
 class Detail(Struct, frozen=True, kw_only=True):
@@ -280,17 +274,37 @@ class Seen(Struct, frozen=True, kw_only=True):
     away: str = ""
 
 
-def screen(state: State, seen: Seen, *, width: int | None, height: int | None = None) -> list[Line]:
+class Frame(NamedTuple):
+    """The data of a screen and the size of its body. None is unlimited."""
+
+    state: State
+    seen: Seen
+    rows: Sequence[Row]
+    width: int | None
+    room: int | None
+
+    def window(self, body: list[Text]) -> list[Text]:
+        """Return the lines that fit: the head, and the lines after those that are scrolled away."""
+        if self.room is None:
+            return body
+        first = min(max(0, self.state.scroll), max(0, len(body) - self.room))
+        return [body[0], *body[1 + first : first + self.room]]
+
+
+def screen(state: State, seen: Seen, *, width: int | None, height: int | None = None) -> list[Text]:
     """Return a screen of this size. Without a height return all lines; without a width do not cut them."""
     rows = shown(state, seen.rows)
-    fixed = [Line(_title(seen), "title"), Line(_totals(seen)), *_attention(state, seen, height)]
+    fixed = [Text(_title(seen), TITLE), Text(_totals(seen)), *_attention(state, seen, height)]
     fixed.append(_mode(state, seen, len(rows)))
     room = None if height is None else max(1, height - len(fixed) - BELOW)
-    body = BODIES[state.view](state, seen, rows, width, room)
+    body = BODIES[state.view](Frame(state, seen, rows, width, room))
     lines = [*fixed, *body]
     if height is not None and room is not None:
-        lines = [*lines, *[Line("")] * (room - len(body)), _bottom(state)][:height]
-    return [Line(cut(line.text, width, is_middle=False) if width else line.text, line.style) for line in lines]
+        lines = [*lines, *(Text() for _ in range(room - len(body))), _bottom(state)][:height]
+    if width is not None:
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+    return lines
 
 
 def _title(seen: Seen) -> str:
@@ -306,7 +320,7 @@ def _title(seen: Seen) -> str:
 
 def _totals(seen: Seen) -> str:
     queues, owed = [row.queue for row in seen.rows], seen.snapshot.owed
-    lanes = [sum(getattr(each.waiting, lane) for each in queues) for lane in ("high", "normal", "low")]
+    lanes = [sum(getattr(each.waiting, lane) for each in queues) for lane in LANES]
     rates = [row.per_min for row in seen.rows if row.per_min is not None]
     late = f" ({owed.late} late)" if owed.late else ""
     return (
@@ -317,42 +331,41 @@ def _totals(seen: Seen) -> str:
     )
 
 
-def _attention(state: State, seen: Seen, height: int | None) -> list[Line]:
+def _attention(state: State, seen: Seen, height: int | None) -> list[Text]:
     """Return the worst findings, if there is room for them above the queues."""
     if state.view != "queues" or (height is not None and height < ROOMY):
         return []
     return [
-        Line(printable(f"! {one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}"), "alarm")
+        Text(printable(f"! {one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}"), ALARM)
         for one in seen.snapshot.findings[:MOST_FINDINGS]
     ]
 
 
-def _mode(state: State, seen: Seen, count: int) -> Line:
+def _mode(state: State, seen: Seen, count: int) -> Text:
     if seen.away:
-        return Line(f"{printable(seen.away)}: last seen at {seen.snapshot.at[11:19]}", "alarm")
+        return Text(f"{printable(seen.away)}: last seen at {seen.snapshot.at[11:19]}", ALARM)
     if state.view == "queue":
-        return Line(state.selected or "", "title")
-    if state.view == "directors":
-        return Line("directors", "title")
-    if state.view == "findings":
-        return Line("findings", "title")
+        return Text(state.selected or "", TITLE)
+    if state.view != "queues":
+        return Text(state.view, TITLE)
     wanted = f"{count} with {state.wanted!r} in their names, " if state.wanted else ""
     left = len(seen.snapshot.findings)
     more = f"; {several(left, 'finding')}: press f" if left else ""
-    return Line(f"{wanted}by {state.sort}{more}", "dim")
+    return Text(f"{wanted}by {state.sort}{more}", DIM)
 
 
-def _queues(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
+def _queues(frame: Frame) -> list[Text]:
+    state, _, rows, width, room = frame
     at = chosen(state, rows) if width else -1
     first = 0 if room is None else max(0, min(at - room + 2, len(rows) - room + 1))
     seen_rows = rows if room is None else rows[first : first + room - 1]  # a table of 1,000 rows takes half a second
     head, *lines = fitted(COLUMNS, [_row(row) for row in seen_rows], width=width and width - 2, words=WORDS)
-    found = [Line(f"  {head}", "head")]
+    found = [Text(f"  {head}", TITLE)]
     for number, (row, line) in enumerate(zip(seen_rows, lines, strict=True), first):
         mark = "› " if number == at else "  "
-        style: Style = "plain" if row.queue.state == "serving" else "alarm"
-        found.append(Line(mark + line, "selected" if number == at else style))
-    return found if rows else [*found, Line("  no queue" + (" with this name" if state.wanted else " yet"), "dim")]
+        style = "" if row.queue.state == "serving" else ALARM
+        found.append(Text(mark + line, SELECTED if number == at else style))
+    return found if rows else [*found, Text("  no queue" + (" with this name" if state.wanted else " yet"), DIM)]
 
 
 def _row(row: Row) -> list[str]:
@@ -368,10 +381,11 @@ def _row(row: Row) -> list[str]:
     ]
 
 
-def _queue(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
+def _queue(frame: Frame) -> list[Text]:
+    state, seen, _, width, _ = frame
     row = next((row for row in seen.rows if row.queue.name == state.selected), None)
     if row is None:
-        return [Line("the queue was removed", "alarm")]
+        return [Text("the queue was removed", ALARM)]
     queue, detail = row.queue, seen.detail
     takes = f", one run takes {span(queue.run_s)}" if queue.run_s is not None else ""
     rate = "" if row.per_min is None else f", {row.per_min:.0f} starts a minute"
@@ -383,16 +397,16 @@ def _queue(state: State, seen: Seen, rows: Sequence[Row], width: int | None, roo
         "oldest": "-" if queue.oldest_s is None else span(queue.oldest_s),
         "mode": f"{mode}; breaker {queue.breaker}",
     }
-    found = [Line(f"  {name:<8} {fact}") for name, fact in facts.items()]
+    found = [Text(f"  {name:<8} {fact}") for name, fact in facts.items()]
     if detail is None or detail.queue != queue.name:
-        return _window([*found, Line("  …", "dim")], room, state.scroll)
-    for lane in ("high", "normal", "low"):
+        return frame.window([*found, Text("  …", DIM)])
+    for lane in LANES:
         heat = detail.heat.get(lane, ())
         count = getattr(queue.waiting, lane)
-        found.append(Line(f"  {lane:<8} {count} waiting; in its streams {sum(heat)} {blocks(heat)}"))
+        found.append(Text(f"  {lane:<8} {count} waiting; in its streams {sum(heat)} {blocks(heat)}"))
     tenants = fitted(TENANTS, [_tenant(one) for one in detail.tenants], width=width and width - 2, words=TENANTS[::5])
-    found += [Line(""), *(Line(f"  {line}", "plain" if at else "head") for at, line in enumerate(tenants))]
-    return _window(found, room, state.scroll)
+    found += [Text(""), *(Text(f"  {line}", "" if at else TITLE) for at, line in enumerate(tenants))]
+    return frame.window(found)
 
 
 def _tenant(one: Tenant) -> list[str]:
@@ -401,40 +415,34 @@ def _tenant(one: Tenant) -> list[str]:
     return [one.name, str(one.waiting), str(one.running), f"{one.weight:g}", most, state]
 
 
-def _directors(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
-    head, *lines = director_lines(seen.snapshot.directors, now_ms=seen.now_ms, width=width)
-    return _window([Line(head, "head"), *map(Line, lines)], room, state.scroll)
+def _directors(frame: Frame) -> list[Text]:
+    seen = frame.seen
+    head, *lines = director_lines(seen.snapshot.directors, now_ms=seen.now_ms, width=frame.width)
+    return frame.window([Text(head, TITLE), *map(Text, lines)])
 
 
-def _findings(state: State, seen: Seen, rows: Sequence[Row], width: int | None, room: int | None) -> list[Line]:
-    found = [Line("  no findings" if not seen.snapshot.findings else "", "dim")]
-    for each in seen.snapshot.findings:
-        found.append(Line(printable(each.title), "alarm" if each.level == "bad" else "head"))
+def _findings(frame: Frame) -> list[Text]:
+    findings = frame.seen.snapshot.findings
+    found = [Text("  no findings" if not findings else "", DIM)]
+    for each in findings:
+        found.append(Text(printable(each.title), ALARM if each.level == "bad" else TITLE))
         for text in (each.detail, f"→ {each.ask}" if each.ask else ""):
-            found += [Line(f"  {line}") for line in wrap(printable(text), max(20, (width or MOST_WIDE) - 2))]
-    return _window(found, room, state.scroll)
+            found += [Text(f"  {line}") for line in wrap(printable(text), max(20, (frame.width or MOST_WIDE) - 2))]
+    return frame.window(found)
 
 
-def _window(body: list[Line], room: int | None, first: int) -> list[Line]:
-    """Return `room` lines: the head, and the lines after the first ones that are left out."""
-    if room is None:
-        return body
-    first = min(max(0, first), max(0, len(body) - room))
-    return [body[0], *body[1 + first : first + room]]
-
-
-def _bottom(state: State) -> Line:
+def _bottom(state: State) -> Text:
     if state.asked is not None:
         what = "pause" if state.asked.paused else "resume"
-        return Line(f"{what} {state.asked.queue}? y: yes, any other key: no", "alarm")
+        return Text(f"{what} {state.asked.queue}? y: yes, any other key: no", ALARM)
     if state.is_typing:
-        return Line(f"only queues with: {state.wanted}_  enter: done, esc: all", "title")
+        return Text(f"only queues with: {state.wanted}_  enter: done, esc: all", TITLE)
     if state.note:
-        return Line(printable(state.note), "title")
-    return Line(KEYS[state.view], "dim")
+        return Text(printable(state.note), TITLE)
+    return Text(KEYS[state.view], DIM)
 
 
-BODIES: Final[Mapping[str, Callable[[State, Seen, Sequence[Row], int | None, int | None], list[Line]]]] = {
+BODIES: Final[Mapping[str, Callable[[Frame], list[Text]]]] = {
     "queues": _queues,
     "queue": _queue,
     "directors": _directors,

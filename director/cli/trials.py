@@ -1,20 +1,28 @@
-"""Commands that try the service with other loads and faults: `director simulate` and `director chaos`."""
+"""Commands that try or measure the service: `director simulate`, `chaos` and `bench`.
+
+Each imports what it runs only when it runs: together they are most of the product.
+"""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from director.cli.arguments import Commands, add_json
-from director.cli.output import harmless, print_json, progress
+import msgspec
+
+from director.cli.arguments import HOME, JSON, arg, command, flag, group, whole
+from director.cli.output import harmless
+from director.cli.tables import Answer, progress
+from director.core.errors import SettingsError
+from director.local.home import Home
 
 if TYPE_CHECKING:
     from director.simulate.trace import Trace
 
-
 MOST_SLOTS: Final = 4096
 MOST_PLAYS: Final = 12
 MADE: Final = ("heavy-light", "batches", "even", "lanes", "constant")
+MADE_TITLE: Final = "made traffic, instead of a file"
 TEXT: Final = """\
 Replay the predictions of a queue with other slots or policies, through the real scripts on a server in memory and
 with a simulated clock. Shows the waits, the use of the slots and the shares that would have been. Touches no other
@@ -31,80 +39,6 @@ A policy is `fair` (the default of queues), `fifo` (one line for all, for compar
   accounts.acme = { weight = 3, max_running = 2, max_queued = 50 }
   accounts."*" = { weight = 1 } # every other
 """
-CHAOS: Final = """\
-Start a whole service on this machine, let callers use it, and kill, freeze, cut off and fill its parts. Then repair
-all of it, and let a checker name the promises that were broken. The checker reads only Redis and the journals of
-callers, model servers and webhook receivers. The exit code is 1 if a promise was broken. The same seed makes the same
-faults."""
-
-
-def add(commands: Commands) -> None:
-    _add_simulate(commands)
-    _add_chaos(commands)
-
-
-def _add_simulate(commands: Commands) -> None:
-    command = commands.add_parser(
-        "simulate",
-        help="replay recorded or made traffic with other slots and policies",
-        description=TEXT,
-        epilog=FORMATS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        examples=(
-            "director simulate audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16",
-            "director simulate trace.jsonl --policy fair --policy fifo --plot waits.svg",
-            "director simulate --made heavy-light --minutes 30 --slots 4 --policy weights.toml",
-        ),
-    )
-    command.add_argument("file", nargs="?", metavar="FILE", help="an audit log, or a trace")
-    command.add_argument("--queue", default="", help="the queue to replay, if an audit log has several")
-    command.add_argument(
-        "--slots", type=_slots, default=(4,), metavar="N[,N…]", help="slots; a replay for each number (4)"
-    )
-    command.add_argument(
-        "--policy",
-        action="append",
-        metavar="NAME|FILE",
-        help="fair, fifo or a TOML file; repeat it for another replay (fair)",
-    )
-    command.add_argument("--plot", metavar="FILE", help="draw the result as .svg or .png; needs director[plot]")
-    add_json(command)
-    made = command.add_argument_group("made traffic, instead of a file")
-    made.add_argument("--made", choices=MADE, metavar="SHAPE", help=", ".join(MADE))
-    made.add_argument("--minutes", type=float, default=30.0, metavar="N", help="minutes of arrivals (%(default)g)")
-    made.add_argument(
-        "--load",
-        type=float,
-        default=1.1,
-        metavar="X",
-        help="arriving work ÷ capacity of the first --slots (%(default)g)",
-    )
-    made.add_argument("--accounts", type=int, default=20, metavar="N", help="accounts beside a heavy one (%(default)s)")
-    made.add_argument("--run-s", type=float, default=2.0, metavar="S", help="average duration of a run (%(default)g)")
-    made.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="the same seed makes equal traffic (%(default)s)"
-    )
-    command.set_defaults(run=_simulate)
-
-
-def _add_chaos(commands: Commands) -> None:
-    chaos = commands.add_parser(
-        "chaos",
-        help="break every part, and check that nothing is lost",
-        description=CHAOS,
-        examples=("director chaos --seconds 60 --seed 7",),
-    )
-    chaos.add_argument("--seed", type=int, default=1, metavar="N", help="seed of load and faults (%(default)s)")
-    chaos.add_argument("--seconds", type=float, default=60.0, metavar="S", help="length of the load (%(default)g)")
-    chaos.add_argument("--lease", type=float, default=15.0, metavar="S", help="lease of a claim (%(default)g)")
-    chaos.add_argument("--tenants", type=int, default=40, metavar="N", help="number of accounts (%(default)s)")
-    chaos.add_argument(
-        "--faketime", default="", metavar="FILE", help="libfaketime.so.1, which steps the server's clock (looked for)"
-    )
-    chaos.add_argument("--json", default="", metavar="FILE", help="write the report there")
-    chaos.add_argument("--home", default="", metavar="DIR", help="a new folder for data, journals and logs")
-    chaos.add_argument("--keep", action="store_true", help="keep that folder also if every promise was kept")
-    chaos.set_defaults(run=_chaos)
 
 
 def _slots(text: str) -> tuple[int, ...]:
@@ -114,11 +48,38 @@ def _slots(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
+@command(
+    "simulate",
+    arg("file FILE", "an audit log, or a trace", nargs="?"),
+    arg("--queue", "the queue to replay, if an audit log has several", default=""),
+    arg("--slots N[,N…]", "slots; a replay for each number (4)", type=_slots, default=(4,)),
+    arg("--policy NAME|FILE", "fair, fifo or a TOML file; repeat it for another replay (fair)", action="append"),
+    arg("--plot FILE", "draw the result as .svg or .png; needs director[plot]"),
+    JSON,
+    arg("--made SHAPE", ", ".join(MADE), choices=MADE, section=MADE_TITLE),
+    arg("--minutes N", "minutes of arrivals (%(default)g)", type=float, default=30.0, section=MADE_TITLE),
+    arg(
+        "--load X",
+        "arriving work ÷ capacity of the first --slots (%(default)g)",
+        type=float,
+        default=1.1,
+        section=MADE_TITLE,
+    ),
+    arg("--accounts N", "accounts beside a heavy one (%(default)s)", type=int, default=20, section=MADE_TITLE),
+    arg("--run-s S", "average duration of a run (%(default)g)", type=float, default=2.0, section=MADE_TITLE),
+    arg("--seed N", "the same seed makes equal traffic (%(default)s)", type=int, default=1, section=MADE_TITLE),
+    about=TEXT,
+    epilog=FORMATS,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    examples=(
+        "audit.jsonl --queue acme/painter:0123456789ab --slots 4,8,16",
+        "trace.jsonl --policy fair --policy fifo --plot waits.svg",
+        "--made heavy-light --minutes 30 --slots 4 --policy weights.toml",
+    ),
+)
 def _simulate(given: argparse.Namespace) -> int:
     import anyio
-    import msgspec
 
-    from director.core.errors import SettingsError
     from director.simulate.play import tried
     from director.simulate.report import simulate, trace_report
     from director.simulate.show import check, plot, told
@@ -140,17 +101,12 @@ def _simulate(given: argparse.Namespace) -> int:
         reports = anyio.run(simulate, trace, policies, given.slots, played, backend_options={"use_uvloop": True})
     if picture is not None:
         plot(picture, reports)
-    if given.json:
-        print_json({"trace": msgspec.to_builtins(trace_report(trace)), "plays": msgspec.to_builtins(reports)})
-    else:
-        print(harmless(told(trace_report(trace), reports), sys.stdout))
-    return 0
+    described = trace_report(trace)
+    body = {"trace": described, "plays": reports}
+    return Answer(body, lambda: harmless(told(described, reports), sys.stdout)).show(is_json=given.json)
 
 
 def _trace(given: argparse.Namespace) -> "Trace":
-    import msgspec
-
-    from director.core.errors import SettingsError
     from director.simulate.reading import read
     from director.simulate.trace import MadeOptions, made
 
@@ -165,9 +121,24 @@ def _trace(given: argparse.Namespace) -> "Trace":
         raise SettingsError(f"{exc}.") from exc
 
 
+@command(
+    "chaos",
+    arg("--seed N", "seed of load and faults (%(default)s)", type=int, default=1),
+    arg("--seconds S", "length of the load (%(default)g)", type=float, default=60.0),
+    arg("--lease S", "lease of a claim (%(default)g)", type=float, default=15.0),
+    arg("--tenants N", "number of accounts (%(default)s)", type=int, default=40),
+    arg("--faketime FILE", "libfaketime.so.1, which steps the server's clock (looked for)", default=""),
+    arg("--json FILE", "write the report there", default=""),
+    arg("--home DIR", "a new folder for data, journals and logs", default=""),
+    flag("--keep", "keep that folder also if every promise was kept"),
+    examples=("--seconds 60 --seed 7",),
+)
 def _chaos(given: argparse.Namespace) -> int:
-    import msgspec
-
+    """Start a whole service on this machine, let callers use it, and kill, freeze, cut off and fill its parts. Then
+    repair all of it, and let a checker name the promises that were broken. The checker reads only Redis and the
+    journals of callers, model servers and webhook receivers. The exit code is 1 if a promise was broken. The same seed
+    makes the same faults.
+    """
     from director.chaos.checker import text
     from director.chaos.run import Options, chaos
 
@@ -185,3 +156,37 @@ def _chaos(given: argparse.Namespace) -> int:
     if given.json:
         Path(given.json).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     return 0 if report.ok else 1
+
+
+group("bench", "latency", about="Measure the product.")
+
+
+@command(
+    "bench latency",
+    arg("-n N", "predictions of each kind (%(default)s)", type=int, default=200),
+    JSON,
+    HOME,
+    examples=("-n 500",),
+)
+def _latency(given: argparse.Namespace) -> int:
+    """Measure what a running `up` adds to a direct call of the model server."""
+    from director.bench.speed import latency, latency_text
+
+    facts = latency(Home(Path(given.home)), rounds=given.n)
+    return Answer(facts, lambda: latency_text(facts)).show(is_json=given.json)
+
+
+@command(
+    "bench throughput",
+    arg("--connections N", "concurrent callers (%(default)s)", type=whole(), default=16),
+    arg("--seconds N", "length of the measurement (%(default)s)", type=whole(), default=10),
+    JSON,
+    HOME,
+    examples=("--connections 64",),
+)
+def _throughput(given: argparse.Namespace) -> int:
+    """Measure how many predictions a second a running `up` makes, from the request to the answer."""
+    from director.bench.speed import throughput, throughput_text
+
+    facts = throughput(Home(Path(given.home)), connections=given.connections, seconds=given.seconds)
+    return Answer(facts, lambda: throughput_text(facts)).show(is_json=given.json)

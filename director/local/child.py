@@ -12,8 +12,12 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def bound(*command: str) -> list[str]:
+    """Return the command line that runs `command` until this process ends."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
 def main() -> None:
-    """Bind this process to the life of its parent, then become the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,29 +1,41 @@
-"""Describe the parts of an `up`: the command, the environment and the readiness URL of each.
+"""Describe the parts of an `up`: the command and the environment of each, and when it is ready.
 
-Nothing is started here. Each part is the command that a person would run by hand, with DIRECTOR_ variables as settings.
+Each part is the command that a person would run by hand, with DIRECTOR_ variables as settings. Readiness is asked of
+the parts themselves: that a process runs proves nothing.
 """
 
 import importlib.util
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import anyio
+import httpx
 from msgspec import Struct
+from redis.asyncio import Redis
 
+from director.broker.gatherer import Gatherer
+from director.broker.scripts import Scripts
+from director.core.clock import SystemClock
+from director.core.errors import BackendUnavailable
 from director.core.ids import version_id
 from director.core.settings import PREFIX
 from director.examples import EXAMPLES, Example
 from director.local.home import Home
-from director.local.processes import free_port
-from director.local.supervisor import Part
+from director.local.processes import UpError, free_port
+from director.local.supervisor import Part, Supervisor
+from director.store.catalog import Catalog
 
 LOOPBACK: Final = "127.0.0.1"
 COGLET_DIR: Final = "/tmp/coglet/predictions"  # noqa: S108 - coglet's own, whatever TMPDIR says
-DRAIN_S: Final = 10  # coglet always uses this folder, whatever TMPDIR says
+DRAIN_S: Final = 10
 HAND_BACK_S: Final = 13.0  # the user who pressed Ctrl-C watches: do not wait for a long run
+LOOK_S: Final = 0.1
+ANSWER_S: Final = 5.0
+HOPELESS_ENDS: Final = 3  # a part that died this often before it was ready will not start by itself
 NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
 
 
@@ -130,3 +142,82 @@ def _model_environment(example: Example, port: int) -> Mapping[str, str]:
         "COG_PREDICT_TYPE_STUB": example.predict,
         "PYTHONDONTWRITEBYTECODE": "1",  # the folder belongs to the package
     }
+
+
+Ask = Callable[[httpx.AsyncClient], Awaitable[bool]]
+
+
+class Expected(Struct, frozen=True):
+    """A part, and the conditions of its readiness."""
+
+    part: str
+    asks: Sequence[Ask]
+
+
+def answers_200(url: str) -> Ask:
+    """Return the condition that this page of the part answers 200."""
+
+    async def ask(client: httpx.AsyncClient) -> bool:
+        return (await client.get(url)).status_code == httpx.codes.OK
+
+    return ask
+
+
+def runs_models(url: str) -> Ask:
+    """Return the condition that this Cog server's setup is done."""
+
+    async def ask(client: httpx.AsyncClient) -> bool:
+        return (await client.get(f"{url}/health-check")).json()["status"] in ("READY", "BUSY")
+
+    return ask
+
+
+def is_registered(redis: Redis, served: Served) -> Ask:
+    """Return the condition that the catalogue has the model, so that the API accepts predictions for it."""
+    catalog = Catalog(redis, Scripts(Gatherer(redis)), SystemClock())
+
+    async def ask(_: httpx.AsyncClient) -> bool:
+        return await catalog.version(served.example.name, served.version) is not None
+
+    return ask
+
+
+async def until_ready(
+    expected: Sequence[Expected], *, home: Home, supervisor: Supervisor, say: Callable[[str], None], limit_s: float
+) -> None:
+    """Return when all are ready. Raises UpError with the part that is not, and the end of its log."""
+    waiting = {one.part: one for one in expected}
+    async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_S) as client:
+        with anyio.move_on_after(limit_s):
+            while waiting:
+                for one in list(waiting.values()):
+                    refuse_if_hopeless(one.part, home, supervisor)
+                    if await _is_ready(one, client):
+                        say(f"{one.part} is ready")
+                        del waiting[one.part]
+                await anyio.sleep(LOOK_S)
+    if waiting:
+        part, *others = waiting
+        also = f" Nor did {', '.join(others)}." if others else ""
+        raise UpError(f"{part} did not become ready within {limit_s:g} s.{also} {_log_of(part, home)}")
+
+
+def refuse_if_hopeless(part: str, home: Home, supervisor: Supervisor) -> None:
+    """Raise UpError if a part has died several times before it was ready."""
+    if supervisor.ends[part] >= HOPELESS_ENDS:
+        raise UpError(f"{part} does not start. {_log_of(part, home)}")
+
+
+async def _is_ready(one: Expected, client: httpx.AsyncClient) -> bool:
+    try:
+        for ask in one.asks:
+            if not await ask(client):
+                return False
+    except (httpx.TransportError, BackendUnavailable, ValueError, KeyError):  # not listening yet, or another program
+        return False
+    return True
+
+
+def _log_of(part: str, home: Home) -> str:
+    end = "".join(f"\n  {line}" for line in home.last_lines(part))
+    return f"Its log, {home.log(part)}, ends with:{end}" if end else f"Its log, {home.log(part)}, is empty."

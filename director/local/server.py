@@ -10,7 +10,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -160,7 +159,7 @@ def _running(server: EmbeddedServer, home: Home) -> Generator["subprocess.Popen[
     try:
         # through `child`, so that it does not outlive us; in its own session, so that Ctrl-C reaches us first
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), *part.command],
+            child.bound(*part.command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -6,11 +6,11 @@ No part outlives the supervisor: when its block ends, each part is asked to end,
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -39,46 +39,35 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Kept(Struct):
-    """A part with its process."""
-
     part: Part
     scope: anyio.CancelScope
     gone: anyio.Event
     process: Process | None = None
 
 
+@dataclass(slots=True)
 class Supervisor:
     """Runs parts by name. `say` writes to the user, `changed` is called after each start, `open_log` opens a part's
-    log.
+    log. `ends` counts how often each part died by itself.
     """
 
-    def __init__(
-        self,
-        tasks: TaskGroup,
-        *,
-        open_log: Callable[[str], int],
-        say: Callable[[str], None],
-        changed: Callable[[], None],
-        first_pause_s: float = FIRST_PAUSE_S,
-        longest_pause_s: float = LONGEST_PAUSE_S,
-    ) -> None:
-        self._tasks = tasks
-        self._open_log = open_log
-        self._say = say
-        self._changed = changed
-        self._first_pause_s = first_pause_s
-        self._longest_pause_s = longest_pause_s
-        self._stages: list[list[Kept]] = []
-        self._is_forced = False
-        self.marks: dict[str, Mark] = {}
-        self.ends: Counter[str] = Counter()  # how often each part died by itself
+    tasks: TaskGroup
+    open_log: Callable[[str], int]
+    say: Callable[[str], None]
+    changed: Callable[[], None]
+    first_pause_s: float = FIRST_PAUSE_S
+    longest_pause_s: float = LONGEST_PAUSE_S
+    marks: dict[str, Mark] = field(default_factory=dict)
+    ends: Counter[str] = field(default_factory=Counter)
+    _stages: list[list[Kept]] = field(default_factory=list)
+    _is_forced: bool = False
 
     def start(self, parts: Sequence[Part]) -> None:
         """Start these parts as one stage: they are ended together, after all later stages."""
         stage = [Kept(part, anyio.CancelScope(shield=True), anyio.Event()) for part in parts]
         self._stages.append(stage)
         for kept in stage:
-            self._tasks.start_soon(self._keep, kept)
+            self.tasks.start_soon(self._keep, kept)
 
     async def stop(self) -> None:
         """End every part, the last stage first; the next stage follows when all of it is gone."""
@@ -108,7 +97,7 @@ class Supervisor:
             kept.gone.set()
 
     async def _run(self, kept: Kept) -> None:
-        part, pause_s = kept.part, self._first_pause_s
+        part, pause_s = kept.part, self.first_pause_s
         while True:
             began = time.monotonic()
             kept.process = await self._launch(part)
@@ -116,17 +105,17 @@ class Supervisor:
             signal_group(kept.process.pid, signal.SIGKILL)  # a worker of it may still run
             self.ends[part.name] += 1
             if time.monotonic() - began >= LONG_RUN_S:
-                pause_s = self._first_pause_s
-            self._say(f"{part.name} ended ({how_it_ended(code)}); starting it again in {pause_s:g} s")
+                pause_s = self.first_pause_s
+            self.say(f"{part.name} ended ({how_it_ended(code)}); starting it again in {pause_s:g} s")
             await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 2, self._longest_pause_s)
+            pause_s = min(pause_s * 2, self.longest_pause_s)
 
     async def _launch(self, part: Part) -> Process:
-        log = self._open_log(part.name)
+        log = self.open_log(part.name)
         try:
             # in its own session: Ctrl-C in the terminal reaches only `up`, which ends the parts in order
             process = await anyio.open_process(
-                [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), *part.command],
+                child.bound(*part.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -139,7 +128,7 @@ class Supervisor:
         found = mark(process.pid)
         if found is not None:
             self.marks[part.name] = found
-            self._changed()
+            self.changed()
         return process
 
     async def _end(self, kept: Kept) -> None:
@@ -167,14 +156,7 @@ async def supervising(
 ) -> AsyncGenerator[Supervisor, None]:
     """Yield a supervisor. All its parts are gone when the block is left."""
     async with anyio.create_task_group() as tasks:
-        supervisor = Supervisor(
-            tasks,
-            open_log=open_log,
-            say=say,
-            changed=changed,
-            first_pause_s=first_pause_s,
-            longest_pause_s=longest_pause_s,
-        )
+        supervisor = Supervisor(tasks, open_log, say, changed, first_pause_s, longest_pause_s)
         try:
             yield supervisor
         finally:

@@ -27,9 +27,16 @@ from director.core.errors import BackendUnavailable, DirectorError
 from director.core.settings import CommonSettings, load
 from director.local import DEFAULT_HOME, parts
 from director.local.home import UP, Home
-from director.local.parts import Served
+from director.local.parts import (
+    Expected,
+    Served,
+    answers_200,
+    is_registered,
+    refuse_if_hopeless,
+    runs_models,
+    until_ready,
+)
 from director.local.processes import UpError, claimable, end, is_alive, mark
-from director.local.readiness import Expected, answers_200, is_registered, refuse_if_hopeless, runs_models, until_ready
 from director.local.server import VALKEY, EmbeddedServer, find_binary
 from director.local.supervisor import supervising
 from director.runtime.startup import raise_descriptor_limit

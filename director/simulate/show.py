@@ -1,6 +1,7 @@
 """Show reports as text, with a column for each policy and number of slots, or as a picture."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from director.core.errors import SettingsError
 from director.core.ids import LANES
+from director.core.policy import Lane
 from director.simulate.report import Report, TraceReport
 
 if TYPE_CHECKING:
@@ -59,8 +61,9 @@ def _rows(reports: Sequence[Report]) -> dict[str, Cell]:
     groups = list(dict.fromkeys(chain.from_iterable(report.waits for report in reports)))
     rows: dict[str, Cell] = {}
     for group in groups:
+        who = {"heaviest": "heaviest 10 %", "lightest": "lightest half"}.get(group, group)
         for what in ("p50", "p90", "p99"):
-            rows[f"wait, s: {_who(group)} {what}"] = _wait_cell(group, what)
+            rows[f"wait, s: {who} {what}"] = partial(_wait, group=group, what=what)
     rows["utilisation, %"] = lambda report: f"{100 * report.utilisation:.1f}"
     rows["runs a minute"] = lambda report: f"{report.per_minute:.1f}"
     rows["all done after"] = lambda report: _span(report.span_s)
@@ -68,36 +71,25 @@ def _rows(reports: Sequence[Report]) -> dict[str, Cell]:
     rows["waiting, most"] = lambda report: f"{report.waiting_most:,}"
     rows["Jain's index of fair shares"] = lambda report: "–" if report.jain is None else f"{report.jain:.3f}"
     for code in sorted({code for report in reports for code in report.refused}):
-        rows[f"refused: {code}"] = _refused_cell(code)
+        rows[f"refused: {code}"] = partial(_refused, code=code)
     for lane in LANES:
-        kept = next((report.objectives[lane] for report in reports if lane in report.objectives), None)
-        if kept:
-            rows[f"{lane} started in time, %"] = _kept_cell(lane)
+        if any(lane in report.objectives for report in reports):
+            rows[f"{lane} started in time, %"] = partial(_kept, lane=lane)
     return rows
 
 
-def _who(group: str) -> str:
-    return {"heaviest": "heaviest 10 %", "lightest": "lightest half"}.get(group, group)
+def _wait(report: Report, *, group: str, what: str) -> str:
+    wait = report.waits.get(group)
+    return "–" if wait is None else f"{getattr(wait, what):.2f}"
 
 
-def _wait_cell(group: str, what: str) -> Cell:
-    def cell(report: Report) -> str:
-        wait = report.waits.get(group)
-        return "–" if wait is None else f"{getattr(wait, what):.2f}"
-
-    return cell
+def _refused(report: Report, *, code: str) -> str:
+    return f"{report.refused.get(code, 0):,}"
 
 
-def _refused_cell(code: str) -> Cell:
-    return lambda report: f"{report.refused.get(code, 0):,}"
-
-
-def _kept_cell(lane: str) -> Cell:
-    def cell(report: Report) -> str:
-        kept = next((kept for name, kept in report.objectives.items() if name == lane), None)
-        return "–" if kept is None else f"{100 * kept.kept:.1f} {'≥' if kept.ok else '<'} {100 * kept.share:g}"
-
-    return cell
+def _kept(report: Report, *, lane: Lane) -> str:
+    kept = report.objectives.get(lane)
+    return "–" if kept is None else f"{100 * kept.kept:.1f} {'≥' if kept.ok else '<'} {100 * kept.share:g}"
 
 
 def _span(seconds: float) -> str:

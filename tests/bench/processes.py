@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -78,7 +77,7 @@ def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) ->
     with tempfile.NamedTemporaryFile(prefix=f"director-bench-{name}-") as log:
         process = subprocess.Popen(
             # by way of that, so that it does not outlive us, however we end
-            [sys.executable, "-I", "-S", str(until_we_end.__file__), str(os.getpid()), *command],
+            until_we_end.bound(*command),
             cwd=cwd,
             env=variables,
             stdin=subprocess.DEVNULL,

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import get_args
 
 import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.scripts import Admission
-from director.cli.queues import MODES, MOST_STREAMS, report, table
+from director.cli.queues import report, table
 from director.core.errors import QueueRefused
-from director.core.policy import MAX_STREAMS, Burn, Burns, Objective, Objectives, Policy
+from director.core.policy import Burn, Burns, Objective, Objectives, Policy
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.queues import Queues, Tenant
@@ -266,8 +264,3 @@ async def test_invalid_number_of_streams_is_a_usage_error(run: Run, streams: str
     ended = await run("resize", MODEL, streams)
     assert ended.returncode == 2
     assert "usage: director queues resize" in ended.stderr
-
-
-def test_options_match_what_queues_accept() -> None:
-    assert MOST_STREAMS == MAX_STREAMS
-    assert get_args(Admission) == MODES

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import pytest
@@ -14,15 +14,13 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.cli.accounts import POLICIES, REASONS
-from director.cli.accounts import TYPES as TYPES_OF_CLI
 from director.cli.main import main
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import lowest_id_at
 from director.core.policy import Policy as QueuePolicy
 from director.core.settings import ApiSettings
-from director.store.accounts import TYPES, Accounts, Policy, Reason
+from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.suspensions import SETTLED_S, Ended, Suspensions
 from tests.support.api import api_client
@@ -353,7 +351,3 @@ async def test_unknown_account_cannot_be_suspended(suspensions: Suspensions, red
         with pytest.raises(SettingsError, match="there is no account"):
             await act
     assert not await redis.exists(keys.settling(), keys.suspensions())
-
-
-def test_command_line_uses_the_same_policies_and_reasons() -> None:
-    assert (get_args(Policy), get_args(Reason), TYPES) == (POLICIES, REASONS, TYPES_OF_CLI)

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from director.cli import predictions
-from director.cli.arguments import input_value, model_name, port_number
+from director.cli.arguments import model_name, port_number
 from director.cli.backend import Nowhere, redis_url
 from director.cli.client import FileFault, Seen, parse_input, save_output, service
 from director.cli.main import main
-from director.cli.output import print_json
 from director.cli.printing import Printer
+from director.cli.tables import print_json
 from director.core.states import Status
 from director.local.home import Home, State
 
@@ -173,7 +173,7 @@ def test_ctrl_c_exits_with_130(monkeypatch):
     def interrupted(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(predictions, "_get", interrupted)
+    monkeypatch.setattr(predictions, "service", interrupted)
     assert main(["get", "x"]) == 130
 
 
@@ -320,7 +320,7 @@ def test_unreadable_file_is_reported_in_one_line(capsys):
 @pytest.mark.parametrize("text", ["text", "=5"])
 def test_input_without_a_name_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="name=value"):
-        input_value(text)
+        parse_input(text)
 
 
 def test_output_file_is_saved(tmp_path):
@@ -455,8 +455,7 @@ def test_model_text_cannot_control_a_terminal_and_is_unchanged_elsewhere(monkeyp
         out, err = kind(), kind()
         Printer(out, err).show(looks)
         monkeypatch.setattr("sys.stdout", kind())
-        predictions._print_facts(looks)
-        told = (out.getvalue(), err.getvalue(), sys.stdout.getvalue())
+        told = (out.getvalue(), err.getvalue(), predictions._facts(looks))
         if kind is io.StringIO:
             assert all(words in text for text in told)
         for text in told if kind is Terminal else ():

@@ -89,7 +89,7 @@ def test_exit_codes_match_their_table(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIRECTOR_REDIS_URL", raising=False)
     found = {code("down"), code("queues"), code("nonsense")}
-    monkeypatch.setattr("director.cli.serve._down", interrupted)
+    monkeypatch.setattr("director.local.up.down", interrupted)
     assert found | {code("down")} == set(EXIT_CODES)
 
 

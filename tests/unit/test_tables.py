@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from director.cli.output import cut, fitted, folded
+from director.cli.tables import cut, fitted, folded
 
 NAMES = ("queue", "waiting", "state")
 WORDS = ("queue", "state")

@@ -173,20 +173,20 @@ def test_screen_is_never_larger_than_the_terminal(width: int, height: int, typed
         state = pressed(state, key, shown(state, known)).state
     lines = screen(state, seen(known, away="Redis is away"), width=width, height=height)
     assert len(lines) <= height
-    assert all(cell_len(line.text) <= width for line in lines)
+    assert all(cell_len(line.plain) <= width for line in lines)
 
 
 def test_selected_queue_is_always_on_the_screen() -> None:
     known = [Row(queue(f"many/model-{n:02d}:1")) for n in range(80)]
     for at in (0, 20, 79):
         lines = screen(State(selected=known[at].queue.name), seen(known), width=80, height=24)
-        assert [line.text.split()[1] for line in lines if line.style == "selected"] == [known[at].queue.name]
-        assert lines[3].text.split()[0] == "queue"
+        assert [line.plain.split()[1] for line in lines if line.style == "reverse"] == [known[at].queue.name]
+        assert lines[3].plain.split()[0] == "queue"
         assert len(lines) == 24
 
 
 def test_totals_cover_all_queues_and_late_webhooks() -> None:
-    totals = screen(State(), seen(rows()), width=None)[1].text
+    totals = screen(State(), seen(rows()), width=None)[1].plain
     assert totals == "waiting 6  running 4 of 4  delayed 0  dead 0  webhooks owed 2 (1 late)  starts 63/min"
 
 
@@ -199,15 +199,15 @@ def test_worst_findings_are_above_the_queues_if_there_is_room() -> None:
     ]
     known = seen(rows())
     known = replace(known, snapshot=replace(known.snapshot, findings=found))
-    told = [line.text for line in screen(State(), known, width=80, height=24) if line.text.startswith("! ")]
+    told = [line.plain for line in screen(State(), known, width=80, height=24) if line.plain.startswith("! ")]
     assert [line.split(":")[0] for line in told] == ["! Paused 0", "! Paused 1", "! Paused 2"]
     assert "\x1b" not in told[0]
-    assert not [line for line in screen(State(), known, width=80, height=10) if line.text.startswith("! ")]
+    assert not [line for line in screen(State(), known, width=80, height=10) if line.plain.startswith("! ")]
 
 
 def test_screen_of_a_queue_shows_its_accounts() -> None:
     state = replace(State(), view="queue", selected=QueueName("acme/b:1"))
-    text = [line.text for line in screen(state, seen(rows()), width=80, height=60)]
+    text = [line.plain for line in screen(state, seen(rows()), width=80, height=60)]
     assert "  high     1 waiting; in its streams 1 █▁" in text
     assert any(line.split()[:3] == ["account-7", "1", "2"] for line in text)
 
@@ -218,8 +218,8 @@ def test_f_shows_all_findings() -> None:
         code="webhooks_late", level="bad", title="Webhooks are late", detail="w" * 99, ask="director doctor"
     )
     found = replace(found, snapshot=replace(found.snapshot, findings=[finding, finding]))
-    assert any("2 findings: press f" in line.text for line in screen(State(), found, width=80, height=24))
-    told = [line.text for line in screen(typed(State(), "f"), found, width=80, height=24)]
+    assert any("2 findings: press f" in line.plain for line in screen(State(), found, width=80, height=24))
+    told = [line.plain for line in screen(typed(State(), "f"), found, width=80, height=24)]
     assert told.count("Webhooks are late") == 2
     assert "  → director doctor" in told
     assert typed(State(), "f", "p").asked is None
