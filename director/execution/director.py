@@ -29,15 +29,13 @@ from director.core.runner_config import runner_config
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
-from director.execution.consumer import ClaimPlanner, Consumer
-from director.execution.ends import Limits, Stop
+from director.execution.consumer import ClaimPlanner, Consumer, Wakeup
 from director.execution.executor import Executor
-from director.execution.file_inputs import FileInputs
 from director.execution.heartbeat import Heartbeat
 from director.execution.metering import DirectorGauges, Metering
 from director.execution.moderation import Moderator
-from director.execution.storing import Storing
-from director.execution.wakeup import Wakeup
+from director.execution.run_files import FileInputs, Storing
+from director.execution.tracker import Limits, Stop
 from director.files.caller_files import CallerFiles
 from director.files.store import OutputStore
 from director.runtime.tracing import Tracing

@@ -24,14 +24,27 @@ from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.schema import Claim, Stored
 from director.core.states import Status
-from director.execution.active_claims import ActiveClaim, ActiveClaims
-from director.execution.ends import CLAIMED_AHEAD, RULES, ErrorClass, Finish, GiveBack, Judged, Limits, backoff_s
-from director.execution.file_inputs import FileInputs
+from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
 from director.execution.moderation import Moderator
-from director.execution.progress import Progress
-from director.execution.storing import StoredFile, Storing
-from director.execution.tracker import Ask, Halt, Happening, Remember, Tell, Tracker, Write
+from director.execution.run_files import FileInputs, StoredFile, Storing
+from director.execution.tracker import (
+    CLAIMED_AHEAD,
+    RULES,
+    Ask,
+    ErrorClass,
+    Finish,
+    GiveBack,
+    Halt,
+    Happening,
+    Judged,
+    Limits,
+    Remember,
+    Tell,
+    Tracker,
+    Write,
+    backoff_s,
+)
 from director.execution.uploads import Upload, Uploaded
 from director.files.store import FileName
 from director.runtime import crash

@@ -17,11 +17,9 @@ from director.core.schema import Record, spent_attempts
 from director.core.states import Status
 from director.core.trace_context import TraceHeaders
 from director.execution.active_claims import ActiveClaims
-from director.execution.ends import CODES, FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack
-from director.execution.tracker import Tracker
-from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
-from director.runtime.metrics.series import Counter
-from director.runtime.metrics.table import METRICS, QueueNames
+from director.execution.tracker import CODES, FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack, Tracker
+from director.runtime.metric_table import METRICS, QueueNames
+from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Ended, HealthStatus, Outcome
 from director.servers.server import Server

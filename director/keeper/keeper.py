@@ -33,9 +33,8 @@ from director.keeper.scale import ScaleRoute
 from director.keeper.tidier import Tidier
 from director.keeper.warden import Warden
 from director.runtime import process
-from director.runtime.health import Health, redis_check, serve_http
-from director.runtime.metrics.registry import Pulse
-from director.runtime.tracing import OFF, Tracing, tracing_of
+from director.runtime.metrics import Pulse
+from director.runtime.tracing import OFF, Tracing
 from director.store.services import Services
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
@@ -80,7 +79,7 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
     metering = Metering(most_queues=settings.metrics_queues)
     services = Services(redis, meter=metering.redis)
     sender.on_sent = metering.webhooks.sent
-    tracing = tracing_of("keeper", accounts=settings.trace_accounts)
+    tracing = process.tracing_of("keeper", accounts=settings.trace_accounts)
     try:
         yield Keeper(settings, services, sender, metering=metering, tracing=tracing)
     finally:
@@ -130,9 +129,9 @@ class Keeper:
         self.expirer.on_expired, self.courier.on_put_off = metering.expired, metering.put_off
         webhooks.on_told = metering.webhooks.told
         self.scale = ScaleRoute(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
-        self.health = Health()
+        self.health = process.Health()
         self.health.metrics = metering.registry
-        self.health.checks = {"redis": redis_check(redis), "durability": self._durability_known}
+        self.health.checks = {"redis": process.redis_check(redis), "durability": self._durability_known}
         if store is not None:
             self.health.checks["files"] = StoreCheck(store, clock).missing
 
@@ -155,7 +154,7 @@ class Keeper:
     async def serve_health(self, started: Callable[[int], None]) -> None:
         """Answer /livez, /readyz, /metrics and /scale forever."""
         app = self.health.app([self.scale.route])
-        await serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
+        await process.serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
 
     async def drain(self) -> None:
         """Let deliveries under way end, for up to DRAIN_S. Other roles have nothing to drain: each act is one

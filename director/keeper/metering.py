@@ -5,8 +5,8 @@ from typing import Final, get_args
 from director.broker.scripts import Repair, Requeued
 from director.core.ids import QueueName
 from director.keeper.observer import Observer, StateCollector
-from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
-from director.runtime.metrics.table import QueueNames
+from director.runtime.metric_table import QueueNames
+from director.runtime.metrics import RedisMeter, Registry, WebhookMeter
 
 BECAME: Final[tuple[Requeued, ...]] = ("waiting", "delayed", "dead")
 

@@ -26,7 +26,7 @@ from director.core.ids import Partition, PredictionId, QueueName
 from director.core.policy import Burns, Lane, burns
 from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
-from director.runtime.metrics.table import METRICS, OTHER, QueueNames
+from director.runtime.metric_table import METRICS, OTHER, QueueNames
 from director.runtime.sweep import repeat, sweep
 from director.store.queue_history import QueueHistory
 

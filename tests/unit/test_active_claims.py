@@ -17,8 +17,7 @@ from director.execution.active_claims import (
     ActiveClaims,
 )
 from director.execution.director import HAND_BACK_S, TELL_S
-from director.execution.ends import Limits, Stop
-from director.execution.tracker import Tracker
+from director.execution.tracker import Limits, Stop, Tracker
 from director.local import parts
 from director.servers.runners.cog import LET_GO_PATIENCE_S
 from director.servers.runners.runner import Accepted, Began, Capabilities, Ended, Outcome, RunRequest

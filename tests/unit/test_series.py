@@ -5,7 +5,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
 
-from director.runtime.metrics.series import counters, histograms, summaries
+from director.runtime.metrics import counters, histograms, summaries
 
 BOUNDS = (0.005, 0.1, 1.0, 2.5, 60.0)
 VALUES = (0.0, 0.005, 0.0050001, 0.1, 1, 2.5, 2.6, 60, 1e9)

@@ -13,22 +13,27 @@ from director.core.ids import PredictionId, QueueName
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent
 from director.execution import tracker as tracker_module
-from director.execution.ends import (
+from director.execution.tracker import (
     CODES,
     DRAINED,
     FAULTS,
     RULES,
     STOPS,
     VERDICTS,
+    Ask,
+    Effect,
     ErrorClass,
     Finish,
     GiveBack,
+    Halt,
     Judged,
     Limits,
     Stop,
+    Tell,
+    Tracker,
     Verdict,
+    Write,
 )
-from director.execution.tracker import Ask, Effect, Halt, Tell, Tracker, Write
 from director.execution.uploads import Upload, Uploaded
 from director.servers.runners.runner import (
     Began,
