@@ -8,7 +8,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Coroutine, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -35,30 +35,32 @@ DRAIN_WAIT_S: Final = 5.0
 CANCEL_ANSWER_S: Final = 1.0
 
 
+@dataclass(eq=False)
 class ActiveClaim:
     """One claim and its run. The flags say why following ended early: `is_lost`, the claim is another director's;
     `is_stuck`, the server ignored every cancel; `never_began`, it was stopped before its start; `is_left`, another
     director follows it on its server.
     """
 
-    def __init__(self, claim: Claim, tracker: Tracker, runner: Runner, clock: Clock) -> None:
-        self.claim = claim
-        self.tracker = tracker
-        self.runner = runner
-        self.is_lost = False
-        self.is_stuck = False
-        self.never_began = False
-        self.is_left = False
-        self._clock = clock
-        self._claimed_at = clock.monotonic()
-        self._following: asyncio.Task[object] | None = None
-        self._stopping: asyncio.Task[None] | None = None
-        self._limit: asyncio.TimerHandle | None = None
-        self._stop_until = math.inf
-        self._detached: asyncio.Event | None = None
-        self._older: ActiveClaim | None = None
-        self._is_detached = False
-        self._is_cut = False
+    claim: Claim
+    tracker: Tracker
+    runner: Runner
+    clock: Clock
+    is_lost: bool = False
+    is_stuck: bool = False
+    never_began: bool = False
+    is_left: bool = False
+    _following: asyncio.Task[object] | None = None
+    _stopping: asyncio.Task[None] | None = None
+    _limit: asyncio.TimerHandle | None = None
+    _stop_until: float = math.inf
+    _detached: asyncio.Event | None = None
+    _older: "ActiveClaim | None" = None
+    _is_detached: bool = False
+    _is_cut: bool = False
+
+    def __post_init__(self) -> None:
+        self._claimed_at = self.clock.monotonic()
 
     @cached_property
     def stop_asked(self) -> asyncio.Event:
@@ -68,7 +70,7 @@ class ActiveClaim:
     @property
     def claimed_ms(self) -> int:
         """Milliseconds since the claim, by this process's clock."""
-        return round((self._clock.monotonic() - self._claimed_at) * 1000)
+        return round((self.clock.monotonic() - self._claimed_at) * 1000)
 
     async def follow(self, following: Coroutine[None, None, None]) -> None:
         """Follow the run until it has ended or was abandoned. From then on the server is asked nothing about it.
@@ -123,7 +125,7 @@ class ActiveClaim:
             self.stop_asked.set()
             log.info("stopping a run", extra={"prediction": self.claim.id, "why": why})
         wait_s = DRAIN_WAIT_S if why is Stop.DRAIN else CANCEL_WAIT_S
-        self._stop_until = min(self._stop_until, self._clock.monotonic() + wait_s)
+        self._stop_until = min(self._stop_until, self.clock.monotonic() + wait_s)
         is_running = not (self.is_lost or self._is_detached or self.tracker.is_over)
         if self.tracker.stopped is not None and self._stopping is None and is_running:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
@@ -137,15 +139,10 @@ class ActiveClaim:
 
     def apply_hold(self, hold: Hold) -> None:
         """Do what Redis answered about the claim."""
-        match hold:
-            case "lost":
-                self.lose()
-            case "user":
-                self.stop(Stop.USER)
-            case "deadline":
-                self.stop(Stop.DEADLINE)
-            case "held":
-                pass
+        if hold == "lost":
+            self.lose()
+        elif hold != "held":
+            self.stop(Stop(hold))
 
     async def _stop(self) -> None:
         if self.tracker.began_at is None and self._following is not None:
@@ -155,7 +152,7 @@ class ActiveClaim:
             return
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
-        while self._clock.monotonic() < self._stop_until:
+        while self.clock.monotonic() < self._stop_until:
             is_drain = self.tracker.stopped is Stop.DRAIN
             if is_drain and self.tracker.is_accepted:
                 # the server runs it without us, and another director follows it further
@@ -165,7 +162,7 @@ class ActiveClaim:
             if not (is_drain and self.runner.capabilities.resumes):  # a run that resumes is accepted soon, then left
                 await self._ask_to_stop()
             pause = next(pauses, pause)
-            await self._clock.sleep(pause)
+            await self.clock.sleep(pause)
         log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
         self.is_stuck = True
         self._cut()
@@ -213,12 +210,8 @@ class ActiveClaims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def added(self, active: ActiveClaim) -> AbstractContextManager[None]:
-        """Let heartbeats, cancels and drains find the claim while the context lasts."""
-        return _Added(self, active)
-
     def add(self, active: ActiveClaim) -> None:
-        """Add a claim. An older claim of the same prediction counts as lost."""
+        """Let heartbeats, cancels and drains find the claim. An older claim of the same prediction counts as lost."""
         if (older := self._claims.get(active.claim.id)) is not None:
             active.replace(older)
         self._claims[active.claim.id] = active
@@ -254,18 +247,6 @@ class ActiveClaims:
             active.stop(why)
 
 
-class _Added(AbstractContextManager[None]):
-    def __init__(self, claims: ActiveClaims, active: ActiveClaim) -> None:
-        self._claims = claims
-        self._active = active
-
-    def __enter__(self) -> None:
-        self._claims.add(self._active)
-
-    def __exit__(self, *_: object) -> None:
-        self._claims.remove(self._active)
-
-
 # Write what a run shows to Redis, gathered: events of about 10 ms leave as one `advance`.
 #
 # Output that comes after a longer pause leaves at once, since a reader may be waiting. There is one `Progress` per
@@ -276,35 +257,22 @@ GATHER_S: Final = 0.01
 AWAY_S: Final = 1.0
 
 
+@dataclass(eq=False)
 class Progress:
     """The events of one claim on their way to Redis. `seq` is the number of the last event known to be stored."""
 
-    def __init__(self, active: ActiveClaim, scripts: Scripts, clock: Clock, outbox: Outbox | None) -> None:
-        self.seq = active.claim.record.seq
-        self._active = active
-        self._scripts = scripts
-        self._clock = clock
-        self._outbox = outbox
+    active: ActiveClaim
+    scripts: Scripts
+    outbox: Outbox | None
+    _remote: str = ""
+    _wrote_at: float = float("-inf")
+    _timer: asyncio.TimerHandle | None = None
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.seq = self.active.claim.record.seq
         self._unwritten: list[NewEvent] = []
-        self._remote = ""
         self._untold: list[WebhookEvent] = []
-        self._wrote_at = float("-inf")
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    # made when first used: most runs are short and never write
-
-    @cached_property
-    def _news(self) -> asyncio.Event:
-        return asyncio.Event()
-
-    @cached_property
-    def _is_urgent(self) -> asyncio.Event:
-        return asyncio.Event()
-
-    @cached_property
-    def _writing(self) -> asyncio.Lock:
-        return asyncio.Lock()
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
         """Write these events soon, output at once. The run has begun."""
@@ -327,10 +295,10 @@ class Progress:
         if self._task is not None:
             async with self._writing:
                 self._task.cancel()
-        if self._remote and not self._active.is_lost:  # the last write does not carry it
+        if self._remote and not self.active.is_lost:  # the last write does not carry it
             with contextlib.suppress(BackendUnavailable):
                 await self.run_once()
-        if not self._active.is_lost:
+        if not self.active.is_lost:
             self._tell(self._untold, started_ms=None)
         return tuple(self._unwritten)
 
@@ -343,13 +311,13 @@ class Progress:
     async def run_once(self) -> Hold:
         """Write all that is unwritten. A write whose answer was lost is not repeated: its numbers tell."""
         events, told = tuple(self._unwritten), tuple(self._untold)
-        remote, claim = self._remote, self._active.claim
+        remote, claim = self._remote, self.active.claim
         crash.at("before_advance")
-        advanced = await self._scripts.advance(
+        advanced = await self.scripts.advance(
             claim.id,
             token=claim.token,
             seq=self.seq,
-            ran_ms=self._active.tracker.ran_ms(self._clock.monotonic()),
+            ran_ms=self.active.tracker.ran_ms(self.active.clock.monotonic()),
             events=events,
             remote=remote,
         )
@@ -357,7 +325,7 @@ class Progress:
         self._remote = "" if self._remote == remote else self._remote
         del self._unwritten[: len(events)], self._untold[: len(told)]
         self.seq = advanced.seq
-        self._active.apply_hold(advanced.hold)
+        self.active.apply_hold(advanced.hold)
         if advanced.hold != "lost":
             self._tell(told, started_ms=advanced.started_ms)
         return advanced.hold
@@ -374,7 +342,8 @@ class Progress:
 
     def _begin(self) -> None:
         self._unset()
-        if not self._active.tracker.ended:  # else the last write carries all: a short run needs no other, and no task
+        if not self.active.tracker.ended:  # else the last write carries all: a short run needs no other, and no task
+            self._news, self._is_urgent, self._writing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def _unset(self) -> None:
@@ -397,9 +366,9 @@ class Progress:
                 await self.run_once()
         except BackendUnavailable:
             self._news.set()
-            await self._clock.sleep(AWAY_S)
+            await self.active.clock.sleep(AWAY_S)
         except Exception:  # not the run's fault: the last write carries all of it
-            log.exception("writing progress failed", extra={"prediction": self._active.claim.id})
+            log.exception("writing progress failed", extra={"prediction": self.active.claim.id})
             return False
         return True
 
@@ -411,6 +380,6 @@ class Progress:
                 await asyncio.sleep(self._wrote_at + GATHER_S - asyncio.get_running_loop().time())
 
     def _tell(self, events: Sequence[WebhookEvent], *, started_ms: int | None) -> None:
-        if self._outbox is not None:
+        if self.outbox is not None:
             for event in events:
-                self._outbox.tell(event, started_ms=started_ms)
+                self.outbox.tell(event, started_ms=started_ms)

@@ -105,10 +105,13 @@ class Executor(Struct, kw_only=True, eq=False):
         """Run a claim up to its last write. Never raises for what the model server, the model or Redis does."""
         run = Run(self, claim, permit)
         try:
-            with self.claims.added(run.active):
+            self.claims.add(run.active)
+            try:
                 await run.follow()
                 end = await run.end()
                 finished = await run.settle(end)
+            finally:
+                self.claims.remove(run.active)
             if finished:
                 await run.notify()
                 await run.remove_unnamed_files(end)
@@ -128,11 +131,9 @@ class Run:
     def __init__(self, executor: Executor, claim: Claim, permit: Permit) -> None:
         record = claim.record
         self._executor = executor
-        self._scripts = executor.scripts
         self._clock = executor.clock
         self._servers = executor.servers
         self._metering = executor.metering
-        self._dice = executor.dice
         self._claim = claim
         self._permit = permit
         self._metering.claimed(record)
@@ -144,9 +145,7 @@ class Run:
         self.active = ActiveClaim(claim, tracker, permit.server.runner, self._clock)
         # not a method of this run: a circle of references would be left to the garbage collector
         self._outbox = Outbox(record, executor.post, partial(_snapshot, claim, tracker, self._clock))
-        self._progress = Progress(
-            self.active, self._scripts, self._clock, self._outbox if self._outbox.is_wanted else None
-        )
+        self._progress = Progress(self.active, executor.scripts, self._outbox if self._outbox.is_wanted else None)
         self._run_limit_s = executor.run_limit_s
         self._decided: Finish | GiveBack | None = None
         self._ahead_s = 0.0
@@ -275,7 +274,7 @@ class Run:
 
     async def _store(self, upload: Upload) -> Uploaded:
         storing = self._executor.storing
-        assert storing is not None  # noqa: S101 - for the type checker: without it the tracker asks for no upload
+        assert storing is not None  # noqa: S101 - without it the tracker asks for no upload
         self._has_files = True
         urls = await storing.store(self._claim.record, upload.files, self._known_files)
         self._bytes_ahead -= upload.size
@@ -284,8 +283,7 @@ class Run:
 
     async def _judge(self, ask: Ask) -> Judged:
         moderator, began_at = self._executor.moderator, self._tracker.began_at
-        assert moderator is not None  # noqa: S101 - for the type checker: without it the tracker never asks
-        assert began_at is not None  # noqa: S101 - for the type checker: it has an output
+        assert moderator is not None and began_at is not None  # noqa: S101, PT018 - the tracker asks about an output
         until_s = began_at + self._run_limit_s
         return await moderator.judge(self._claim.record, ask.output, until_s=until_s, cut=self.active.stop_asked)
 
@@ -349,9 +347,8 @@ class Run:
         """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
         if not isinstance(end, Finish):  # from here on another attempt may notify the caller
             self._outbox.drop()
-        self._servers.permits.release(
-            self._permit
-        )  # before the last write: the next claim then leaves together with it
+        # before the last write: the next claim then leaves together with it
+        self._servers.permits.release(self._permit)
         is_ours = await self._settle(end)
         self._spans.settled(end)
         return is_ours
@@ -371,7 +368,7 @@ class Run:
                     await self._give_back(end)
                     return False
                 crash.at("before_finish")
-                finished = await self._scripts.finish(
+                finished = await self._executor.scripts.finish(
                     self._claim.id,
                     token=self._claim.token,
                     status=end.status,
@@ -389,7 +386,7 @@ class Run:
                 )
             except BackendUnavailable:
                 # what failed together must not be sent again together
-                await self._clock.sleep(pause * (0.5 + self._dice()))
+                await self._clock.sleep(pause * (0.5 + self._executor.dice()))
                 pause = min(2 * pause, AWAY_MOST_S)
             else:
                 crash.at("after_finish")
@@ -409,12 +406,12 @@ class Run:
                 claim.record.attempt,
                 base_s=policy.backoff_s,
                 cap_s=policy.backoff_cap_s,
-                dice=self._dice(),
+                dice=self._executor.dice(),
                 asked_s=end.asked_s,
             )
         spent = end.fault is not None and RULES[end.fault].spent
         crash.at("before_release")
-        became = await self._scripts.release(
+        became = await self._executor.scripts.release(
             claim.id,
             token=claim.token,
             spent=spent,

@@ -15,7 +15,6 @@ from director.core.states import Status, WebhookEvent
 from director.execution.active_claims import ActiveClaim, Progress
 from director.execution.tracker import Limits, Stop, Tracker
 from director.servers.runners.runner import Began
-from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
@@ -64,12 +63,12 @@ def wire(scripts: Scripts) -> Wire:
 async def held(claim: Claim) -> ActiveClaim:
     tracker = Tracker(claim.record, Limits())
     tracker.apply(Began(), 0.0)
-    return ActiveClaim(claim, tracker, ScriptedRunner(), FakeClock())
+    return ActiveClaim(claim, tracker, ScriptedRunner(), SystemClock())
 
 
 @pytest.fixture
 async def progress(held: ActiveClaim, wire: Wire) -> AsyncGenerator[Progress]:
-    progress = Progress(held, wire, SystemClock(), None)
+    progress = Progress(held, wire, None)
     yield progress
     progress.drop()
     held.lose()
@@ -232,7 +231,7 @@ class Ear:
 
 async def test_what_is_to_be_told_does_not_pile_up_while_nothing_is_written(held: ActiveClaim, wire: Wire) -> None:
     ear: Any = Ear()
-    progress = Progress(held, wire, SystemClock(), ear)
+    progress = Progress(held, wire, ear)
     for _ in range(1000):
         progress.tell(WebhookEvent.LOGS)
     await progress.close()
