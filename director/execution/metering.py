@@ -17,7 +17,7 @@ from director.core.schema import Record, spent_attempts
 from director.core.states import Status
 from director.core.trace_context import TraceHeaders
 from director.execution.active_claims import ActiveClaims
-from director.execution.tracker import CODES, FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack, Tracker
+from director.execution.tracker import FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack, Tracker
 from director.runtime.metric_table import METRICS, QueueNames
 from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
@@ -31,7 +31,8 @@ NONE: Final = "none"
 OTHER: Final = "other"
 # The codes that this product gives; a server may answer with any other
 KNOWN: Final = frozenset(
-    {code for code, _ in (*CODES.values(), *VERDICTS.values())}
+    {fault.code for fault in FAULTS.values()}
+    | {code for code, _ in VERDICTS.values()}
     | {code for _, code, _ in STOPS.values()}
     | {"deadline_exceeded"}
 )
@@ -178,7 +179,7 @@ class _QueueSeries:
         self.ends: dict[tuple[Status, str], Counter] = {}
         # an alert rule does not see a rise of a counter that begins at one
         rows.given_back.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
-        rows.ends.labels(name, Status.FAILED, CODES[Outcome.FAILED][0])
+        rows.ends.labels(name, Status.FAILED, FAULTS[Outcome.FAILED].code)
 
 
 class _GaugeCollector(Collector):
@@ -263,7 +264,8 @@ class ClaimSpans:
 
     def ran(self, ended: Ended) -> None:
         """End the span of the run."""
-        self._end_run(error=FAULTS.get(ended.outcome, ""), facts={"outcome": ended.outcome})
+        fault = FAULTS.get(ended.outcome)
+        self._end_run(error=fault.kind if fault else "", facts={"outcome": ended.outcome})
 
     def settled(self, end: Finish | GiveBack | None) -> None:
         """End the span of the claim: `end` was written, or the claim was lost."""

@@ -1,9 +1,10 @@
-"""Track one attempt at one prediction, as a state machine without I/O.
+"""Track one attempt at one prediction, as a state machine without I/O, and decide its end by tables.
 
-It takes each event of the runner with its time, and returns the effects that the executor carries out. A tracker is
+The tracker takes each event of the runner with its time, and returns the effects that the executor carries out. It is
 made for one claim and thrown away with it, so that no state leaks from one prediction to the next. The model server is
-untrusted: sizes are bounded here, and only the fields of the runner's events are believed. After the run is over the
-attempt may go on: its files are stored (`director.execution.uploads`), then its output is judged.
+untrusted: sizes are bounded here, and only the fields of the runner's events are believed. Its word on how a run ended
+counts only where nothing asked the run to stop. After the run is over the attempt may go on: its files are stored
+(`director.execution.uploads`), then its output is judged.
 """
 
 from enum import StrEnum
@@ -17,24 +18,18 @@ from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
 from director.core.view import LINES_DROPPED, joined
 from director.execution.uploads import Upload, Uploaded, Uploads
-from director.servers.runners.runner import (
-    Accepted,
-    Began,
-    Ended,
-    Logged,
-    Measured,
-    Outcome,
-    Produced,
-    Received,
-    Restarted,
-    RunEvent,
-    Unreceived,
-)
+from director.servers.runners import runner
+from director.servers.runners.runner import Ended, Logged, Outcome, Produced, RunEvent
 
-# Decide what the end of a run makes of its prediction: one table for outcomes, one for reasons to stop. Pure.
-#
-# A model server's word on how a run ended counts only where nothing asked the run to stop. The bounds on what is kept
-# are here too.
+MOST_METRICS_BYTES: Final = 64 * 1024
+MOST_ERROR_CHARS: Final = 16 * 1024
+MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
+LINE_SOUGHT_CHARS: Final = 4096
+NULL: Final = Raw(b"null")
+# The wait for a server that had no room, unless the server says how long itself
+CAPACITY_S: Final = 1.0
+# The code of a claim that waited in this process for a slot while the runs before it took longer than expected
+CLAIMED_AHEAD: Final = "claimed_ahead"
 
 
 class ErrorClass(StrEnum):
@@ -60,9 +55,6 @@ RULES: Final[dict[ErrorClass, Rule]] = {
     ErrorClass.INPUT: Rule(again=False, spent=True),
 }
 
-# The wait for a server that had no room, unless the server says how long itself
-CAPACITY_S: Final = 1.0
-
 
 def backoff_s(
     error: ErrorClass, attempt: int, *, base_s: float, cap_s: float, dice: float, asked_s: float | None = None
@@ -76,12 +68,6 @@ def backoff_s(
     if not RULES[error].spent:
         return max(CAPACITY_S, asked)
     return max(dice * min(cap_s, base_s * 2.0 ** (attempt - 1)), asked)
-
-
-MOST_METRICS_BYTES: Final = 64 * 1024
-MOST_ERROR_CHARS: Final = 16 * 1024
-LINE_SOUGHT_CHARS: Final = 4096
-NULL: Final = Raw(b"null")
 
 
 class Limits(Struct, frozen=True):
@@ -139,24 +125,28 @@ DRAINED: Final = GiveBack(
     code="drained",
 )
 
-# The code of a claim that waited in this process for a slot while the runs before it took longer than expected
-CLAIMED_AHEAD: Final = "claimed_ahead"
 
-# The outcome of a run that was not asked to stop → its kind of fault. A success has no row.
-FAULTS: Final[dict[Outcome, ErrorClass]] = {
-    Outcome.FAILED: ErrorClass.MODEL,
-    Outcome.INVALID: ErrorClass.INPUT,
-    Outcome.REFUSED: ErrorClass.CAPACITY,
-    Outcome.LOST: ErrorClass.INFRASTRUCTURE,
-    Outcome.CANCELED: ErrorClass.INFRASTRUCTURE,
-}
-# The outcome → its code, and the error if the server gave no error or no attempt is left
-CODES: Final[dict[Outcome, tuple[str, str]]] = {
-    Outcome.FAILED: ("model_failed", "The model failed without saying why."),
-    Outcome.INVALID: ("invalid_input", "The model server refused the input without saying why."),
-    Outcome.REFUSED: ("refused", "The model server had no room for it."),
-    Outcome.LOST: ("server_lost", "The model server died while it ran, and it may not run again."),
-    Outcome.CANCELED: ("server_canceled", "The model server stopped it unasked, and it may not run again."),
+class Fault(Struct, frozen=True):
+    """`code` and `error` stand if the server gave none, or no attempt is left."""
+
+    kind: ErrorClass
+    code: str
+    error: str
+
+
+# The outcome of a run that was not asked to stop → its fault. A success has no row.
+FAULTS: Final[dict[Outcome, Fault]] = {
+    Outcome.FAILED: Fault(ErrorClass.MODEL, "model_failed", "The model failed without saying why."),
+    Outcome.INVALID: Fault(ErrorClass.INPUT, "invalid_input", "The model server refused the input without saying why."),
+    Outcome.REFUSED: Fault(ErrorClass.CAPACITY, "refused", "The model server had no room for it."),
+    Outcome.LOST: Fault(
+        ErrorClass.INFRASTRUCTURE, "server_lost", "The model server died while it ran, and it may not run again."
+    ),
+    Outcome.CANCELED: Fault(
+        ErrorClass.INFRASTRUCTURE,
+        "server_canceled",
+        "The model server stopped it unasked, and it may not run again.",
+    ),
 }
 # The reason to stop → the end, whatever the server answers. A drain has no row: it releases the claim.
 STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
@@ -201,16 +191,15 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
     fault = FAULTS.get(ended.outcome)
     if fault is None:
         return _finish(ended, limits, Status.SUCCEEDED, code="", error="")
-    code, error = CODES[ended.outcome]
-    code = ended.code or code
-    if not RULES[fault].again:
-        return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or error))
+    code = ended.code or fault.code
+    if not RULES[fault.kind].again:
+        return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or fault.error))
     if stopped is Stop.DRAIN:
         return DRAINED
     if code == CLAIMED_AHEAD:  # no server was asked, and another director may have a free slot now
         return GiveBack(fault=None, error="", code=code)
-    why = f"{error} ({_cut(ended.error)})" if ended.error else error
-    return GiveBack(fault=fault, error=why, code=code, asked_s=ended.retry_after_s)
+    why = f"{fault.error} ({_cut(ended.error)})" if ended.error else fault.error
+    return GiveBack(fault=fault.kind, error=why, code=code, asked_s=ended.retry_after_s)
 
 
 def released(end: Finish, judged: Judged, stopped: Stop | None) -> Finish | GiveBack:
@@ -260,9 +249,6 @@ def _finish(ended: Ended, limits: Limits, status: Status, *, code: str, error: s
 def _cut(error: str) -> str:
     """Shorten an error: it goes into the record and into every listing."""
     return error if len(error) <= MOST_ERROR_CHARS else error[:MOST_ERROR_CHARS] + " …"
-
-
-MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
 
 
 class Halt(Struct, frozen=True):
@@ -366,42 +352,40 @@ class Tracker:
 
     def apply(self, event: Happening, at: float) -> list[Effect]:
         """Return the effects of `event`, which came `at` seconds of a monotonic clock."""
-        if self.ended:
+        if self.ended or (self.over_at is not None and not isinstance(event, Uploaded | Judged)):
             return []
-        if isinstance(event, Uploaded):
-            return self._go_on(event)
-        if isinstance(event, Judged):
-            return [] if self._withheld is None else self._end_with(released(self._withheld, event, self.stopped))
-        return [] if self.is_over else self._follow(event, at)
-
-    def _follow(self, event: RunEvent, at: float) -> list[Effect]:
         match event:
-            case Began():
+            case runner.Began():
                 return self._begin(at)
-            case Accepted():
+            case runner.Accepted():
                 self.is_accepted = True
                 return [*self._begin(at), Remember(event.remote)]
-            case Produced():
+            case runner.Produced():
                 self._count(event, at)
                 return self._begin(at) + self._put(event)
-            case Received():
+            case runner.Received():
                 self._uploads.receive(event)
                 return self._begin(at)
-            case Unreceived():
+            case runner.Unreceived():
                 return self._begin(at) + self._give_up(Stop.TOO_LARGE if event.too_large else Stop.UNSTORED)
-            case Logged():
+            case runner.Logged():
                 return self._begin(at) + self._log(event)
-            case Measured():
-                metric = msgspec.json.encode(event)
-                return [*self._begin(at), *self._show(("metric", metric))]
-            case Restarted():
+            case runner.Measured():
+                return self._begin(at) + self._show(("metric", msgspec.json.encode(event)))
+            case runner.Restarted():
                 return self._restart(event.why)
             case Ended():
                 self.over_at = at
                 end = self._end(event)
-                if isinstance(end, GiveBack):  # its output is not kept
-                    return self._close(end)
-                return self._put(event)
+                return self._close(end) if isinstance(end, GiveBack) else self._put(event)  # a retry keeps no output
+            case Uploaded():
+                if not self._uploads.awaits(event.number):
+                    return []
+                if event.urls is None:
+                    return self._give_up(Stop.UNSTORED)
+                return self._show_all(self._uploads.uploaded(event))
+            case Judged():
+                return [] if self._withheld is None else self._end_with(released(self._withheld, event, self.stopped))
             case _:
                 assert_never(event)
 
@@ -419,12 +403,6 @@ class Tracker:
             self._files_bytes = 0
         self._files_bytes += upload.size
         return [upload] if self._files_bytes <= self.limits.files else self._give_up(Stop.TOO_LARGE)
-
-    def _go_on(self, answer: Uploaded) -> list[Effect]:
-        """Go on after an upload was stored or failed."""
-        if not self._uploads.awaits(answer.number):
-            return []
-        return self._give_up(Stop.UNSTORED) if answer.urls is None else self._show_all(self._uploads.uploaded(answer))
 
     def _give_up(self, why: Stop) -> list[Effect]:
         """Ignore further output and stop the run: its files will not be complete."""
