@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Final, NoReturn, Protocol
@@ -35,18 +36,16 @@ from director.runtime import process
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Delivery, Sender
 
-# Write the log to a sink: lines of JSON in a file, or signed POSTs to a receiver.
-#
-# Each sink keeps its own cursors, and moves one only when everything before it is safe. After a crash between the two
-# an entry comes again, and none is lost: a reader recognises copies by `partition` and `entry`.
-
 
 class SinkAway(DirectorError):
     """The sink cannot take anything now. The same batch is sent again later."""
 
 
 class AuditSink(Protocol):
-    """A sink. One for Kafka or NATS would wait for the acknowledgement, then store the cursor where it likes."""
+    """A sink moves a cursor only when everything before it is safe. After a crash between the two an entry comes again:
+    a reader recognises copies by `partition` and `entry`. One for Kafka or NATS would wait for the acknowledgement,
+    then store the cursor where it likes.
+    """
 
     async def cursors(self) -> Mapping[int, Cursor]:
         """Return the cursor of each partition; a partition that is missing is read from its oldest entry on."""
@@ -80,7 +79,6 @@ class FileSink:
         await anyio.to_thread.run_sync(self._write, batch)
 
     async def aclose(self) -> None:
-        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
 
@@ -121,21 +119,22 @@ class FileSink:
         self._cursors = cursors
 
 
+@dataclass(eq=False)
 class HttpSink:
     """Sends each batch as one signed webhook. Its cursors are in Redis, by the name of the sink."""
 
-    def __init__(self, url: str, *, name: str, secret: str, sender: Sender, redis: Redis, clock: Clock) -> None:
-        self._url = url
-        self._name = name
-        self._secret = secret
-        self._sender = sender
-        self._redis = redis
-        self._clock = clock
+    url: str
+    _: KW_ONLY
+    name: str
+    secret: str
+    sender: Sender
+    redis: Redis
+    clock: Clock
 
     async def cursors(self) -> Mapping[int, Cursor]:
         """Return the cursors that the last process of this name left."""
-        found = texts(await ask(lambda: self._redis.hgetall(keys.sink(self._name))))
-        return {int(partition): _cursor(*value.split(" ")) for partition, value in found.items()}
+        found = texts(await ask(lambda: self.redis.hgetall(keys.sink(self.name))))
+        return {int(name): msgspec.convert(value.split(" "), Cursor, strict=False) for name, value in found.items()}
 
     async def write(self, batch: Batch) -> None:
         """Send a batch until the receiver answers 2xx. A batch that is too large for it is sent in halves."""
@@ -154,27 +153,20 @@ class HttpSink:
 
     async def _send(self, batch: Batch) -> Delivery:
         span = [one.entry for one in (*batch.entries[:1], *batch.entries[-1:])] or [batch.cursor.entry]
-        return await self._sender.send(
-            self._url,
+        return await self.sender.send(
+            self.url,
             message_id="_".join(["audit", str(batch.partition), *span]),
-            body=msgspec.json.encode(
-                {"partition": batch.partition, "missed": batch.missed, "entries": batch.entries},
-            ),
-            secrets=[self._secret],
-            now_s=self._clock.now_ms() / 1000,
+            body=msgspec.json.encode({"partition": batch.partition, "missed": batch.missed, "entries": batch.entries}),
+            secrets=[self.secret],
+            now_s=self.clock.now_ms() / 1000,
         )
 
     async def _keep(self, batch: Batch) -> None:
         value = f"{batch.cursor.entry} {batch.cursor.number}"
-        await ask(lambda: self._redis.hset(keys.sink(self._name), str(batch.partition), value))
+        await ask(lambda: self.redis.hset(keys.sink(self.name), str(batch.partition), value))
 
     async def aclose(self) -> None:
-        """Close the connections to the receiver."""
-        await self._sender.aclose()
-
-
-def _cursor(entry: str, number: str) -> Cursor:
-    return Cursor(entry, int(number))
+        await self.sender.aclose()
 
 
 def _end_of_lines(file: int) -> int:
@@ -222,14 +214,14 @@ class Fed(Struct, frozen=True):
     more: bool = False
 
 
+@dataclass(eq=False)
 class Feeder:
     """Carries the logs of all partitions that have a queue, or had one when the sink read them, to one sink."""
 
-    def __init__(self, audit_log: AuditLog, sink: AuditSink, clock: Clock) -> None:
-        self._log = audit_log
-        self._sink = sink
-        self._clock = clock
-        self._cursors: dict[Partition, Cursor] | None = None
+    _log: AuditLog
+    _sink: AuditSink
+    _clock: Clock
+    _cursors: dict[Partition, Cursor] | None = None
 
     async def run(self) -> NoReturn:
         """Make a round every second, and at once after a round with more to carry. While something is away, wait
@@ -280,10 +272,8 @@ class Feeder:
         if batch.entries or batch.missed:
             await self._sink.write(batch)
         if batch.missed:
-            log.warning(
-                "entries were cut before they were read",
-                extra={"partition": partition, "count": batch.missed},
-            )
+            facts = {"partition": partition, "count": batch.missed}
+            log.warning("entries were cut before they were read", extra=facts)
         cursors[partition] = batch.cursor
         return Fed(len(batch.entries), batch.missed, len(batch.entries) == AT_ONCE)
 

@@ -6,6 +6,7 @@ Nothing is written. Every sink has its own cursor, so none waits for another.
 from collections.abc import Sequence
 from typing import Any, Final, get_args
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from redis import exceptions
@@ -143,30 +144,19 @@ class AuditLog:
 
 def _entry(partition: int, name: bytes, fields: dict[bytes, bytes]) -> Entry:
     values = {field.decode(): value.decode() for field, value in fields.items()}
-    return Entry(
-        partition=partition,
-        entry=name.decode(),
-        at=int(values["at"]),
-        kind=values["kind"],
-        id=values["id"],
-        queue=values["queue"],
-        account=values["account"],
-        detail=values["detail"],
-        by=values.get("by", ""),
-    )
+    return msgspec.convert({**values, "partition": partition, "entry": name.decode()}, Entry, strict=False)
 
 
 def _order(entry: str) -> list[int]:
     return [int(part) for part in entry.split("-")]
 
 
-class News:
+class News(Struct):
     """The entries of one round in the order of time. `missed`: how many were cut before it."""
 
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.missed = 0
-        self.more = False
+    entries: list[Entry] = []
+    missed: int = 0
+    more: bool = False
 
 
 class Following:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -46,45 +46,43 @@ TIMES: Final[Mapping[str, str]] = {
 SHOWN: Final = ("director_permits", "director_permits_used", "director_held_claims", "director_servers")
 
 
-class DirectorGauges:
+class DirectorGauges(Struct):
     """The gauges of one director. `queue` returns its queue, or its model while the queue is not known."""
 
-    def __init__(self, queue: Callable[[], str], servers: Servers, claims: ActiveClaims) -> None:
-        self.queue = queue
-        self._servers = servers
-        self._claims = claims
+    queue: Callable[[], str]
+    servers: Servers
+    claims: ActiveClaims
 
     @property
     def permits(self) -> int:
-        return sum(server.usable for server in list(self._servers.all) if server.can_run)
+        return sum(server.usable for server in list(self.servers.all) if server.can_run)
 
     @property
     def used(self) -> int:
-        return self._servers.permits.busy
-
-    @property
-    def held(self) -> int:
-        return len(self._claims)
-
-    @property
-    def states(self) -> Mapping[str, int]:
-        """The number of its servers in each state."""
-        found = [_state(server) for server in list(self._servers.all)]
-        return {state: found.count(state) for state in STATES}
+        return self.servers.permits.busy
 
 
-class Metering:
+class Metering(Collector):
     """The metrics of one process."""
 
     def __init__(self) -> None:
         self.registry: Final = Registry("director")
         self.redis: Final = RedisMeter(self.registry)
         self.webhooks: Final = WebhookMeter(self.registry)
-        self._rows = _Rows(self.registry)
+        self.claims: Final = self.registry.counter("director_claims_total")
+        self.starts: Final = self.registry.counter("director_starts_total")
+        self.ends: Final = self.registry.counter("director_ends_total")
+        self.released: Final = self.registry.counter("director_given_back_total")
+        self.losses: Final = self.registry.counter("director_claims_lost_total")
+        self.full: Final = self.registry.counter("director_full_seconds_total")
+        self.queued: Final = self.registry.histogram("director_queue_seconds")
+        self.total: Final = self.registry.histogram("director_total_seconds")
+        self.eta: Final = self.registry.histogram("director_eta_error_seconds")
+        self.times: Final = {time: self.registry.histogram(name) for time, name in TIMES.items()}
         self._names = QueueNames(MOST_QUEUES)
         self._queues: dict[str, _QueueSeries] = {}
         self._directors: list[DirectorGauges] = []
-        self.registry.add(SHOWN, _GaugeCollector(self._directors))
+        self.registry.add(SHOWN, self)
 
     def watch(self, director: DirectorGauges) -> None:
         """Show a director's servers and permits from now on."""
@@ -124,52 +122,50 @@ class Metering:
         error = error_label(code) or NONE
         found = queue.ends.get((status, error))
         if found is None:
-            found = queue.ends[status, error] = self._rows.ends.labels(queue.name, status, error)
+            found = queue.ends[status, error] = self.ends.labels(queue.name, status, error)
         found.inc()
         queue.total.observe(max(0, now_ms - record.created) / 1000)
 
     def given_back(self, record: Record, end: GiveBack, became: Requeued) -> None:
         """Count a claim that was released. `became`: what Redis made of it."""
-        self._rows.given_back.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
+        self.released.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
 
     def lost(self, record: Record) -> None:
         """Count a claim that another director took before its last write."""
         self._of(record.queue).lost.inc()
 
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Read the gauges of all directors."""
+        families = {
+            row.name: GaugeMetricFamily(row.name, row.what, labels=row.labels) for row in METRICS if row.name in SHOWN
+        }
+        for director in self._directors:
+            queue = director.queue()
+            for name, value in zip(SHOWN, (director.permits, director.used, len(director.claims)), strict=False):
+                families[name].add_metric((queue,), value)
+            states = [_state(server) for server in list(director.servers.all)]
+            for state in STATES:
+                families["director_servers"].add_metric((queue, state), states.count(state))
+        return families.values()
+
     def _of(self, queue: QueueName) -> "_QueueSeries":
         found = self._queues.get(queue)
         if found is None:
             name = self._names.of(queue)
-            found = self._queues[name] if name in self._queues else _QueueSeries(self._rows, name)
+            found = self._queues[name] if name in self._queues else _QueueSeries(self, name)
             self._queues[name] = found
         return found
-
-
-class _Rows:
-    """The rows of the table of metrics that concern runs."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.claims = registry.counter("director_claims_total")
-        self.starts = registry.counter("director_starts_total")
-        self.ends = registry.counter("director_ends_total")
-        self.given_back = registry.counter("director_given_back_total")
-        self.lost = registry.counter("director_claims_lost_total")
-        self.full = registry.counter("director_full_seconds_total")
-        self.queued = registry.histogram("director_queue_seconds")
-        self.total = registry.histogram("director_total_seconds")
-        self.eta = registry.histogram("director_eta_error_seconds")
-        self.times = {time: registry.histogram(name) for time, name in TIMES.items()}
 
 
 class _QueueSeries:
     """The series of one queue. Those of its ends are made when the first such end comes."""
 
-    def __init__(self, rows: _Rows, name: str) -> None:
+    def __init__(self, rows: Metering, name: str) -> None:
         attempts = {number: str(number) for number in range(1, MOST_ATTEMPTS)}
         attempts[MOST_ATTEMPTS] = f"{MOST_ATTEMPTS} or more"
         self.name = name
         self.claims = rows.claims.labels(name)
-        self.lost = rows.lost.labels(name)
+        self.lost = rows.losses.labels(name)
         self.full = rows.full.labels(name)
         self.total = rows.total.labels(name)
         self.starts = {number: rows.starts.labels(name, attempt) for number, attempt in attempts.items()}
@@ -178,27 +174,8 @@ class _QueueSeries:
         self.times = [(time, histogram.labels(name)) for time, histogram in rows.times.items()]
         self.ends: dict[tuple[Status, str], Counter] = {}
         # an alert rule does not see a rise of a counter that begins at one
-        rows.given_back.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
+        rows.released.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
         rows.ends.labels(name, Status.FAILED, FAULTS[Outcome.FAILED].code)
-
-
-class _GaugeCollector(Collector):
-    """Reads the gauges of all directors at each scrape."""
-
-    def __init__(self, directors: list[DirectorGauges]) -> None:
-        self._directors = directors
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        families = {
-            row.name: GaugeMetricFamily(row.name, row.what, labels=row.labels) for row in METRICS if row.name in SHOWN
-        }
-        for director in self._directors:
-            queue = director.queue()
-            for name, value in zip(SHOWN, (director.permits, director.used, director.held), strict=False):
-                families[name].add_metric((queue,), value)
-            for state, count in director.states.items():
-                families["director_servers"].add_metric((queue, state), count)
-        return families.values()
 
 
 def error_label(code: str) -> str:
