@@ -132,7 +132,6 @@ class HttpSink:
     clock: Clock
 
     async def cursors(self) -> Mapping[int, Cursor]:
-        """Return the cursors that the last process of this name left."""
         found = texts(await ask(lambda: self.redis.hgetall(keys.sink(self.name))))
         return {int(name): msgspec.convert(value.split(" "), Cursor, strict=False) for name, value in found.items()}
 
@@ -170,7 +169,6 @@ class HttpSink:
 
 
 def _end_of_lines(file: int) -> int:
-    """Return the position after the last whole line."""
     size = os.fstat(file).st_size
     step = 1 << 16
     for end in range(size, 0, -step):
@@ -244,7 +242,6 @@ class Feeder:
             await self._clock.sleep(pause_s)
 
     async def catch_up(self) -> Fed:
-        """Carry all that there is now. Raises as run_once does."""
         entries = missed = 0
         while True:
             fed = await self.run_once()
@@ -302,7 +299,6 @@ async def _end_at_a_signal(signals: AsyncIterator[signal.Signals], scope: anyio.
 
 @asynccontextmanager
 async def feeding(settings: AuditSettings, clock: Clock) -> AsyncGenerator[Feeder]:
-    """Yield the feeder with its connections, and close them afterwards."""
     if not settings.audit_to:
         raise SettingsError("say where the log goes: --to FILE or --to https://…")
     redis = client(settings.redis_url, name="director-audit")

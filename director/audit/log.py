@@ -61,7 +61,6 @@ class Batch(Struct, frozen=True, kw_only=True):
     cursor: Cursor
 
     def halves(self) -> tuple["Batch", "Batch"]:
-        """Return two halves of at least two entries, each with its cursor."""
         middle = len(self.entries) // 2
         older, newer = self.entries[:middle], self.entries[middle:]
         between = Cursor(older[-1].entry, self.cursor.number - len(newer))
@@ -92,16 +91,13 @@ class AuditLog:
         self._redis = redis
 
     async def partitions(self) -> list[Partition]:
-        """Return the partition of operators' changes, and those that have a queue."""
         queues = await ask(lambda: self._redis.smembers(keys.queues()))
         return sorted({CHANGES} | {keys.queue_partition(QueueName(text(queue))) for queue in queues})
 
     async def oldest(self, partition: Partition) -> Cursor:
-        """Return the cursor of a reader that has read nothing."""
         return Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
 
     async def newest(self, partition: Partition) -> Cursor:
-        """Return the cursor of a reader that wants only entries to come."""
         seen = await self._look(partition, Cursor().entry, 1)
         return Cursor(entry=seen.last, number=seen.added)
 

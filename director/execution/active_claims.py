@@ -64,12 +64,10 @@ class ActiveClaim:
 
     @cached_property
     def stop_asked(self) -> asyncio.Event:
-        """Set once the run was asked to stop."""
         return asyncio.Event()
 
     @property
     def claimed_ms(self) -> int:
-        """Milliseconds since the claim, by this process's clock."""
         return round((self.clock.monotonic() - self._claimed_at) * 1000)
 
     async def follow(self, following: Coroutine[None, None, None]) -> None:
@@ -116,7 +114,6 @@ class ActiveClaim:
             self._older = None
 
     def limit(self, seconds: float) -> None:
-        """Stop the run `seconds` from now."""
         self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, Stop.RUN_LIMIT)
 
     def stop(self, why: Stop) -> None:
@@ -138,7 +135,6 @@ class ActiveClaim:
         self._cut()
 
     def apply_hold(self, hold: Hold) -> None:
-        """Do what Redis answered about the claim."""
         if hold == "lost":
             self.lose()
         elif hold != "held":
@@ -199,8 +195,6 @@ class ActiveClaim:
 
 
 class ActiveClaims:
-    """Every claim of this director that is not settled yet."""
-
     def __init__(self) -> None:
         self._claims: dict[PredictionId, ActiveClaim] = {}
         self._stopped: Stop | None = None
@@ -220,18 +214,15 @@ class ActiveClaims:
             active.stop(self._stopped)
 
     def remove(self, active: ActiveClaim) -> None:
-        """Remove a claim, unless a newer claim of the same prediction has replaced it."""
         if self._claims.get(active.claim.id) is active:
             del self._claims[active.claim.id]
         if not self._claims:
             self._empty.set()
 
     async def empty(self) -> None:
-        """Wait until no claim is left."""
         await self._empty.wait()
 
     def of_queue(self, queue: QueueName) -> list[tuple[PredictionId, Token]]:
-        """Return the claims of a queue whose leases are to be extended."""
         found = [active for active in self._claims.values() if active.claim.record.queue == queue]
         return [(active.claim.id, active.claim.token) for active in found if not active.is_lost]
 
@@ -303,7 +294,6 @@ class Progress:
         return tuple(self._unwritten)
 
     def drop(self) -> None:
-        """Write nothing more, and cut a write in progress."""
         self._unset()
         if self._task is not None:
             self._task.cancel()

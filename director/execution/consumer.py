@@ -71,7 +71,6 @@ class Wakeup:
         return len(self._keys) == 1 and not isinstance(self.redis, Cluster)
 
     async def wait(self) -> bool:
-        """Return True if a wakeup came, False after 2 to 5 s."""
         if self._kept is not None:  # the pool has one connection for each waiter
             connection, self._kept = self._kept, None
             await self.redis.connection_pool.release(connection)
@@ -110,8 +109,6 @@ def _pause_s() -> float:
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
-    """The bounds of one claim, as `Scripts.claim` takes them."""
-
     count: int
     budget: float | None = None
     alone: bool = True
@@ -172,12 +169,10 @@ class ClaimPlanner:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether cost or number bound the runs, beside the slots."""
         return bool(self._cost or self._size)
 
     @property
     def is_full(self) -> bool:
-        """Does what runs leave no room for another, whatever it costs?"""
         costs = [cost for permit, cost in self._running() if permit.batch is None]
         return 0 < self._size <= len(costs) or 0 < self._cost <= sum(costs)
 
@@ -209,7 +204,6 @@ class ClaimPlanner:
         return claim.record.affinity != "" and claim.record.affinity == self._key(permit)
 
     def _key(self, permit: Permit) -> str:
-        """Return the affinity that the server ran last since its start, or ''."""
         since, key = self._warm.get(permit.server, ("", ""))
         return key if since == permit.since else ""
 
@@ -259,7 +253,6 @@ class Consumer:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Claim and run until `stop`."""
         self._task = asyncio.current_task()
         try:
             while not self._stopping:
@@ -427,7 +420,6 @@ class Consumer:
             self._at_rest = False
 
     async def _claimed(self) -> int:
-        """Call `run_once`. Registers the queue again if Redis was emptied."""
         try:
             return await self.run_once()
         except UnknownQueue:

@@ -163,7 +163,6 @@ class Run:
     # ---- follow: until the run is over ----
 
     async def follow(self) -> None:
-        """Start the run and follow it until it is over or the claim is lost."""
         active = self.active
         try:
             await active.follow(self._start_and_read())
@@ -221,7 +220,6 @@ class Run:
             return None
 
     def _hear(self, event: RunEvent) -> None:
-        """Note what the event says of the server, then let the tracker decide."""
         if isinstance(event, Began):
             self.active.limit(self._run_limit_s)
             crash.at("after_put")
@@ -234,7 +232,6 @@ class Run:
         self._apply(event)
 
     def _apply(self, event: Happening) -> None:
-        """Carry out what the tracker asks for because of `event`, in order."""
         for effect in self._tracker.apply(event, self._now()):
             match effect:
                 case Write():
@@ -288,7 +285,6 @@ class Run:
         return await moderator.judge(self._claim.record, ask.output, until_s=until_s, cut=self.active.stop_asked)
 
     async def _room_for_files(self) -> None:
-        """Wait while more than `MOST_AHEAD` bytes of files wait for the store."""
         while self._bytes_ahead > MOST_AHEAD and self._beside_task is not None and not self._beside_task.done():
             self._caught_up.clear()
             await self._caught_up.wait()
@@ -455,7 +451,6 @@ class Run:
             await storing.remove(record)
 
     def drop(self) -> None:
-        """End whatever is left of the run in this process."""
         if self.active.is_lost:
             self._metering.lost(self._claim.record)
         self._servers.permits.release(self._permit)
@@ -495,7 +490,6 @@ def _may_have_begun(active: ActiveClaim, end: GiveBack) -> bool:
 
 
 def _snapshot(claim: Claim, tracker: Tracker, clock: Clock, started_ms: int | None) -> Stored:
-    """Return the prediction as GET shows it while it runs."""
     began_ms = clock.now_ms() - (tracker.ran_ms(clock.monotonic()) or 0)
     record = replace(claim.record, status=Status.PROCESSING, started=started_ms or began_ms)
     return Stored(record=record, input=claim.input, output=tracker.output, logs=tracker.logs)

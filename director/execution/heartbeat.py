@@ -114,7 +114,6 @@ class Heartbeat:
         self._drain_reported = asyncio.Event()
 
     async def run(self) -> None:
-        """Beat three times per lease, and at once after a cancel or a change of the servers' standing."""
         self.servers.on_news = self._look
         listening = asyncio.get_running_loop().create_task(self._listen())
         try:

@@ -63,8 +63,6 @@ class DirectorGauges(Struct):
 
 
 class Metering(Collector):
-    """The metrics of one process."""
-
     def __init__(self) -> None:
         self.registry: Final = Registry("director")
         self.redis: Final = RedisMeter(self.registry)
@@ -85,17 +83,14 @@ class Metering(Collector):
         self.registry.add(SHOWN, self)
 
     def watch(self, director: DirectorGauges) -> None:
-        """Show a director's servers and permits from now on."""
         self._directors.append(director)
 
     def beat(self, since_s: float) -> None:
-        """Add `since_s` to the full seconds of every director whose slots are all taken."""
         for director in self._directors:
             if 0 < director.permits <= director.used:
                 self._of(QueueName(director.queue())).full.inc(since_s)
 
     def claimed(self, record: Record) -> None:
-        """Count a claim, the wait before it, and the error of its promised start."""
         queue = self._of(record.queue)
         queue.claims.inc()
         if record.claimed is None:
@@ -107,17 +102,14 @@ class Metering(Collector):
             queue.eta["late" if late_s > 0 else "early"].observe(abs(late_s))
 
     def started(self, record: Record) -> None:
-        """Count a run that began."""
         self._of(record.queue).starts[max(1, min(record.attempt, MOST_ATTEMPTS))].inc()
 
     def measured(self, record: Record, metrics: Mapping[str, float]) -> None:
-        """Observe the figures of a run that is over."""
         for name, histogram in self._of(record.queue).times:
             if name in metrics:
                 histogram.observe(metrics[name])
 
     def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
-        """Count a prediction that this director finished."""
         queue = self._of(record.queue)
         error = error_label(code) or NONE
         found = queue.ends.get((status, error))
@@ -127,7 +119,6 @@ class Metering(Collector):
         queue.total.observe(max(0, now_ms - record.created) / 1000)
 
     def given_back(self, record: Record, end: GiveBack, became: Requeued) -> None:
-        """Count a claim that was released. `became`: what Redis made of it."""
         self.released.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
 
     def lost(self, record: Record) -> None:
@@ -135,7 +126,6 @@ class Metering(Collector):
         self._of(record.queue).lost.inc()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Read the gauges of all directors."""
         families = {
             row.name: GaugeMetricFamily(row.name, row.what, labels=row.labels) for row in METRICS if row.name in SHOWN
         }
@@ -179,7 +169,6 @@ class _QueueSeries:
 
 
 def error_label(code: str) -> str:
-    """Return the code if it is ours, else `OTHER`: servers may answer with any code."""
     return code if not code or code in KNOWN else OTHER
 
 
@@ -234,13 +223,11 @@ class ClaimSpans:
         self._claim: Span | None = tracing.begin("claim", record.trace, facts=self._facts)
 
     def run(self) -> TraceHeaders:
-        """Begin the span of the run. Returns the headers for the model server."""
         trace = self._claim.headers if self._claim is not None else {}
         self._run = self._tracing.begin("run", trace, kind="client", facts=self._facts)
         return self._run.headers
 
     def ran(self, ended: Ended) -> None:
-        """End the span of the run."""
         fault = FAULTS.get(ended.outcome)
         self._end_run(error=fault.kind if fault else "", facts={"outcome": ended.outcome})
 
@@ -275,6 +262,5 @@ class ClaimSpans:
 
 
 def _waits_since(record: Record) -> int:
-    """The time in ms since which it waits: its creation, or the end of its last used-up attempt."""
     spent = spent_attempts(record.history)
     return spent[-1].ended if spent else record.created

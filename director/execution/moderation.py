@@ -108,11 +108,9 @@ class Moderator:
                 continue
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def _ask(self, record: Record, body: bytes) -> Judged | str:
-        """Ask once. Returns the verdict, or the reason why there is no verdict."""
         headers = signing.headers(
             [self._secret],
             message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),

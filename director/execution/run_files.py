@@ -109,7 +109,6 @@ class Storing:
     async def _keeping(
         self, prediction_id: PredictionId, file: DataUri | ServerFile
     ) -> tuple[FileName, Callable[[], Coroutine[None, None, None]], int] | None:
-        """Return the file's name, a function that puts it and its size, or None if it cannot be decoded."""
         kind = file.content_type
         if isinstance(file, ServerFile):
             name = name_of(prediction_id, file.digest, content_type=kind)
@@ -225,5 +224,4 @@ def named(given: Raw) -> Iterator[tuple[Span, FileId]]:
 
 
 def filled(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
-    """Return the input with these addresses in place of the callers' own. All other bytes stay."""
     return substituted(given, ((span, addresses.get(file_id)) for span, file_id in named(given)))

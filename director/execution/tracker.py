@@ -33,8 +33,6 @@ CLAIMED_AHEAD: Final = "claimed_ahead"
 
 
 class ErrorClass(StrEnum):
-    """The kind of fault that ended a run."""
-
     CAPACITY = "capacity"  # no room, or not ready: the run never began
     INFRASTRUCTURE = "infrastructure"  # the server, its worker or the connection died during the run
     MODEL = "model"  # the model's own code raised: it would raise again
@@ -84,8 +82,6 @@ class Limits(Struct, frozen=True):
 
 
 class Stop(StrEnum):
-    """Why a run was asked to stop before its own end."""
-
     USER = "user"
     DEADLINE = "deadline"
     RUN_LIMIT = "run_limit"
@@ -95,8 +91,6 @@ class Stop(StrEnum):
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """The prediction becomes terminal."""
-
     status: Status
     error: str = ""
     code: str = ""
@@ -167,8 +161,6 @@ class Verdict(StrEnum):
 
 
 class Judged(Struct, frozen=True):
-    """The verdict on an output. `reason` is for the caller."""
-
     verdict: Verdict
     reason: str = ""
 
@@ -224,7 +216,6 @@ def tail(text: str, most_bytes: int) -> str:
 
 
 def size_of(text: str) -> int:
-    """Return the size in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -327,7 +318,6 @@ class Tracker:
 
     @property
     def logs(self) -> str:
-        """The logs so far, or the end of them."""
         text = "".join(self._logs)
         self._logs = [text]
         return text
@@ -343,11 +333,9 @@ class Tracker:
         return True
 
     def ran_ms(self, now: float) -> int | None:
-        """Return the time since the run began, or None if it has not begun."""
         return None if self.began_at is None else max(0, round((now - self.began_at) * 1000))
 
     def over_ms(self, now: float) -> int:
-        """Return the time since the run was over, or 0 if it is not over."""
         return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
 
     def apply(self, event: Happening, at: float) -> list[Effect]:
@@ -478,7 +466,6 @@ class Tracker:
         return [Write((event,))]
 
     def _end(self, ended: Ended) -> Finish | GiveBack:
-        """Fill in what the server left out at the end with what progress showed."""
         output = joined(self._items) if ended.output is None else ended.output
         logs = self.logs if ended.logs is None else ended.logs
         whole = replace(ended, output=output, logs=logs)

@@ -44,7 +44,6 @@ class DataUri(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """The size in bytes as written, before decoding."""
         return len(self.body)
 
     def decoded(self) -> bytes:
@@ -160,7 +159,6 @@ class Uploads:
         self._received: dict[str, ServerFile] = {}
 
     def receive(self, event: Received) -> None:
-        """Note a file that a later output names."""
         if not self._gave_up:
             self._received[event.name] = event.file
 
@@ -190,11 +188,9 @@ class Uploads:
         return list(self._ready())
 
     def awaits(self, number: int) -> bool:
-        """Return whether this upload was asked for and not answered."""
         return any(waiting.number == number for waiting in self._queue)
 
     def restart(self) -> None:
-        """Drop all waiting outputs: the next ones come from another run."""
         self._queue.clear()
 
     def give_up(self) -> Ended | None:

@@ -40,8 +40,6 @@ KILLED: Final = 137  # the status that a shell reports for SIGKILL
 
 
 class _Armed:
-    """The point to stop at; '' means none."""
-
     def __init__(self, point: str, how: str) -> None:
         if point not in ("", *get_args(Point)) or how not in ("kill", "stop"):
             raise SettingsError(f"DIRECTOR_CRASH_AT={point!r}, DIRECTOR_CRASH_HOW={how!r}: no such point or way")
@@ -59,6 +57,5 @@ _armed: Final = _Armed(os.environ.get("DIRECTOR_CRASH_AT", ""), os.environ.get("
 
 
 def at(point: Point) -> None:
-    """Stop the process if it is to stop at this point."""
     if point == _armed.point:
         _armed.die()

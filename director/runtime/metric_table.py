@@ -222,7 +222,6 @@ class QueueNames:
         self._unnamed: set[str] = set()
 
     def of(self, queue: QueueName) -> str:
-        """Return the label of this queue."""
         if queue in self._named:
             return queue
         if queue not in self._unnamed and len(self._named) < self._most:

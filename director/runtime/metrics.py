@@ -49,8 +49,6 @@ OUTCOMES: Final = ("delivered", "failed", "gone", "refused", "given_up")
 
 
 class Counter:
-    """A number that only grows."""
-
     __slots__ = ("value",)
 
     def __init__(self, _: Metric) -> None:
@@ -64,8 +62,6 @@ class Counter:
 
 
 class Summary:
-    """The number of values, and their sum."""
-
     __slots__ = ("count", "sum")
 
     def __init__(self, _: Metric) -> None:
@@ -81,8 +77,6 @@ class Summary:
 
 
 class Histogram:
-    """The number of values up to each bound, and the sum of all."""
-
     __slots__ = ("_bounds", "counts", "sum")
 
     def __init__(self, row: Metric) -> None:
@@ -123,7 +117,6 @@ class Series(Collector, Generic[Child]):
             self.labels()
 
     def labels(self, *values: object) -> Child:
-        """Return the child with these values, in the order of the labels."""
         if len(values) != len(self.row.labels):
             raise ValueError(f"{values} are not {self.row.labels}")
         row = tuple(map(str, values))
@@ -132,7 +125,6 @@ class Series(Collector, Generic[Child]):
         return self._children[row]
 
     def remove(self, label: str, value: str) -> None:
-        """Drop the children that have this value."""
         at = self.row.labels.index(label)
         for row in [row for row in self._children if row[at] == value]:
             del self._children[row]
@@ -178,7 +170,6 @@ class Registry:
         self._prometheus.register(collector)
 
     def forget(self, queue: str) -> None:
-        """Drop all series of this queue."""
         for series in self._series:
             if "queue" in series.row.labels:
                 series.remove("queue", queue)
@@ -194,7 +185,6 @@ class Registry:
         return text, kind
 
     def families(self) -> list[Family]:
-        """Return what a page would show now."""
         return list(self._prometheus.collect())
 
     def _write(self, kind: str) -> bytes:
@@ -231,7 +221,6 @@ class RedisMeter:
         registry.gauge("director_redis_silence_seconds").set_function(lambda: time.monotonic() - self._answered_s)
 
     def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None:
-        """Count a round trip, with the answers of these scripts."""
         self._answered_s = time.monotonic()
         self._up.set(1)
         self._round_trip.observe(took_s)
@@ -242,7 +231,6 @@ class RedisMeter:
             child.observe(took_s)
 
     def failed(self, error: Exception) -> None:
-        """Count a round trip that failed."""
         self._up.set(0)
         name = type(error).__name__
         self._errors.labels(name if name in KINDS else OTHER).inc()
@@ -266,7 +254,6 @@ class Pulse:
             await self._beat_for_ever()
 
     async def ping(self) -> None:
-        """Send one PING and count it."""
         began = time.monotonic()
         try:
             await self._redis.ping()
@@ -307,5 +294,4 @@ class WebhookMeter:
         self._seconds[ok].observe(took_s)
 
     def told(self, outcome: str) -> None:
-        """Count the outcome of an attempt to deliver a terminal webhook."""
         self._outcomes.labels(outcome).inc()

@@ -113,7 +113,6 @@ class Health:
         return Starlette(routes=[*own, *routes])
 
     async def missing(self) -> dict[str, str]:
-        """Return the name and reason of each check that does not hold."""
         asked = self.checks.copy()  # a copy: the process may replace its checks meanwhile
         reasons = await asyncio.gather(*(_asked(check) for check in asked.values()))
         return {name: reason for name, reason in zip(asked, reasons, strict=True) if reason}
@@ -176,7 +175,6 @@ async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:
 
 
 def redis_check(redis: Redis) -> Check:
-    """Return a check that holds while Redis answers."""
 
     async def answers() -> str:
         try:

@@ -24,7 +24,6 @@ MACOS_MOST: Final = 10_240  # there the hard limit may read "unlimited", and onl
 
 
 def hold_sigterm() -> None:
-    """Make SIGTERM wait from now on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
