@@ -298,7 +298,12 @@ class Run:
         if self._executor.trained is not None and self._claim.record.kind == "training":
             self._servers.permits.release(self._permit)
             end = await self._publish(self._executor.trained, end)
-        return self._with_metrics(end) if isinstance(end, Finish) else end
+        if not isinstance(end, Finish):
+            return end
+        record = self._claim.record
+        self._measured = metrics_of(record, self._tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s)
+        self._metering.measured(record, self._measured)
+        return replace(end, metrics=with_metrics(end.metrics, self._measured))
 
     async def _wait_beside(self) -> None:
         """Wait off the slot, but only `MOST_ENDING` claims at once: otherwise a store slower than the runs would not
@@ -330,12 +335,6 @@ class Run:
             log.info("training made a version", extra={"prediction": self._claim.id, "version": made.version})
             return replace(end, output=msgspec.json.encode(made))
         return None
-
-    def _with_metrics(self, end: Finish) -> Finish:
-        record, tracker = self._claim.record, self._tracker
-        self._measured = metrics_of(record, tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s)
-        self._metering.measured(record, self._measured)
-        return replace(end, metrics=with_metrics(end.metrics, self._measured))
 
     # ---- settle: the last write ----
 

@@ -7,6 +7,7 @@ what the endpoint does. The operator chose the address, so it may be private.
 
 import asyncio
 import logging
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
 import httpx
@@ -46,17 +47,18 @@ class _Answer(Struct, frozen=True):
     reason: str | None = None
 
 
+@dataclass(eq=False)
 class Moderator:
     """One endpoint, for all claims of a process. `on_failure`: what becomes of an output without a verdict."""
 
-    def __init__(
-        self, url: str, *, secret: str, on_failure: Literal["hold", "release"], timeout_s: float, clock: Clock
-    ) -> None:
-        self._url = url
-        self._secret = secret
-        self._on_failure = on_failure
-        self._timeout_s = timeout_s
-        self._clock = clock
+    url: str
+    _: KW_ONLY
+    secret: str
+    on_failure: Literal["hold", "release"]
+    timeout_s: float
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._http = httpx.AsyncClient(timeout=None, trust_env=False, follow_redirects=False)  # noqa: S113 - see _ask
 
     @classmethod
@@ -96,10 +98,10 @@ class Moderator:
             if isinstance(answer, Judged):
                 return answer
             log.warning("an output was not judged", extra={"prediction": record.id, "reason": answer})
-            if self._on_failure == "release":
+            if self.on_failure == "release":
                 return Judged(Verdict.ALLOWED)
             pause_s = next(pauses, pause_s)
-            left_s = until_s - self._clock.monotonic()
+            left_s = until_s - self.clock.monotonic()
             if cut.is_set() or left_s <= 0:
                 return Judged(Verdict.UNKNOWN)
             try:
@@ -112,18 +114,18 @@ class Moderator:
 
     async def _ask(self, record: Record, body: bytes) -> Judged | str:
         headers = signing.headers(
-            [self._secret],
+            [self.secret],
             message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),
-            timestamp_s=self._clock.now_ms() // 1000,
+            timestamp_s=self.clock.now_ms() // 1000,
             body=body,
         )
         headers |= HEADERS
         try:
-            async with asyncio.timeout(self._timeout_s):
-                async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
+            async with asyncio.timeout(self.timeout_s):
+                async with self._http.stream("POST", self.url, content=body, headers=headers) as response:
                     answer, is_whole = await read_chunks(response.aiter_raw(), MOST_ANSWER)
         except TimeoutError:
-            return f"no answer within {self._timeout_s:g} s"
+            return f"no answer within {self.timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as exc:
             return type(exc).__name__
         if response.status_code != httpx.codes.OK:

@@ -9,8 +9,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -201,9 +201,16 @@ async def serve_http(app: ASGIApp, *, host: str, port: int, started: Callable[[i
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    async with _serving(Server(config), listener) as serving:
+    server = Server(config)
+    # in a task of its own: a canceled uvicorn leaves its sockets open, so ask it to end instead
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
         started(listener.getsockname()[1])
         await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await serving
 
 
 class Server(uvicorn.Server):
@@ -212,18 +219,6 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-@asynccontextmanager
-async def _serving(server: uvicorn.Server, listener: socket.socket) -> AsyncGenerator["asyncio.Task[None]"]:
-    # in a task of its own: a canceled uvicorn leaves its sockets open, so ask it to end instead
-    serving = asyncio.create_task(server.serve([listener]))
-    try:
-        yield serving
-    finally:
-        server.should_exit = True
-        with anyio.CancelScope(shield=True):
-            await serving
 
 
 def _listen(host: str, port: int) -> socket.socket:

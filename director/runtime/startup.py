@@ -50,17 +50,11 @@ def raise_descriptor_limit() -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MACOS_MOST):
-        if _is_more(wanted, than=soft):
+        if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
             with suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
                 return wanted
     return soft
-
-
-def _is_more(wanted: int, *, than: int) -> bool:
-    if than == resource.RLIM_INFINITY:
-        return False
-    return wanted == resource.RLIM_INFINITY or wanted > than
 
 
 class Descriptors:
