@@ -68,9 +68,7 @@ class FileSink:
         self._lock: IO[bytes] | None = None
 
     async def cursors(self) -> Mapping[int, Cursor]:
-        """Take the lock and read the cursors. A file that has none and ends within a line is not ours, and is not
-        written.
-        """
+        """Take the lock and read the cursors. Refuses a file that has none and ends within a line: it is not ours."""
         await anyio.to_thread.run_sync(self._open)
         return {int(partition): cursor for partition, cursor in self._cursors.items()}
 
@@ -203,9 +201,7 @@ SCHEMES: Final = ("https://", "http://")
 
 
 class Fed(Struct, frozen=True):
-    """The entries that one round carried, and those that were cut from the log before. `more`: the round did not carry
-    all.
-    """
+    """The entries that one round carried, those that were cut before, and whether the round left `more`."""
 
     entries: int = 0
     missed: int = 0
@@ -222,10 +218,8 @@ class Feeder:
     _cursors: dict[Partition, Cursor] | None = None
 
     async def run(self) -> NoReturn:
-        """Make a round every second, and at once after a round with more to carry. While something is away, wait
-        longer.
-
-        Raises SettingsError.
+        """Make a round every second, at once if there is more, and rarely while something is away. Raises
+        SettingsError.
         """
         pause_s, reason = TICK_S, ""
         while True:
@@ -250,9 +244,7 @@ class Feeder:
                 return Fed(entries, missed)
 
     async def run_once(self) -> Fed:
-        """Carry the next batch of each partition, so that a busy one delays no other. Raises as the log and the sink
-        do.
-        """
+        """Carry the next batch of each partition, so that a busy one delays no other. Raises as log and sink do."""
         if self._cursors is None:
             self._cursors = {Partition(name): cursor for name, cursor in (await self._sink.cursors()).items()}
         fed = Fed()
@@ -325,9 +317,7 @@ def _sink(settings: AuditSettings, redis: Redis, clock: Clock) -> AuditSink:
 
 
 def sink_name(url: str) -> str:
-    """Return a name for a sink that was given none. It depends on the whole URL without showing it: it may hold a
-    secret.
-    """
+    """Return a name for a sink that was given none. It depends on the whole URL without showing it."""
     return f"{host_of(url)}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 

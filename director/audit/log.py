@@ -68,9 +68,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """A log at one moment: the numbers of entries it ever had and of those that were cut, its last entry, and some
-    entries.
-    """
+    """A log at one moment: the numbers of entries added and cut, its last entry, and some entries."""
 
     added: int
     cut: int

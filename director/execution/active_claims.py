@@ -1,6 +1,6 @@
-"""Keep the claims that this director executes: one `ActiveClaim` each, from the claim to its last write.
+"""Keep the claims that this director executes, from the claim to its last write, and the progress that each shows.
 
-Heartbeats, cancels and drains reach a run through it: to stop the run, or to abandon it when the claim is lost.
+Heartbeats, cancels and drains reach a run through its `ActiveClaim`: to stop it, or to abandon it if the claim is lost.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ CANCEL_WAIT_S: Final = 30.0
 DRAIN_WAIT_S: Final = 5.0
 # A server that has not answered by then has received the cancel, or hangs: the next cancel may find it awake
 CANCEL_ANSWER_S: Final = 1.0
+GATHER_S: Final = 0.01
+AWAY_S: Final = 1.0
 
 
 @dataclass(eq=False)
@@ -238,19 +240,15 @@ class ActiveClaims:
             active.stop(why)
 
 
-# Write what a run shows to Redis, gathered: events of about 10 ms leave as one `advance`.
-#
-# Output that comes after a longer pause leaves at once, since a reader may be waiting. There is one `Progress` per
-# claim. The answers say whether the claim still stands. What is left unwritten goes into `finish`, so that a short run
-# needs no write of its own.
-
-GATHER_S: Final = 0.01
-AWAY_S: Final = 1.0
-
-
 @dataclass(eq=False)
 class Progress:
-    """The events of one claim on their way to Redis. `seq` is the number of the last event known to be stored."""
+    """Writes what a run shows to Redis, gathered: events of about 10 ms leave as one `advance`. `seq`: see
+    `Scripts.advance`.
+
+    Output that comes after a longer pause leaves at once, since a reader may be waiting. What is left unwritten
+    goes into
+    `finish`, so that a short run needs no write of its own. `seq`: the number of the last event known to be stored.
+    """
 
     active: ActiveClaim
     scripts: Scripts

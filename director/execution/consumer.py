@@ -399,9 +399,8 @@ class Consumer:
             await asyncio.wait(runs)
 
     async def _wait_for_room(self) -> None:
-        """Wait until a run has ended since the last claim, or 2 to 5 s.
-
-        Not for a wakeup: it belongs to another director that may have room.
+        """Wait until a run has ended since the last claim, or 2 to 5 s. A wakeup is for another director that may have
+        room.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_pause_s()):

@@ -351,8 +351,7 @@ class Run:
     async def _settle(self, end: Finish | GiveBack | None) -> bool:
         """Try for as long as it takes: the model's output must not be lost because Redis is away.
 
-        A claim that seems lost by now is no reason to stop: it looks the same when `finish` was carried out and its
-        answer was lost.
+        Goes on if the claim seems lost: it looks the same when `finish` was carried out and its answer was lost.
         """
         pause = AWAY_S
         asked_at = self._now()
@@ -438,9 +437,9 @@ class Run:
             executor.telling -= 1
 
     async def remove_unnamed_files(self, end: Finish | GiveBack | None) -> None:
-        """Delete the stored files of a prediction that finished without an output.
+        """Delete the stored files of a prediction that finished without an output, but not those of a training.
 
-        Not those of a training: an earlier attempt may have made a version of them.
+        An earlier attempt may have made a version of them.
         """
         storing, record = self._executor.storing, self._claim.record
         if storing is None or not self._has_files or record.kind == "training":

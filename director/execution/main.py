@@ -56,9 +56,7 @@ async def run(
     """Direct until SIGTERM, SIGINT or cancellation, then drain. A second signal leaves the claims to their leases.
 
     `settings` are those of the process, and of its model where `models` is empty. `started` gets the port of health
-    and inbox.
-
-    Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError for a setting that cannot be used.
+    and inbox. Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with opened(settings, models) as pool, anyio.create_task_group() as tasks:

@@ -63,9 +63,7 @@ class Moderator:
 
     @classmethod
     def of(cls, settings: DirectorSettings, clock: Clock) -> "Moderator | None":
-        """Return the moderator of the settings, or None without one. Raises SettingsError if its URL or secret is
-        invalid.
-        """
+        """Return the moderator of the settings, if any. Raises SettingsError if its URL or secret is invalid."""
         if not settings.moderation_url:
             return None
         try:
@@ -87,9 +85,7 @@ class Moderator:
         )
 
     async def judge(self, record: Record, output: bytes, *, until_s: float, cut: asyncio.Event) -> Judged:
-        """Return the verdict on this output. Asks at least once, then until `until_s` of the clock or until `cut` is
-        set.
-        """
+        """Return the verdict on this output. Asks at least once, then until `until_s` or until `cut` is set."""
         body = msgspec.json.encode(_Question(record.id, record.model, Raw(output)))
         pauses = iter(PAUSES_S)
         pause_s = 0.0

@@ -64,8 +64,7 @@ class Storing:
     async def store(
         self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, StoredFile]
     ) -> tuple[str | None, ...] | None:
-        """Return the addresses of these files: None for a file that cannot be decoded, None for all if the store
-        failed.
+        """Return the address of each file, None for a file that cannot be decoded. None for all if the store failed.
 
         `known`: this run's stored files, to which this call adds. A file that comes again keeps its address.
         """

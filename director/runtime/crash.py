@@ -1,9 +1,7 @@
-"""Stop this process at a named point between two effects if the environment asks for it: for tests and `director
-chaos`.
+"""Stop this process at a named point between two effects, for tests and `director chaos`.
 
 `DIRECTOR_CRASH_AT` names the point. `DIRECTOR_CRASH_HOW` says `kill` (the default: no cleanup, status 137) or `stop`
-(frozen once, until SIGCONT). Both are read on import, for the whole process. Without them `at` only compares two
-strings.
+(frozen once, until SIGCONT). Both are read on import. Without them `at` only compares two strings.
 """
 
 import os

@@ -279,9 +279,7 @@ class Pulse:
 
 
 class WebhookMeter:
-    """The webhooks of this process: each POST, and the outcome of each attempt at a terminal one. Receivers are never
-    named.
-    """
+    """Each POST of a webhook, and the outcome of each attempt at a terminal one. Receivers are never named."""
 
     def __init__(self, registry: Registry) -> None:
         seconds = registry.histogram("director_webhook_seconds")

@@ -145,8 +145,7 @@ def _json(body: dict[str, Any], *, status: int = 200) -> Response:
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
     """Wait until Redis answers. Raises UnsafeBackend if it would lose accepted work, or refuses us a right.
 
-    From then on /readyz shows its durability level, read again for each request: after a failover it is another
-    server's.
+    From then on /readyz shows its durability level, read for each request: after a failover it is another server's.
     """
     address = describe(settings.redis_url)
     while True:
