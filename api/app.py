@@ -34,7 +34,8 @@ from api.sites.sites import Plan, all_running, answer_at_site
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
-from director.runtime.tracing import Tracing, tracing_of
+from director.runtime.process import tracing_of
+from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
     *(predictions, listing, events, streams, models, collections, deployments, files, outputs, accounts, openapi),

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from api.errors import Code, Problem
-from director.runtime.metrics.registry import RedisMeter, Registry
-from director.runtime.metrics.series import Counter, Histogram
+from director.runtime.metrics import Counter, Histogram, RedisMeter, Registry
 
 NO_ROUTE: Final = "none"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})

@@ -29,7 +29,7 @@ from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
 from director.files.links import Links
 from director.files.store import FileStore
-from director.runtime.metrics.registry import Pulse
+from director.runtime.metrics import Pulse
 from director.runtime.startup import Descriptors
 from director.runtime.tracing import Tracing
 from director.store.accounts import Accounts

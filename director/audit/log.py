@@ -6,6 +6,7 @@ Nothing is written. Every sink has its own cursor, so none waits for another.
 from collections.abc import Sequence
 from typing import Any, Final, get_args
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from redis import exceptions
@@ -60,7 +61,6 @@ class Batch(Struct, frozen=True, kw_only=True):
     cursor: Cursor
 
     def halves(self) -> tuple["Batch", "Batch"]:
-        """Return two halves of at least two entries, each with its cursor."""
         middle = len(self.entries) // 2
         older, newer = self.entries[:middle], self.entries[middle:]
         between = Cursor(older[-1].entry, self.cursor.number - len(newer))
@@ -68,9 +68,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """A log at one moment: the numbers of entries it ever had and of those that were cut, its last entry, and some
-    entries.
-    """
+    """A log at one moment: the numbers of entries added and cut, its last entry, and some entries."""
 
     added: int
     cut: int
@@ -91,16 +89,13 @@ class AuditLog:
         self._redis = redis
 
     async def partitions(self) -> list[Partition]:
-        """Return the partition of operators' changes, and those that have a queue."""
         queues = await ask(lambda: self._redis.smembers(keys.queues()))
         return sorted({CHANGES} | {keys.queue_partition(QueueName(text(queue))) for queue in queues})
 
     async def oldest(self, partition: Partition) -> Cursor:
-        """Return the cursor of a reader that has read nothing."""
         return Cursor(number=(await self._look(partition, Cursor().entry, 1)).cut)
 
     async def newest(self, partition: Partition) -> Cursor:
-        """Return the cursor of a reader that wants only entries to come."""
         seen = await self._look(partition, Cursor().entry, 1)
         return Cursor(entry=seen.last, number=seen.added)
 
@@ -143,30 +138,19 @@ class AuditLog:
 
 def _entry(partition: int, name: bytes, fields: dict[bytes, bytes]) -> Entry:
     values = {field.decode(): value.decode() for field, value in fields.items()}
-    return Entry(
-        partition=partition,
-        entry=name.decode(),
-        at=int(values["at"]),
-        kind=values["kind"],
-        id=values["id"],
-        queue=values["queue"],
-        account=values["account"],
-        detail=values["detail"],
-        by=values.get("by", ""),
-    )
+    return msgspec.convert({**values, "partition": partition, "entry": name.decode()}, Entry, strict=False)
 
 
 def _order(entry: str) -> list[int]:
     return [int(part) for part in entry.split("-")]
 
 
-class News:
+class News(Struct):
     """The entries of one round in the order of time. `missed`: how many were cut before it."""
 
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.missed = 0
-        self.more = False
+    entries: list[Entry] = []
+    missed: int = 0
+    more: bool = False
 
 
 class Following:

@@ -1,23 +1,27 @@
-"""Keep the claims that this director executes: one `ActiveClaim` each, from the claim to its last write.
+"""Keep the claims that this director executes, from the claim to its last write, and the progress that each shows.
 
-Heartbeats, cancels and drains reach a run through it: to stop the run, or to abandon it when the claim is lost.
+Heartbeats, cancels and drains reach a run through its `ActiveClaim`: to stop it, or to abandon it if the claim is lost.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from director.broker.scripts import Hold
+from director.broker.scripts import Hold, Scripts
 from director.core.clock import Clock
+from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName
-from director.core.schema import Claim, Token
-from director.execution.ends import Stop
-from director.execution.tracker import Tracker
+from director.core.schema import Claim, NewEvent, Token
+from director.core.states import WebhookEvent
+from director.execution.tracker import Stop, Tracker
+from director.runtime import crash
 from director.servers.runners.runner import Runner
+from director.webhooks.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -29,42 +33,44 @@ CANCEL_WAIT_S: Final = 30.0
 DRAIN_WAIT_S: Final = 5.0
 # A server that has not answered by then has received the cancel, or hangs: the next cancel may find it awake
 CANCEL_ANSWER_S: Final = 1.0
+GATHER_S: Final = 0.01
+AWAY_S: Final = 1.0
 
 
+@dataclass(eq=False)
 class ActiveClaim:
     """One claim and its run. The flags say why following ended early: `is_lost`, the claim is another director's;
     `is_stuck`, the server ignored every cancel; `never_began`, it was stopped before its start; `is_left`, another
     director follows it on its server.
     """
 
-    def __init__(self, claim: Claim, tracker: Tracker, runner: Runner, clock: Clock) -> None:
-        self.claim = claim
-        self.tracker = tracker
-        self.runner = runner
-        self.is_lost = False
-        self.is_stuck = False
-        self.never_began = False
-        self.is_left = False
-        self._clock = clock
-        self._claimed_at = clock.monotonic()
-        self._following: asyncio.Task[object] | None = None
-        self._stopping: asyncio.Task[None] | None = None
-        self._limit: asyncio.TimerHandle | None = None
-        self._stop_until = math.inf
-        self._detached: asyncio.Event | None = None
-        self._older: ActiveClaim | None = None
-        self._is_detached = False
-        self._is_cut = False
+    claim: Claim
+    tracker: Tracker
+    runner: Runner
+    clock: Clock
+    is_lost: bool = False
+    is_stuck: bool = False
+    never_began: bool = False
+    is_left: bool = False
+    _following: asyncio.Task[object] | None = None
+    _stopping: asyncio.Task[None] | None = None
+    _limit: asyncio.TimerHandle | None = None
+    _stop_until: float = math.inf
+    _detached: asyncio.Event | None = None
+    _older: "ActiveClaim | None" = None
+    _is_detached: bool = False
+    _is_cut: bool = False
+
+    def __post_init__(self) -> None:
+        self._claimed_at = self.clock.monotonic()
 
     @cached_property
     def stop_asked(self) -> asyncio.Event:
-        """Set once the run was asked to stop."""
         return asyncio.Event()
 
     @property
     def claimed_ms(self) -> int:
-        """Milliseconds since the claim, by this process's clock."""
-        return round((self._clock.monotonic() - self._claimed_at) * 1000)
+        return round((self.clock.monotonic() - self._claimed_at) * 1000)
 
     async def follow(self, following: Coroutine[None, None, None]) -> None:
         """Follow the run until it has ended or was abandoned. From then on the server is asked nothing about it.
@@ -110,7 +116,6 @@ class ActiveClaim:
             self._older = None
 
     def limit(self, seconds: float) -> None:
-        """Stop the run `seconds` from now."""
         self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, Stop.RUN_LIMIT)
 
     def stop(self, why: Stop) -> None:
@@ -119,7 +124,7 @@ class ActiveClaim:
             self.stop_asked.set()
             log.info("stopping a run", extra={"prediction": self.claim.id, "why": why})
         wait_s = DRAIN_WAIT_S if why is Stop.DRAIN else CANCEL_WAIT_S
-        self._stop_until = min(self._stop_until, self._clock.monotonic() + wait_s)
+        self._stop_until = min(self._stop_until, self.clock.monotonic() + wait_s)
         is_running = not (self.is_lost or self._is_detached or self.tracker.is_over)
         if self.tracker.stopped is not None and self._stopping is None and is_running:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
@@ -132,16 +137,10 @@ class ActiveClaim:
         self._cut()
 
     def apply_hold(self, hold: Hold) -> None:
-        """Do what Redis answered about the claim."""
-        match hold:
-            case "lost":
-                self.lose()
-            case "user":
-                self.stop(Stop.USER)
-            case "deadline":
-                self.stop(Stop.DEADLINE)
-            case "held":
-                pass
+        if hold == "lost":
+            self.lose()
+        elif hold != "held":
+            self.stop(Stop(hold))
 
     async def _stop(self) -> None:
         if self.tracker.began_at is None and self._following is not None:
@@ -151,7 +150,7 @@ class ActiveClaim:
             return
         pauses = iter(CANCEL_AGAIN_S)
         pause = 0.0
-        while self._clock.monotonic() < self._stop_until:
+        while self.clock.monotonic() < self._stop_until:
             is_drain = self.tracker.stopped is Stop.DRAIN
             if is_drain and self.tracker.is_accepted:
                 # the server runs it without us, and another director follows it further
@@ -161,7 +160,7 @@ class ActiveClaim:
             if not (is_drain and self.runner.capabilities.resumes):  # a run that resumes is accepted soon, then left
                 await self._ask_to_stop()
             pause = next(pauses, pause)
-            await self._clock.sleep(pause)
+            await self.clock.sleep(pause)
         log.error("a run does not stop on its server", extra={"prediction": self.claim.id, "server": self.runner.url})
         self.is_stuck = True
         self._cut()
@@ -198,8 +197,6 @@ class ActiveClaim:
 
 
 class ActiveClaims:
-    """Every claim of this director that is not settled yet."""
-
     def __init__(self) -> None:
         self._claims: dict[PredictionId, ActiveClaim] = {}
         self._stopped: Stop | None = None
@@ -209,12 +206,8 @@ class ActiveClaims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def added(self, active: ActiveClaim) -> AbstractContextManager[None]:
-        """Let heartbeats, cancels and drains find the claim while the context lasts."""
-        return _Added(self, active)
-
     def add(self, active: ActiveClaim) -> None:
-        """Add a claim. An older claim of the same prediction counts as lost."""
+        """Let heartbeats, cancels and drains find the claim. An older claim of the same prediction counts as lost."""
         if (older := self._claims.get(active.claim.id)) is not None:
             active.replace(older)
         self._claims[active.claim.id] = active
@@ -223,18 +216,15 @@ class ActiveClaims:
             active.stop(self._stopped)
 
     def remove(self, active: ActiveClaim) -> None:
-        """Remove a claim, unless a newer claim of the same prediction has replaced it."""
         if self._claims.get(active.claim.id) is active:
             del self._claims[active.claim.id]
         if not self._claims:
             self._empty.set()
 
     async def empty(self) -> None:
-        """Wait until no claim is left."""
         await self._empty.wait()
 
     def of_queue(self, queue: QueueName) -> list[tuple[PredictionId, Token]]:
-        """Return the claims of a queue whose leases are to be extended."""
         found = [active for active in self._claims.values() if active.claim.record.queue == queue]
         return [(active.claim.id, active.claim.token) for active in found if not active.is_lost]
 
@@ -250,13 +240,134 @@ class ActiveClaims:
             active.stop(why)
 
 
-class _Added(AbstractContextManager[None]):
-    def __init__(self, claims: ActiveClaims, active: ActiveClaim) -> None:
-        self._claims = claims
-        self._active = active
+@dataclass(eq=False)
+class Progress:
+    """Writes what a run shows to Redis, gathered: events of about 10 ms leave as one `advance`. `seq`: see
+    `Scripts.advance`.
 
-    def __enter__(self) -> None:
-        self._claims.add(self._active)
+    Output that comes after a longer pause leaves at once, since a reader may be waiting. What is left unwritten
+    goes into
+    `finish`, so that a short run needs no write of its own. `seq`: the number of the last event known to be stored.
+    """
 
-    def __exit__(self, *_: object) -> None:
-        self._claims.remove(self._active)
+    active: ActiveClaim
+    scripts: Scripts
+    outbox: Outbox | None
+    _remote: str = ""
+    _wrote_at: float = float("-inf")
+    _timer: asyncio.TimerHandle | None = None
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.seq = self.active.claim.record.seq
+        self._unwritten: list[NewEvent] = []
+        self._untold: list[WebhookEvent] = []
+
+    def add(self, events: tuple[NewEvent, ...]) -> None:
+        """Write these events soon, output at once. The run has begun."""
+        self._unwritten += events
+        self._wake(is_urgent=any(kind == "output" for kind, _ in events))
+
+    def remember(self, remote: str) -> None:
+        """Write the server's name for the run at once: until then another director would start the run again."""
+        self._remote = remote
+        self._wake(is_urgent=True)
+
+    def tell(self, event: WebhookEvent) -> None:
+        """Notify the caller once GET shows the event too."""
+        if event not in self._untold:
+            self._untold.append(event)
+
+    async def close(self) -> tuple[NewEvent, ...]:
+        """Stop writing and return the events that belong into the last write. Waits for a write in progress."""
+        self._unset()
+        if self._task is not None:
+            async with self._writing:
+                self._task.cancel()
+        if self._remote and not self.active.is_lost:  # the last write does not carry it
+            with contextlib.suppress(BackendUnavailable):
+                await self.run_once()
+        if not self.active.is_lost:
+            self._tell(self._untold, started_ms=None)
+        return tuple(self._unwritten)
+
+    def drop(self) -> None:
+        self._unset()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run_once(self) -> Hold:
+        """Write all that is unwritten. A write whose answer was lost is not repeated: its numbers tell."""
+        events, told = tuple(self._unwritten), tuple(self._untold)
+        remote, claim = self._remote, self.active.claim
+        crash.at("before_advance")
+        advanced = await self.scripts.advance(
+            claim.id,
+            token=claim.token,
+            seq=self.seq,
+            ran_ms=self.active.tracker.ran_ms(self.active.clock.monotonic()),
+            events=events,
+            remote=remote,
+        )
+        crash.at("after_advance")
+        self._remote = "" if self._remote == remote else self._remote
+        del self._unwritten[: len(events)], self._untold[: len(told)]
+        self.seq = advanced.seq
+        self.active.apply_hold(advanced.hold)
+        if advanced.hold != "lost":
+            self._tell(told, started_ms=advanced.started_ms)
+        return advanced.hold
+
+    def _wake(self, *, is_urgent: bool) -> None:
+        if self._task is not None:
+            self._news.set()
+            if is_urgent:
+                self._is_urgent.set()
+        elif is_urgent:
+            self._begin()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._unset()
+        if not self.active.tracker.ended:  # else the last write carries all: a short run needs no other, and no task
+            self._news, self._is_urgent, self._writing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _unset(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _run(self) -> None:
+        while await self._write():
+            await self._news.wait()
+            await self._gather()
+
+    async def _write(self) -> bool:
+        """Write once. False when further writes are of no use."""
+        self._news.clear()
+        self._is_urgent.clear()
+        self._wrote_at = asyncio.get_running_loop().time()
+        try:
+            async with self._writing:
+                await self.run_once()
+        except BackendUnavailable:
+            self._news.set()
+            await self.active.clock.sleep(AWAY_S)
+        except Exception:  # not the run's fault: the last write carries all of it
+            log.exception("writing progress failed", extra={"prediction": self.active.claim.id})
+            return False
+        return True
+
+    async def _gather(self) -> None:
+        """Wait `GATHER_S` for more events; with output, only until `GATHER_S` after the last write."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._is_urgent.wait()
+                await asyncio.sleep(self._wrote_at + GATHER_S - asyncio.get_running_loop().time())
+
+    def _tell(self, events: Sequence[WebhookEvent], *, started_ms: int | None) -> None:
+        if self.outbox is not None:
+            for event in events:
+                self.outbox.tell(event, started_ms=started_ms)

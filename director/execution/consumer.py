@@ -12,25 +12,32 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from dataclasses import InitVar, dataclass
+from typing import Any, Final, TypeVar, cast
 
+import hiredis
 from msgspec import Struct
 from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 
+from director.broker import keys
+from director.broker.cluster import Cluster
 from director.broker.scripts import Claims, Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim
-from director.execution.ends import CLAIMED_AHEAD
 from director.execution.executor import Executor
-from director.execution.wakeup import LEAST_S, LONGEST_S, Wakeup
+from director.execution.tracker import CLAIMED_AHEAD
 from director.runtime import crash
 from director.servers.server import Permit, Server
 from director.servers.servers import Servers
 
 log = logging.getLogger(__name__)
 
+LEAST_S: Final = 2.0
+LONGEST_S: Final = 5.0
 MOST_SKIPS: Final = 8  # older predictions in a row that warm ones may overtake
 # Bounded: while Redis carries out one claim, this process starts what the last one brought, and Redis serves others
 MOST_AT_ONCE: Final = 16
@@ -42,9 +49,66 @@ Send = Callable[[bytes], Awaitable[Any]]
 Waited = TypeVar("Waited")
 
 
-class ClaimRequest(Struct, frozen=True, kw_only=True):
-    """The bounds of one claim, as `Scripts.claim` takes them."""
+@dataclass(eq=False)
+class Wakeup:
+    """The wakeups of one model's queues, for one waiter. `redis` is a blocking client made for `LONGEST_S`.
 
+    A lost wakeup costs one pause and never a prediction. A call can wait on the Redis server behind the wakeup: Redis
+    runs it the moment the wakeup comes, one round trip before this process knows.
+    """
+
+    redis: Redis
+    queues: InitVar[Sequence[QueueName]]
+    clock: Clock
+    _kept: AbstractConnection | None = None
+
+    def __post_init__(self, queues: Sequence[QueueName]) -> None:
+        self._keys = [keys.bell(queue) for queue in queues]
+
+    @property
+    def carries(self) -> bool:
+        """Whether a call can wait behind the wakeup. Not in a Cluster, where the node of the keys is unknown."""
+        return len(self._keys) == 1 and not isinstance(self.redis, Cluster)
+
+    async def wait(self) -> bool:
+        if self._kept is not None:  # the pool has one connection for each waiter
+            connection, self._kept = self._kept, None
+            await self.redis.connection_pool.release(connection)
+        try:
+            return await self.redis.blpop(self._keys, timeout=_pause_s()) is not None
+        except exceptions.RedisError:
+            await self.clock.sleep(1.0)
+            return False
+
+    async def carry(self, call: bytes) -> Any:
+        """Return the answer to `call`, which Redis runs when a wakeup came or the wait is over.
+
+        Raises RedisError. After that, or after a cancellation, it is unknown whether the call ran or will still run.
+        """
+        pool = self.redis.connection_pool
+        connection, self._kept = self._kept, None
+        if connection is None:
+            connection = cast(AbstractConnection, await pool.get_connection())  # type: ignore[no-untyped-call]
+        try:
+            words: tuple[Any, ...] = ("BLPOP", *self._keys, _pause_s())
+            wait = hiredis.pack_command(words)
+            await connection.send_packed_command([wait, call], check_health=False)
+            await connection.read_response()
+            answer = await connection.read_response()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            await pool.release(connection)
+            raise
+        self._kept = connection
+        return answer
+
+
+def _pause_s() -> float:
+    """Return 2 to 5 s: the jitter keeps a fleet from polling in step."""
+    return random.uniform(LEAST_S, LONGEST_S)  # noqa: S311 - spreads load, guards nothing
+
+
+class ClaimRequest(Struct, frozen=True, kw_only=True):
     count: int
     budget: float | None = None
     alone: bool = True
@@ -105,12 +169,10 @@ class ClaimPlanner:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether cost or number bound the runs, beside the slots."""
         return bool(self._cost or self._size)
 
     @property
     def is_full(self) -> bool:
-        """Does what runs leave no room for another, whatever it costs?"""
         costs = [cost for permit, cost in self._running() if permit.batch is None]
         return 0 < self._size <= len(costs) or 0 < self._cost <= sum(costs)
 
@@ -142,7 +204,6 @@ class ClaimPlanner:
         return claim.record.affinity != "" and claim.record.affinity == self._key(permit)
 
     def _key(self, permit: Permit) -> str:
-        """Return the affinity that the server ran last since its start, or ''."""
         since, key = self._warm.get(permit.server, ("", ""))
         return key if since == permit.since else ""
 
@@ -160,6 +221,7 @@ def _together(permits: Sequence[Permit]) -> list[Permit]:
     return [permit for permit in permits if (permit.place is None if batch is None else permit.batch is batch)]
 
 
+@dataclass(eq=False, kw_only=True)
 class Consumer:
     """Claims until `stop`, from its own queue and from others of its model.
 
@@ -167,35 +229,22 @@ class Consumer:
     empty queue waits for others that can go in the same request.
     """
 
-    def __init__(
-        self,
-        *,
-        queue: QueueName,
-        also: Sequence[QueueName] = (),
-        name: str,
-        scripts: Scripts,
-        servers: Servers,
-        executor: Executor,
-        wakeup: Wakeup,
-        clock: Clock,
-        lease_s: float,
-        register: Callable[[], Awaitable[object]],
-        planner: ClaimPlanner,
-        gather_s: float = 0,
-    ) -> None:
-        self._queue = queue
-        self._turns = deque((queue, *also))
+    queue: QueueName
+    also: Sequence[QueueName] = ()
+    name: str
+    scripts: Scripts
+    servers: Servers
+    executor: Executor
+    wakeup: Wakeup
+    clock: Clock
+    lease_s: float
+    register: Callable[[], Awaitable[object]]
+    planner: ClaimPlanner
+    gather_s: float = 0
+
+    def __post_init__(self) -> None:
+        self._turns = deque((self.queue, *self.also))
         self._strange: set[QueueName] = set()
-        self._name = name
-        self._scripts = scripts
-        self._servers = servers
-        self._executor = executor
-        self._wakeup = wakeup
-        self._clock = clock
-        self._lease_s = lease_s
-        self._register = register
-        self._planner = planner
-        self._gather_s = gather_s
         self._is_full = self._has_more = self._is_ahead = self._is_empty = False
         self._runs: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -204,15 +253,14 @@ class Consumer:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Claim and run until `stop`."""
         self._task = asyncio.current_task()
         try:
             while not self._stopping:
                 try:
                     await self._claim_or_rest()
                 except Exception:  # a fault in one claim must not end every run of this director
-                    log.exception("claiming broke", extra={"queue": self._queue})
-                    await self._resting(self._clock.sleep(AWAY_S))
+                    log.exception("claiming broke", extra={"queue": self.queue})
+                    await self._resting(self.clock.sleep(AWAY_S))
         except asyncio.CancelledError:
             if not self._stopping:  # canceled by the owner of the task, not by stop
                 raise
@@ -232,8 +280,8 @@ class Consumer:
         """
         self._is_full = self._is_empty = False
         # claims ahead would upset the turns of several queues
-        ahead = self._has_more and not self._planner.is_bounded and len(self._turns) == 1
-        permits = await self._resting(self._servers.permits.wait(ahead=ahead))
+        ahead = self._has_more and not self.planner.is_bounded and len(self._turns) == 1
+        permits = await self._resting(self.servers.permits.wait(ahead=ahead))
         self._is_ahead = not any(permit.has_slot for permit in permits)
         self._has_more = False
         started = emptied = 0
@@ -252,11 +300,11 @@ class Consumer:
             self._is_empty = emptied == len(self._turns) and bool(permits) and not self._is_ahead
             return started
         finally:
-            self._servers.permits.release(*permits)
+            self.servers.permits.release(*permits)
 
     async def _fill(self, queue: QueueName, permits: list[Permit], share: int) -> Claims:
         """Claim for the first `share` permits and start what came. Takes the used permits out of `permits`."""
-        request = self._planner.next(permits[:share])
+        request = self.planner.next(permits[:share])
         claims = await self._ask(queue, request) if request else Claims(why="budget")
         self._is_full = self._is_full or claims.why == "budget"
         if request:
@@ -266,21 +314,21 @@ class Consumer:
     def _begin(self, request: ClaimRequest, claims: Sequence[Claim], permits: list[Permit], share: int) -> None:
         if claims:
             crash.at("after_claim")
-        for claim, permit in zip(claims, self._planner.take(request, claims, permits[:share]), strict=True):
+        for claim, permit in zip(claims, self.planner.take(request, claims, permits[:share]), strict=True):
             permits.remove(permit)
             self._start(claim, permit)
 
     async def _claim_or_rest(self) -> None:
         # a director may die before it hears of such a claim, which must then not cost an attempt: see `may_wait`
-        carries = self._wakeup.carries and self._servers.permits.may_wait and not self._planner.is_bounded
-        carries = carries and not self._servers.permits.take_batches()
+        carries = self.wakeup.carries and self.servers.permits.may_wait and not self.planner.is_bounded
+        carries = carries and not self.servers.permits.take_batches()
         if self._is_empty and carries:
             await self._claim_behind_wakeup()
             return
         started = await self._claimed()
         # While every slot is taken, a new prediction is for a director with a free slot: do not take its wakeup.
         # A full batch has no use for the wakeup either: the next look at the room says so and asks Redis nothing.
-        goes_on = started and (not self._is_empty or self._planner.is_full)
+        goes_on = started and (not self._is_empty or self.planner.is_full)
         if self._is_ahead or goes_on or (self._is_empty and carries):
             return
         await self._resting(self._wait_for_room() if self._is_full else self._wait_for_wakeup())
@@ -291,21 +339,21 @@ class Consumer:
         No permit is held meanwhile: a claim that finds none free is released, without counting as an attempt.
         """
         self._is_empty = False
-        free = self._servers.permits.take(MOST_BEHIND_WAKEUP)
-        request = self._planner.next(free) if free else None
-        self._servers.permits.release(*free)
+        free = self.servers.permits.take(MOST_BEHIND_WAKEUP)
+        request = self.planner.next(free) if free else None
+        self.servers.permits.release(*free)
         if request is None:
             return
         nonce = secrets.token_hex(16)
         try:
-            claims = await self._resting(self._ask_once(self._queue, request, nonce, send=self._wakeup.carry))
+            claims = await self._resting(self._ask_once(self.queue, request, nonce, send=self.wakeup.carry))
         except UnknownQueue:  # the next claim registers it again
             return
         except exceptions.RedisError as exc:  # if Redis carried it out, it answers the same again
             log.info("a claim behind the wakeup was lost, asking again", extra={"error": type(exc).__name__})
-            claims = await self._claim(self._queue, request, nonce)
+            claims = await self._claim(self.queue, request, nonce)
             if not claims:  # a wait that fails at once must not be repeated at once
-                await self._resting(self._clock.sleep(AWAY_S))
+                await self._resting(self.clock.sleep(AWAY_S))
         except asyncio.CancelledError:
             if self._stopping:
                 await self._run_what_came(nonce)
@@ -317,18 +365,18 @@ class Consumer:
         """Run what the claim behind the wakeup may have brought before `stop`, and claim nothing more."""
         nothing = ClaimRequest(count=0)
         try:
-            claims = await self._ask_once(self._queue, nothing, nonce)
+            claims = await self._ask_once(self.queue, nothing, nonce)
         except (BackendUnavailable, UnknownQueue):  # claims that it made are recovered after their lease
             return
         await self._begin_or_release(nothing, claims)
 
     async def _begin_or_release(self, request: ClaimRequest, claims: Claims) -> None:
-        permits = self._servers.permits.take(len(claims))
+        permits = self.servers.permits.take(len(claims))
         run, left = claims[: len(permits)], claims[len(permits) :]
         self._begin(request, run, permits, len(permits))
         for claim in left:
             with contextlib.suppress(BackendUnavailable):  # then it is recovered after its lease
-                await self._scripts.release(claim.id, token=claim.token, spent=False, code=CLAIMED_AHEAD)
+                await self.scripts.release(claim.id, token=claim.token, spent=False, code=CLAIMED_AHEAD)
             log.warning("claim given back", extra={"prediction": claim.id, "spent": False, "code": CLAIMED_AHEAD})
 
     async def over(self) -> None:
@@ -351,18 +399,17 @@ class Consumer:
             await asyncio.wait(runs)
 
     async def _wait_for_room(self) -> None:
-        """Wait until a run has ended since the last claim, or 2 to 5 s.
-
-        Not for a wakeup: it belongs to another director that may have room.
+        """Wait until a run has ended since the last claim, or 2 to 5 s. A wakeup is for another director that may have
+        room.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(random.uniform(LEAST_S, LONGEST_S)):  # noqa: S311 - spreads load, guards nothing
-                while not self._planner.has_more_room:
-                    await self._servers.permits.changed()
+            async with asyncio.timeout(_pause_s()):
+                while not self.planner.has_more_room:
+                    await self.servers.permits.changed()
 
     async def _wait_for_wakeup(self) -> None:
-        if await self._wakeup.wait() and self._servers.permits.take_batches():
-            await self._clock.sleep(self._gather_s)
+        if await self.wakeup.wait() and self.servers.permits.take_batches():
+            await self.clock.sleep(self.gather_s)
 
     async def _resting(self, wait: Awaitable[Waited]) -> Waited:
         self._at_rest = True
@@ -372,16 +419,15 @@ class Consumer:
             self._at_rest = False
 
     async def _claimed(self) -> int:
-        """Call `run_once`. Registers the queue again if Redis was emptied."""
         try:
             return await self.run_once()
         except UnknownQueue:
-            log.error("redis does not know the queue, registering it again", extra={"queue": self._queue})
+            log.error("redis does not know the queue, registering it again", extra={"queue": self.queue})
         try:
-            await self._register()
+            await self.register()
         except BackendUnavailable as exc:
             log.warning("registering a model failed", extra={"error": str(exc)})
-            await self._resting(self._clock.sleep(AWAY_S))
+            await self._resting(self.clock.sleep(AWAY_S))
         return 0
 
     async def _ask(self, queue: QueueName, request: ClaimRequest) -> Claims:
@@ -389,7 +435,7 @@ class Consumer:
         try:
             claims = await self._claim(queue, request)
         except UnknownQueue:
-            if queue == self._queue:
+            if queue == self.queue:
                 raise
             if queue not in self._strange:
                 log.error("a queue that is to be read too is not known", extra={"queue": queue})
@@ -408,17 +454,17 @@ class Consumer:
                 log.warning("claiming failed", extra={"queue": queue, "error": str(exc)})
                 if self._stopping:  # claims that it made are recovered after their lease
                     return Claims()
-                await self._resting(self._clock.sleep(AWAY_S))
+                await self._resting(self.clock.sleep(AWAY_S))
 
     async def _ask_once(
         self, queue: QueueName, request: ClaimRequest, nonce: str, *, send: Send | None = None
     ) -> Claims:
-        return await self._scripts.claim(
+        return await self.scripts.claim(
             queue,
-            consumer=self._name,
+            consumer=self.name,
             nonce=nonce,
             count=request.count,
-            lease_s=self._lease_s,
+            lease_s=self.lease_s,
             budget=request.budget,
             alone=request.alone,
             warm=request.warm,
@@ -426,6 +472,6 @@ class Consumer:
         )
 
     def _start(self, claim: Claim, permit: Permit) -> None:
-        run = asyncio.get_running_loop().create_task(self._executor.execute(claim, permit))
+        run = asyncio.get_running_loop().create_task(self.executor.execute(claim, permit))
         self._runs.add(run)
         run.add_done_callback(self._runs.discard)

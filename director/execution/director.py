@@ -12,6 +12,7 @@ import os
 import random
 import secrets
 import socket
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -29,17 +30,16 @@ from director.core.runner_config import runner_config
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
-from director.execution.consumer import ClaimPlanner, Consumer
-from director.execution.ends import Limits, Stop
+from director.execution.consumer import ClaimPlanner, Consumer, Wakeup
 from director.execution.executor import Executor
-from director.execution.file_inputs import FileInputs
 from director.execution.heartbeat import Heartbeat
 from director.execution.metering import DirectorGauges, Metering
 from director.execution.moderation import Moderator
-from director.execution.storing import Storing
-from director.execution.wakeup import Wakeup
+from director.execution.run_files import FileInputs, Storing
+from director.execution.tracker import Limits, Stop
 from director.files.caller_files import CallerFiles
 from director.files.store import OutputStore
+from director.runtime.sweep import repeat
 from director.runtime.tracing import Tracing
 from director.servers.fleet import Driven, Fleet, Watch
 from director.servers.runners.inbox import Inbox
@@ -78,8 +78,11 @@ def check_settings(settings: DirectorSettings) -> None:
         check_server_url(url)
     if len({url.rstrip("/") for url in settings.servers}) < len(settings.servers):
         raise SettingsError("A --server URL is given twice: its slots would be counted twice.")
+    own = settings.model, "" if settings.kind == "prediction" else settings.kind
     for name in settings.also:
-        _check_also(name, settings)
+        if model_and_kind(QueueName(name)) != own:
+            which = f"{settings.kind}s of {settings.model}"
+            raise SettingsError(f"--also {name}: that is no queue of {which}. `director queues` shows them.")
     if settings.upload_secret and not (settings.files_dir or settings.files_url):
         raise SettingsError("DIRECTOR_UPLOAD_SECRET needs DIRECTOR_FILES_DIR or DIRECTOR_FILES_URL: a place for files.")
     if settings.kind == "training" and settings.runner != "cog":
@@ -163,7 +166,8 @@ class Director:
             self._heartbeat, self._consumer = self._make_parts()
             tasks.start_soon(self._heartbeat.run)
             tasks.start_soon(self._consumer.run)
-            tasks.start_soon(self._stay_registered)
+            stay = partial(repeat, role="registration", tick_s=STAY_S, clock=self._clock)
+            tasks.start_soon(stay, self._look_at_registries)
 
     async def drain(self) -> None:
         """Claim nothing more, let runs finish, release the rest; end the servers last, if the settings say so."""
@@ -431,23 +435,12 @@ class Director:
             log.info("model registered", extra={"model": settings.model, "version": self._version})
             self._queue_known.set()
 
-    async def _stay_registered(self) -> None:
+    async def _look_at_registries(self) -> bool:
         """Register again what a deletion of the version took away while this director registered it.
 
-        Nothing else would tell: the queue's `meta` stands, so claims are handed out, and no keeper sweeps the queue.
+        Nothing else would: the queue's `meta` stands, so claims are handed out, and no keeper sweeps the queue. Returns
+        True if something was missing.
         """
-        while True:
-            await self._clock.sleep(STAY_S)
-            try:
-                await self._look_at_registries()
-            except BackendUnavailable as exc:
-                log.warning("looking for the queue failed", extra={"error": str(exc)})
-            except Exception:
-                # the claims of this director must not end because its queue could not be registered again
-                log.exception("registering the queue again failed")
-
-    async def _look_at_registries(self) -> bool:
-        """One write to the socket. True where something was missing and is registered again."""
         queue, model = self._queue, self._settings.model
         # without a ready server its schema may not be known yet, and the first one that is ready registers
         if queue is None or not self.servers.any_ready():
@@ -477,11 +470,3 @@ class Director:
         if self._queue_known.is_set() and self.servers.any_ready():
             return ""
         return "; ".join(server.trouble for server in self.servers.all) or "not looked at yet"
-
-
-def _check_also(name: str, settings: DirectorSettings) -> None:
-    own = settings.model, "" if settings.kind == "prediction" else settings.kind
-    if model_and_kind(QueueName(name)) != own:
-        raise SettingsError(
-            f"--also {name}: that is no queue of {settings.kind}s of {settings.model}. `director queues` shows them."
-        )

@@ -24,14 +24,27 @@ from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.schema import Claim, Stored
 from director.core.states import Status
-from director.execution.active_claims import ActiveClaim, ActiveClaims
-from director.execution.ends import CLAIMED_AHEAD, RULES, ErrorClass, Finish, GiveBack, Judged, Limits, backoff_s
-from director.execution.file_inputs import FileInputs
+from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
 from director.execution.moderation import Moderator
-from director.execution.progress import Progress
-from director.execution.storing import StoredFile, Storing
-from director.execution.tracker import Ask, Halt, Happening, Remember, Tell, Tracker, Write
+from director.execution.run_files import FileInputs, StoredFile, Storing
+from director.execution.tracker import (
+    CLAIMED_AHEAD,
+    RULES,
+    Ask,
+    ErrorClass,
+    Finish,
+    GiveBack,
+    Halt,
+    Happening,
+    Judged,
+    Limits,
+    Remember,
+    Tell,
+    Tracker,
+    Write,
+    backoff_s,
+)
 from director.execution.uploads import Upload, Uploaded
 from director.files.store import FileName
 from director.runtime import crash
@@ -92,10 +105,13 @@ class Executor(Struct, kw_only=True, eq=False):
         """Run a claim up to its last write. Never raises for what the model server, the model or Redis does."""
         run = Run(self, claim, permit)
         try:
-            with self.claims.added(run.active):
+            self.claims.add(run.active)
+            try:
                 await run.follow()
                 end = await run.end()
                 finished = await run.settle(end)
+            finally:
+                self.claims.remove(run.active)
             if finished:
                 await run.notify()
                 await run.remove_unnamed_files(end)
@@ -115,11 +131,9 @@ class Run:
     def __init__(self, executor: Executor, claim: Claim, permit: Permit) -> None:
         record = claim.record
         self._executor = executor
-        self._scripts = executor.scripts
         self._clock = executor.clock
         self._servers = executor.servers
         self._metering = executor.metering
-        self._dice = executor.dice
         self._claim = claim
         self._permit = permit
         self._metering.claimed(record)
@@ -131,9 +145,7 @@ class Run:
         self.active = ActiveClaim(claim, tracker, permit.server.runner, self._clock)
         # not a method of this run: a circle of references would be left to the garbage collector
         self._outbox = Outbox(record, executor.post, partial(_snapshot, claim, tracker, self._clock))
-        self._progress = Progress(
-            self.active, self._scripts, self._clock, self._outbox if self._outbox.is_wanted else None
-        )
+        self._progress = Progress(self.active, executor.scripts, self._outbox if self._outbox.is_wanted else None)
         self._run_limit_s = executor.run_limit_s
         self._decided: Finish | GiveBack | None = None
         self._ahead_s = 0.0
@@ -151,7 +163,6 @@ class Run:
     # ---- follow: until the run is over ----
 
     async def follow(self) -> None:
-        """Start the run and follow it until it is over or the claim is lost."""
         active = self.active
         try:
             await active.follow(self._start_and_read())
@@ -209,7 +220,6 @@ class Run:
             return None
 
     def _hear(self, event: RunEvent) -> None:
-        """Note what the event says of the server, then let the tracker decide."""
         if isinstance(event, Began):
             self.active.limit(self._run_limit_s)
             crash.at("after_put")
@@ -222,7 +232,6 @@ class Run:
         self._apply(event)
 
     def _apply(self, event: Happening) -> None:
-        """Carry out what the tracker asks for because of `event`, in order."""
         for effect in self._tracker.apply(event, self._now()):
             match effect:
                 case Write():
@@ -262,7 +271,7 @@ class Run:
 
     async def _store(self, upload: Upload) -> Uploaded:
         storing = self._executor.storing
-        assert storing is not None  # noqa: S101 - for the type checker: without it the tracker asks for no upload
+        assert storing is not None  # noqa: S101 - without it the tracker asks for no upload
         self._has_files = True
         urls = await storing.store(self._claim.record, upload.files, self._known_files)
         self._bytes_ahead -= upload.size
@@ -271,13 +280,11 @@ class Run:
 
     async def _judge(self, ask: Ask) -> Judged:
         moderator, began_at = self._executor.moderator, self._tracker.began_at
-        assert moderator is not None  # noqa: S101 - for the type checker: without it the tracker never asks
-        assert began_at is not None  # noqa: S101 - for the type checker: it has an output
+        assert moderator is not None and began_at is not None  # noqa: S101, PT018 - the tracker asks about an output
         until_s = began_at + self._run_limit_s
         return await moderator.judge(self._claim.record, ask.output, until_s=until_s, cut=self.active.stop_asked)
 
     async def _room_for_files(self) -> None:
-        """Wait while more than `MOST_AHEAD` bytes of files wait for the store."""
         while self._bytes_ahead > MOST_AHEAD and self._beside_task is not None and not self._beside_task.done():
             self._caught_up.clear()
             await self._caught_up.wait()
@@ -291,7 +298,12 @@ class Run:
         if self._executor.trained is not None and self._claim.record.kind == "training":
             self._servers.permits.release(self._permit)
             end = await self._publish(self._executor.trained, end)
-        return self._with_metrics(end) if isinstance(end, Finish) else end
+        if not isinstance(end, Finish):
+            return end
+        record = self._claim.record
+        self._measured = metrics_of(record, self._tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s)
+        self._metering.measured(record, self._measured)
+        return replace(end, metrics=with_metrics(end.metrics, self._measured))
 
     async def _wait_beside(self) -> None:
         """Wait off the slot, but only `MOST_ENDING` claims at once: otherwise a store slower than the runs would not
@@ -324,21 +336,14 @@ class Run:
             return replace(end, output=msgspec.json.encode(made))
         return None
 
-    def _with_metrics(self, end: Finish) -> Finish:
-        record, tracker = self._claim.record, self._tracker
-        self._measured = metrics_of(record, tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s)
-        self._metering.measured(record, self._measured)
-        return replace(end, metrics=with_metrics(end.metrics, self._measured))
-
     # ---- settle: the last write ----
 
     async def settle(self, end: Finish | GiveBack | None) -> bool:
         """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
         if not isinstance(end, Finish):  # from here on another attempt may notify the caller
             self._outbox.drop()
-        self._servers.permits.release(
-            self._permit
-        )  # before the last write: the next claim then leaves together with it
+        # before the last write: the next claim then leaves together with it
+        self._servers.permits.release(self._permit)
         is_ours = await self._settle(end)
         self._spans.settled(end)
         return is_ours
@@ -346,8 +351,7 @@ class Run:
     async def _settle(self, end: Finish | GiveBack | None) -> bool:
         """Try for as long as it takes: the model's output must not be lost because Redis is away.
 
-        A claim that seems lost by now is no reason to stop: it looks the same when `finish` was carried out and its
-        answer was lost.
+        Goes on if the claim seems lost: it looks the same when `finish` was carried out and its answer was lost.
         """
         pause = AWAY_S
         asked_at = self._now()
@@ -358,7 +362,7 @@ class Run:
                     await self._give_back(end)
                     return False
                 crash.at("before_finish")
-                finished = await self._scripts.finish(
+                finished = await self._executor.scripts.finish(
                     self._claim.id,
                     token=self._claim.token,
                     status=end.status,
@@ -376,7 +380,7 @@ class Run:
                 )
             except BackendUnavailable:
                 # what failed together must not be sent again together
-                await self._clock.sleep(pause * (0.5 + self._dice()))
+                await self._clock.sleep(pause * (0.5 + self._executor.dice()))
                 pause = min(2 * pause, AWAY_MOST_S)
             else:
                 crash.at("after_finish")
@@ -396,12 +400,12 @@ class Run:
                 claim.record.attempt,
                 base_s=policy.backoff_s,
                 cap_s=policy.backoff_cap_s,
-                dice=self._dice(),
+                dice=self._executor.dice(),
                 asked_s=end.asked_s,
             )
         spent = end.fault is not None and RULES[end.fault].spent
         crash.at("before_release")
-        became = await self._scripts.release(
+        became = await self._executor.scripts.release(
             claim.id,
             token=claim.token,
             spent=spent,
@@ -433,9 +437,9 @@ class Run:
             executor.telling -= 1
 
     async def remove_unnamed_files(self, end: Finish | GiveBack | None) -> None:
-        """Delete the stored files of a prediction that finished without an output.
+        """Delete the stored files of a prediction that finished without an output, but not those of a training.
 
-        Not those of a training: an earlier attempt may have made a version of them.
+        An earlier attempt may have made a version of them.
         """
         storing, record = self._executor.storing, self._claim.record
         if storing is None or not self._has_files or record.kind == "training":
@@ -445,7 +449,6 @@ class Run:
             await storing.remove(record)
 
     def drop(self) -> None:
-        """End whatever is left of the run in this process."""
         if self.active.is_lost:
             self._metering.lost(self._claim.record)
         self._servers.permits.release(self._permit)
@@ -485,7 +488,6 @@ def _may_have_begun(active: ActiveClaim, end: GiveBack) -> bool:
 
 
 def _snapshot(claim: Claim, tracker: Tracker, clock: Clock, started_ms: int | None) -> Stored:
-    """Return the prediction as GET shows it while it runs."""
     began_ms = clock.now_ms() - (tracker.ran_ms(clock.monotonic()) or 0)
     record = replace(claim.record, status=Status.PROCESSING, started=started_ms or began_ms)
     return Stored(record=record, input=claim.input, output=tracker.output, logs=tracker.logs)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -28,43 +29,50 @@ from director.servers.server import Server
 from director.servers.servers import Servers, Standing
 from director.store.directors import About, ServerFound
 
+log = logging.getLogger(__name__)
+
+BEATS_PER_LEASE: Final = 3
+LONGEST_S: Final = 5.0  # also with a long lease: a director that is silent for 20 s counts as gone
+KICK_WAIT_S: Final = 15.0
+AWAY_S: Final = 1.0
+CANCEL_AGAIN_S: Final = 0.1
+DRAINING: Final = Standing(0, "draining")
 MOST_SERVERS: Final = 16
 LONGEST_DETAIL: Final = 200
 
 
+@dataclass(eq=False)
 class SelfReport:
     """A director's report on itself with each heartbeat, for operators only: nothing is decided by it.
 
     Its size is bounded, whatever servers answer. The time since a server's state began is exact to one heartbeat.
     """
 
-    def __init__(self, servers: Servers, clock: Clock) -> None:
-        self._servers = servers
-        self._clock = clock
-        self._since_ms = clock.now_ms()
+    servers: Servers
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._since_ms = self.clock.now_ms()
         self._states: dict[str, tuple[str, int]] = {}  # by URL: the state and the time it was first seen
 
     def encoded(self, *, held: int) -> bytes:
         """Return the report as JSON. `held`: the number of claims that this heartbeat extends."""
-        servers = self._servers.all
-        self._note(servers)
+        servers = self.servers.all
+        known, now_ms = self._states, self.clock.now_ms()
+        self._states = {}
+        for server in servers:
+            url, state = server.runner.url, _state(server)
+            before = known.get(url)
+            self._states[url] = before if before is not None and before[0] == state else (state, now_ms)
         about = About(
             version=__version__,
-            now_ms=self._clock.now_ms(),
+            now_ms=now_ms,
             since_ms=self._since_ms,
             held=held,
             servers=tuple(map(self._found, servers[:MOST_SERVERS])),
             more=max(0, len(servers) - MOST_SERVERS),
         )
         return msgspec.json.encode(about)
-
-    def _note(self, servers: list[Server]) -> None:
-        known, now_ms = self._states, self._clock.now_ms()
-        self._states = {}
-        for server in servers:
-            url, state = server.runner.url, _state(server)
-            before = known.get(url)
-            self._states[url] = before if before is not None and before[0] == state else (state, now_ms)
 
     def _found(self, server: Server) -> ServerFound:
         state, since_ms = self._states[server.runner.url]
@@ -84,69 +92,45 @@ def _state(server: Server) -> str:
     return "doubted" if server.health.can_run and server.doubt.is_set() else server.health.status.value
 
 
-log = logging.getLogger(__name__)
-
-BEATS_PER_LEASE: Final = 3
-LONGEST_S: Final = 5.0  # also with a long lease: a director that is silent for 20 s counts as gone
-KICK_WAIT_S: Final = 15.0
-AWAY_S: Final = 1.0
-CANCEL_AGAIN_S: Final = 0.1
-
-DRAINING: Final = Standing(0, "draining")
-
-
+@dataclass(eq=False, kw_only=True)
 class Heartbeat:
-    """The heartbeat of one consumer, for every queue that it reads. `redis` is a blocking client made for
-    `KICK_WAIT_S`.
-    """
+    """The heartbeat of every queue that a director reads. `redis` is a blocking client made for `KICK_WAIT_S`."""
 
-    def __init__(
-        self,
-        *,
-        queues: Sequence[QueueName],
-        name: str,
-        scripts: Scripts,
-        claims: ActiveClaims,
-        servers: Servers,
-        redis: Redis,
-        clock: Clock,
-        lease_s: float,
-    ) -> None:
-        self._queues = tuple(queues)
-        self._name = name
-        self._scripts = scripts
-        self._claims = claims
-        self._servers = servers
-        self._report = SelfReport(servers, clock)
-        self._redis = redis
-        self._clock = clock
-        self._lease_s = lease_s
-        self._interval_s = min(lease_s / BEATS_PER_LEASE, LONGEST_S)
+    queues: Sequence[QueueName]
+    name: str
+    scripts: Scripts
+    claims: ActiveClaims
+    servers: Servers
+    redis: Redis
+    clock: Clock
+    lease_s: float
+
+    def __post_init__(self) -> None:
+        self._report = SelfReport(self.servers, self.clock)
+        self._interval_s = min(self.lease_s / BEATS_PER_LEASE, LONGEST_S)
         self._kicked = asyncio.Event()
         self._reported: Standing | None = None
         self._draining = False
         self._drain_reported = asyncio.Event()
 
     async def run(self) -> None:
-        """Beat three times per lease, and at once after a cancel or a change of the servers' standing."""
-        self._servers.on_news = self._look
+        self.servers.on_news = self._look
         listening = asyncio.get_running_loop().create_task(self._listen())
         try:
             while True:
                 try:
                     await self.run_once()
                 except BackendUnavailable as exc:
-                    log.warning("extending leases failed", extra={"queue": self._queues[0], "error": str(exc)})
-                    await self._clock.sleep(min(AWAY_S, self._interval_s))
-                    continue
+                    log.warning("extending leases failed", extra={"queue": self.queues[0], "error": str(exc)})
                 except Exception:  # try again soon: without a heartbeat every claim of this director is lost
-                    log.exception("the heartbeat broke", extra={"queue": self._queues[0]})
-                    await self._clock.sleep(min(AWAY_S, self._interval_s))
+                    log.exception("the heartbeat broke", extra={"queue": self.queues[0]})
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._interval_s):
+                            await self._kicked.wait()
+                    self._kicked.clear()
                     continue
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._interval_s):
-                        await self._kicked.wait()
-                self._kicked.clear()
+                await self.clock.sleep(min(AWAY_S, self._interval_s))
         finally:
             with anyio.CancelScope(shield=True):
                 while not listening.done():  # asyncio.wait_for of Python 3.11, in redis-py, may lose a cancellation
@@ -156,7 +140,7 @@ class Heartbeat:
     async def run_once(self) -> list[Hold]:
         """Extend all leases, report how the servers stand, and do what the answers ask for."""
         standing = self._standing
-        holds = await asyncio.gather(*(self._beat(queue, standing) for queue in self._queues))
+        holds = await asyncio.gather(*(self._beat(queue, standing) for queue in self.queues))
         self._reported = standing
         self._look()  # the standing may have changed meanwhile
         if standing is DRAINING:
@@ -170,24 +154,24 @@ class Heartbeat:
         await self._drain_reported.wait()
 
     async def _beat(self, queue: QueueName, standing: Standing) -> list[Hold]:
-        claims = self._claims.of_queue(queue)
-        holds = await self._scripts.extend(
+        claims = self.claims.of_queue(queue)
+        holds = await self.scripts.extend(
             queue,
-            consumer=self._name,
-            lease_s=self._lease_s,
+            consumer=self.name,
+            lease_s=self.lease_s,
             claims=claims,
             slots=standing.slots,
             state=standing.state,
             about=self._report.encoded(held=len(claims)),
         )
         for (prediction_id, token), hold in zip(claims, holds, strict=True):
-            if (active := self._claims.find(prediction_id, token)) is not None:
+            if (active := self.claims.find(prediction_id, token)) is not None:
                 active.apply_hold(hold)
         return holds
 
     @property
     def _standing(self) -> Standing:
-        return DRAINING if self._draining else self._servers.standing
+        return DRAINING if self._draining else self.servers.standing
 
     def _look(self) -> None:
         if self._standing != self._reported:
@@ -196,8 +180,8 @@ class Heartbeat:
     async def _listen(self) -> None:
         while True:
             try:
-                async with self._redis.pubsub() as kicks:
-                    await kicks.subscribe(keys.kick_channel(self._name))
+                async with self.redis.pubsub() as kicks:
+                    await kicks.subscribe(keys.kick_channel(self.name))
                     self._kicked.set()  # a cancel may have come before the subscription
                     while True:
                         if await kicks.get_message(ignore_subscribe_messages=True, timeout=KICK_WAIT_S):
@@ -205,5 +189,5 @@ class Heartbeat:
             except exceptions.RedisError:
                 pass  # each heartbeat learns of cancels too
             except Exception:
-                log.exception("listening for cancels failed", extra={"queue": self._queues[0]})
-            await self._clock.sleep(AWAY_S)
+                log.exception("listening for cancels failed", extra={"queue": self.queues[0]})
+            await self.clock.sleep(AWAY_S)

@@ -21,16 +21,15 @@ from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.pool_file import label_of
 from director.core.settings import DirectorSettings
+from director.execution.consumer import LONGEST_S
 from director.execution.director import Director, Shared, check_settings
 from director.execution.heartbeat import KICK_WAIT_S
 from director.execution.metering import Metering
 from director.execution.moderation import Moderator
-from director.execution.wakeup import LONGEST_S
 from director.files.choose import StoreCheck, output_store_in
 from director.runtime import process
-from director.runtime.health import Health, redis_check, serve_http
-from director.runtime.metrics.registry import Pulse
-from director.runtime.tracing import Tracing, tracing_of
+from director.runtime.metrics import Pulse
+from director.runtime.tracing import Tracing
 from director.servers.leftovers import Leftovers
 from director.servers.runners.inbox import Arrivals, Inbox
 from director.webhooks.addresses import AllowList
@@ -57,9 +56,7 @@ async def run(
     """Direct until SIGTERM, SIGINT or cancellation, then drain. A second signal leaves the claims to their leases.
 
     `settings` are those of the process, and of its model where `models` is empty. `started` gets the port of health
-    and inbox.
-
-    Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError for a setting that cannot be used.
+    and inbox. Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with opened(settings, models) as pool, anyio.create_task_group() as tasks:
@@ -104,7 +101,7 @@ async def connections(
     metering = Metering()
     sender.on_sent = metering.webhooks.sent
     gatherer = Gatherer(redis, meter=metering.redis)
-    tracing = tracing or tracing_of("director", accounts=settings.trace_accounts)
+    tracing = tracing or process.tracing_of("director", accounts=settings.trace_accounts)
     try:
         store = output_store_in(settings.files_dir, redis, clock, url=settings.files_url)
         yield Shared(
@@ -144,13 +141,13 @@ class Pool:
 
     def __init__(self, settings: DirectorSettings, shared: Shared, directors: Mapping[str, Director]) -> None:
         self.directors = directors
-        self.health = Health()
+        self.health = process.Health()
         self._settings = settings
         self._shared = shared
         self._redis = shared.gatherer.redis
         self._broken: dict[str, str] = {}
         self.health.checks = {
-            "redis": redis_check(self._redis),
+            "redis": process.redis_check(self._redis),
             **{label: partial(self._missing, label) for label in directors},
         }
         if shared.store is not None:
@@ -209,7 +206,7 @@ class Pool:
             task_status.started(port)
 
         app = self.health.app(inbox.routes())
-        await serve_http(app, host=settings.health_host, port=settings.health_port, started=started)
+        await process.serve_http(app, host=settings.health_host, port=settings.health_port, started=started)
 
     async def _missing(self, label: str) -> str:
         return self._broken.get(label) or await self.directors[label].missing()

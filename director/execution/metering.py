@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -17,11 +17,9 @@ from director.core.schema import Record, spent_attempts
 from director.core.states import Status
 from director.core.trace_context import TraceHeaders
 from director.execution.active_claims import ActiveClaims
-from director.execution.ends import CODES, FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack
-from director.execution.tracker import Tracker
-from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter
-from director.runtime.metrics.series import Counter
-from director.runtime.metrics.table import METRICS, QueueNames
+from director.execution.tracker import FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack, Tracker
+from director.runtime.metric_table import METRICS, QueueNames
+from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Ended, HealthStatus, Outcome
 from director.servers.server import Server
@@ -33,7 +31,8 @@ NONE: Final = "none"
 OTHER: Final = "other"
 # The codes that this product gives; a server may answer with any other
 KNOWN: Final = frozenset(
-    {code for code, _ in (*CODES.values(), *VERDICTS.values())}
+    {fault.code for fault in FAULTS.values()}
+    | {code for code, _ in VERDICTS.values()}
     | {code for _, code, _ in STOPS.values()}
     | {"deadline_exceeded"}
 )
@@ -47,58 +46,51 @@ TIMES: Final[Mapping[str, str]] = {
 SHOWN: Final = ("director_permits", "director_permits_used", "director_held_claims", "director_servers")
 
 
-class DirectorGauges:
+class DirectorGauges(Struct):
     """The gauges of one director. `queue` returns its queue, or its model while the queue is not known."""
 
-    def __init__(self, queue: Callable[[], str], servers: Servers, claims: ActiveClaims) -> None:
-        self.queue = queue
-        self._servers = servers
-        self._claims = claims
+    queue: Callable[[], str]
+    servers: Servers
+    claims: ActiveClaims
 
     @property
     def permits(self) -> int:
-        return sum(server.usable for server in list(self._servers.all) if server.can_run)
+        return sum(server.usable for server in list(self.servers.all) if server.can_run)
 
     @property
     def used(self) -> int:
-        return self._servers.permits.busy
-
-    @property
-    def held(self) -> int:
-        return len(self._claims)
-
-    @property
-    def states(self) -> Mapping[str, int]:
-        """The number of its servers in each state."""
-        found = [_state(server) for server in list(self._servers.all)]
-        return {state: found.count(state) for state in STATES}
+        return self.servers.permits.busy
 
 
-class Metering:
-    """The metrics of one process."""
-
+class Metering(Collector):
     def __init__(self) -> None:
         self.registry: Final = Registry("director")
         self.redis: Final = RedisMeter(self.registry)
         self.webhooks: Final = WebhookMeter(self.registry)
-        self._rows = _Rows(self.registry)
+        self.claims: Final = self.registry.counter("director_claims_total")
+        self.starts: Final = self.registry.counter("director_starts_total")
+        self.ends: Final = self.registry.counter("director_ends_total")
+        self.released: Final = self.registry.counter("director_given_back_total")
+        self.losses: Final = self.registry.counter("director_claims_lost_total")
+        self.full: Final = self.registry.counter("director_full_seconds_total")
+        self.queued: Final = self.registry.histogram("director_queue_seconds")
+        self.total: Final = self.registry.histogram("director_total_seconds")
+        self.eta: Final = self.registry.histogram("director_eta_error_seconds")
+        self.times: Final = {time: self.registry.histogram(name) for time, name in TIMES.items()}
         self._names = QueueNames(MOST_QUEUES)
         self._queues: dict[str, _QueueSeries] = {}
         self._directors: list[DirectorGauges] = []
-        self.registry.add(SHOWN, _GaugeCollector(self._directors))
+        self.registry.add(SHOWN, self)
 
     def watch(self, director: DirectorGauges) -> None:
-        """Show a director's servers and permits from now on."""
         self._directors.append(director)
 
     def beat(self, since_s: float) -> None:
-        """Add `since_s` to the full seconds of every director whose slots are all taken."""
         for director in self._directors:
             if 0 < director.permits <= director.used:
                 self._of(QueueName(director.queue())).full.inc(since_s)
 
     def claimed(self, record: Record) -> None:
-        """Count a claim, the wait before it, and the error of its promised start."""
         queue = self._of(record.queue)
         queue.claims.inc()
         if record.claimed is None:
@@ -110,67 +102,60 @@ class Metering:
             queue.eta["late" if late_s > 0 else "early"].observe(abs(late_s))
 
     def started(self, record: Record) -> None:
-        """Count a run that began."""
         self._of(record.queue).starts[max(1, min(record.attempt, MOST_ATTEMPTS))].inc()
 
     def measured(self, record: Record, metrics: Mapping[str, float]) -> None:
-        """Observe the figures of a run that is over."""
         for name, histogram in self._of(record.queue).times:
             if name in metrics:
                 histogram.observe(metrics[name])
 
     def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
-        """Count a prediction that this director finished."""
         queue = self._of(record.queue)
         error = error_label(code) or NONE
         found = queue.ends.get((status, error))
         if found is None:
-            found = queue.ends[status, error] = self._rows.ends.labels(queue.name, status, error)
+            found = queue.ends[status, error] = self.ends.labels(queue.name, status, error)
         found.inc()
         queue.total.observe(max(0, now_ms - record.created) / 1000)
 
     def given_back(self, record: Record, end: GiveBack, became: Requeued) -> None:
-        """Count a claim that was released. `became`: what Redis made of it."""
-        self._rows.given_back.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
+        self.released.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
 
     def lost(self, record: Record) -> None:
         """Count a claim that another director took before its last write."""
         self._of(record.queue).lost.inc()
 
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        families = {
+            row.name: GaugeMetricFamily(row.name, row.what, labels=row.labels) for row in METRICS if row.name in SHOWN
+        }
+        for director in self._directors:
+            queue = director.queue()
+            for name, value in zip(SHOWN, (director.permits, director.used, len(director.claims)), strict=False):
+                families[name].add_metric((queue,), value)
+            states = [_state(server) for server in list(director.servers.all)]
+            for state in STATES:
+                families["director_servers"].add_metric((queue, state), states.count(state))
+        return families.values()
+
     def _of(self, queue: QueueName) -> "_QueueSeries":
         found = self._queues.get(queue)
         if found is None:
             name = self._names.of(queue)
-            found = self._queues[name] if name in self._queues else _QueueSeries(self._rows, name)
+            found = self._queues[name] if name in self._queues else _QueueSeries(self, name)
             self._queues[name] = found
         return found
-
-
-class _Rows:
-    """The rows of the table of metrics that concern runs."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.claims = registry.counter("director_claims_total")
-        self.starts = registry.counter("director_starts_total")
-        self.ends = registry.counter("director_ends_total")
-        self.given_back = registry.counter("director_given_back_total")
-        self.lost = registry.counter("director_claims_lost_total")
-        self.full = registry.counter("director_full_seconds_total")
-        self.queued = registry.histogram("director_queue_seconds")
-        self.total = registry.histogram("director_total_seconds")
-        self.eta = registry.histogram("director_eta_error_seconds")
-        self.times = {time: registry.histogram(name) for time, name in TIMES.items()}
 
 
 class _QueueSeries:
     """The series of one queue. Those of its ends are made when the first such end comes."""
 
-    def __init__(self, rows: _Rows, name: str) -> None:
+    def __init__(self, rows: Metering, name: str) -> None:
         attempts = {number: str(number) for number in range(1, MOST_ATTEMPTS)}
         attempts[MOST_ATTEMPTS] = f"{MOST_ATTEMPTS} or more"
         self.name = name
         self.claims = rows.claims.labels(name)
-        self.lost = rows.lost.labels(name)
+        self.lost = rows.losses.labels(name)
         self.full = rows.full.labels(name)
         self.total = rows.total.labels(name)
         self.starts = {number: rows.starts.labels(name, attempt) for number, attempt in attempts.items()}
@@ -179,31 +164,11 @@ class _QueueSeries:
         self.times = [(time, histogram.labels(name)) for time, histogram in rows.times.items()]
         self.ends: dict[tuple[Status, str], Counter] = {}
         # an alert rule does not see a rise of a counter that begins at one
-        rows.given_back.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
-        rows.ends.labels(name, Status.FAILED, CODES[Outcome.FAILED][0])
-
-
-class _GaugeCollector(Collector):
-    """Reads the gauges of all directors at each scrape."""
-
-    def __init__(self, directors: list[DirectorGauges]) -> None:
-        self._directors = directors
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        families = {
-            row.name: GaugeMetricFamily(row.name, row.what, labels=row.labels) for row in METRICS if row.name in SHOWN
-        }
-        for director in self._directors:
-            queue = director.queue()
-            for name, value in zip(SHOWN, (director.permits, director.used, director.held), strict=False):
-                families[name].add_metric((queue,), value)
-            for state, count in director.states.items():
-                families["director_servers"].add_metric((queue, state), count)
-        return families.values()
+        rows.released.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
+        rows.ends.labels(name, Status.FAILED, FAULTS[Outcome.FAILED].code)
 
 
 def error_label(code: str) -> str:
-    """Return the code if it is ours, else `OTHER`: servers may answer with any code."""
     return code if not code or code in KNOWN else OTHER
 
 
@@ -258,14 +223,13 @@ class ClaimSpans:
         self._claim: Span | None = tracing.begin("claim", record.trace, facts=self._facts)
 
     def run(self) -> TraceHeaders:
-        """Begin the span of the run. Returns the headers for the model server."""
         trace = self._claim.headers if self._claim is not None else {}
         self._run = self._tracing.begin("run", trace, kind="client", facts=self._facts)
         return self._run.headers
 
     def ran(self, ended: Ended) -> None:
-        """End the span of the run."""
-        self._end_run(error=FAULTS.get(ended.outcome, ""), facts={"outcome": ended.outcome})
+        fault = FAULTS.get(ended.outcome)
+        self._end_run(error=fault.kind if fault else "", facts={"outcome": ended.outcome})
 
     def settled(self, end: Finish | GiveBack | None) -> None:
         """End the span of the claim: `end` was written, or the claim was lost."""
@@ -298,6 +262,5 @@ class ClaimSpans:
 
 
 def _waits_since(record: Record) -> int:
-    """The time in ms since which it waits: its creation, or the end of its last used-up attempt."""
     spent = spent_attempts(record.history)
     return spent[-1].ended if spent else record.created

@@ -7,6 +7,7 @@ what the endpoint does. The operator chose the address, so it may be private.
 
 import asyncio
 import logging
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
 import httpx
@@ -19,7 +20,7 @@ from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
-from director.execution.ends import Judged, Verdict
+from director.execution.tracker import Judged, Verdict
 from director.servers.runners.connections import read_chunks
 from director.servers.runners.untrusted import Unreadable, one_line, read_json
 from director.webhooks.delivery import message_id
@@ -46,24 +47,23 @@ class _Answer(Struct, frozen=True):
     reason: str | None = None
 
 
+@dataclass(eq=False)
 class Moderator:
     """One endpoint, for all claims of a process. `on_failure`: what becomes of an output without a verdict."""
 
-    def __init__(
-        self, url: str, *, secret: str, on_failure: Literal["hold", "release"], timeout_s: float, clock: Clock
-    ) -> None:
-        self._url = url
-        self._secret = secret
-        self._on_failure = on_failure
-        self._timeout_s = timeout_s
-        self._clock = clock
+    url: str
+    _: KW_ONLY
+    secret: str
+    on_failure: Literal["hold", "release"]
+    timeout_s: float
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._http = httpx.AsyncClient(timeout=None, trust_env=False, follow_redirects=False)  # noqa: S113 - see _ask
 
     @classmethod
     def of(cls, settings: DirectorSettings, clock: Clock) -> "Moderator | None":
-        """Return the moderator of the settings, or None without one. Raises SettingsError if its URL or secret is
-        invalid.
-        """
+        """Return the moderator of the settings, if any. Raises SettingsError if its URL or secret is invalid."""
         if not settings.moderation_url:
             return None
         try:
@@ -85,9 +85,7 @@ class Moderator:
         )
 
     async def judge(self, record: Record, output: bytes, *, until_s: float, cut: asyncio.Event) -> Judged:
-        """Return the verdict on this output. Asks at least once, then until `until_s` of the clock or until `cut` is
-        set.
-        """
+        """Return the verdict on this output. Asks at least once, then until `until_s` or until `cut` is set."""
         body = msgspec.json.encode(_Question(record.id, record.model, Raw(output)))
         pauses = iter(PAUSES_S)
         pause_s = 0.0
@@ -96,10 +94,10 @@ class Moderator:
             if isinstance(answer, Judged):
                 return answer
             log.warning("an output was not judged", extra={"prediction": record.id, "reason": answer})
-            if self._on_failure == "release":
+            if self.on_failure == "release":
                 return Judged(Verdict.ALLOWED)
             pause_s = next(pauses, pause_s)
-            left_s = until_s - self._clock.monotonic()
+            left_s = until_s - self.clock.monotonic()
             if cut.is_set() or left_s <= 0:
                 return Judged(Verdict.UNKNOWN)
             try:
@@ -108,24 +106,22 @@ class Moderator:
                 continue
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def _ask(self, record: Record, body: bytes) -> Judged | str:
-        """Ask once. Returns the verdict, or the reason why there is no verdict."""
         headers = signing.headers(
-            [self._secret],
+            [self.secret],
             message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),
-            timestamp_s=self._clock.now_ms() // 1000,
+            timestamp_s=self.clock.now_ms() // 1000,
             body=body,
         )
         headers |= HEADERS
         try:
-            async with asyncio.timeout(self._timeout_s):
-                async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
+            async with asyncio.timeout(self.timeout_s):
+                async with self._http.stream("POST", self.url, content=body, headers=headers) as response:
                     answer, is_whole = await read_chunks(response.aiter_raw(), MOST_ANSWER)
         except TimeoutError:
-            return f"no answer within {self._timeout_s:g} s"
+            return f"no answer within {self.timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as exc:
             return type(exc).__name__
         if response.status_code != httpx.codes.OK:

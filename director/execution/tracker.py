@@ -1,11 +1,13 @@
-"""Track one attempt at one prediction, as a state machine without I/O.
+"""Track one attempt at one prediction, as a state machine without I/O, and decide its end by tables.
 
-It takes each event of the runner with its time, and returns the effects that the executor carries out. A tracker is
+The tracker takes each event of the runner with its time, and returns the effects that the executor carries out. It is
 made for one claim and thrown away with it, so that no state leaks from one prediction to the next. The model server is
-untrusted: sizes are bounded here, and only the fields of the runner's events are believed. After the run is over the
-attempt may go on: its files are stored (`director.execution.uploads`), then its output is judged.
+untrusted: sizes are bounded here, and only the fields of the runner's events are believed. Its word on how a run ended
+counts only where nothing asked the run to stop. After the run is over the attempt may go on: its files are stored
+(`director.execution.uploads`), then its output is judged.
 """
 
+from enum import StrEnum
 from typing import Final, assert_never
 
 import msgspec
@@ -14,24 +16,230 @@ from msgspec.structs import replace
 
 from director.core.schema import NewEvent, Record
 from director.core.states import Status, WebhookEvent
-from director.core.view import joined
-from director.execution.ends import Finish, GiveBack, Judged, Limits, Stop, end_of, released, size_of, tail
+from director.core.view import LINES_DROPPED, joined
 from director.execution.uploads import Upload, Uploaded, Uploads
-from director.servers.runners.runner import (
-    Accepted,
-    Began,
-    Ended,
-    Logged,
-    Measured,
-    Outcome,
-    Produced,
-    Received,
-    Restarted,
-    RunEvent,
-    Unreceived,
+from director.servers.runners import runner
+from director.servers.runners.runner import Ended, Logged, Outcome, Produced, RunEvent
+
+MOST_METRICS_BYTES: Final = 64 * 1024
+MOST_ERROR_CHARS: Final = 16 * 1024
+MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
+LINE_SOUGHT_CHARS: Final = 4096
+NULL: Final = Raw(b"null")
+# The wait for a server that had no room, unless the server says how long itself
+CAPACITY_S: Final = 1.0
+# The code of a claim that waited in this process for a slot while the runs before it took longer than expected
+CLAIMED_AHEAD: Final = "claimed_ahead"
+
+
+class ErrorClass(StrEnum):
+    CAPACITY = "capacity"  # no room, or not ready: the run never began
+    INFRASTRUCTURE = "infrastructure"  # the server, its worker or the connection died during the run
+    MODEL = "model"  # the model's own code raised: it would raise again
+    INPUT = "input"  # the input was refused: it would be refused again
+
+
+class Rule(Struct, frozen=True):
+    """`again`: the prediction may run again while attempts are left. `spent`: this run was an attempt."""
+
+    again: bool
+    spent: bool
+
+
+RULES: Final[dict[ErrorClass, Rule]] = {
+    ErrorClass.CAPACITY: Rule(again=True, spent=False),
+    ErrorClass.INFRASTRUCTURE: Rule(again=True, spent=True),
+    ErrorClass.MODEL: Rule(again=False, spent=True),
+    ErrorClass.INPUT: Rule(again=False, spent=True),
+}
+
+
+def backoff_s(
+    error: ErrorClass, attempt: int, *, base_s: float, cap_s: float, dice: float, asked_s: float | None = None
+) -> float:
+    """Return the wait in seconds after the `attempt`-th attempt. `dice` is 0..1.
+
+    Full jitter: anywhere up to base, twice base, four times base … up to the cap, so that a fleet does not retry in
+    step. A server's own Retry-After (`asked_s`) is the minimum, up to the cap.
+    """
+    asked = min(asked_s or 0.0, cap_s)
+    if not RULES[error].spent:
+        return max(CAPACITY_S, asked)
+    return max(dice * min(cap_s, base_s * 2.0 ** (attempt - 1)), asked)
+
+
+class Limits(Struct, frozen=True):
+    """The most that one prediction may leave behind, in bytes.
+
+    `files`: all its files together, as written in its output. `inline`: the longest text in a data URI that stays in an
+    output where files are stored; None where no files are stored.
+    """
+
+    output: int = 8 << 20
+    logs: int = 2 << 20
+    files: int = 1 << 30
+    inline: int | None = None
+
+
+class Stop(StrEnum):
+    USER = "user"
+    DEADLINE = "deadline"
+    RUN_LIMIT = "run_limit"
+    TOO_LARGE = "too_large"
+    UNSTORED = "unstored"
+    DRAIN = "drain"
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    status: Status
+    error: str = ""
+    code: str = ""
+    output: bytes = b""
+    logs: str = ""
+    metrics: bytes = b""
+
+
+class GiveBack(Struct, frozen=True, kw_only=True):
+    """The claim is released and the prediction may run again. With a `fault` this was an attempt, if its rule says so.
+    A drain, or a slot that did not come in time, has None and is no attempt.
+
+    `error` and `code` become the prediction's own when it may not run again. `asked_s` is the server's Retry-After.
+    """
+
+    fault: ErrorClass | None
+    error: str
+    code: str
+    asked_s: float | None = None
+
+
+# The end of a drained run where nothing may run twice and the run had begun
+DRAINED: Final = GiveBack(
+    fault=None,
+    error="The run had begun when its director was drained, and this model allows no second run.",
+    code="drained",
 )
 
-MOST_EVENTS: Final = 100_000  # shown of one attempt: see README.md, "What is kept of a run's progress"
+
+class Fault(Struct, frozen=True):
+    """`code` and `error` stand if the server gave none, or no attempt is left."""
+
+    kind: ErrorClass
+    code: str
+    error: str
+
+
+# The outcome of a run that was not asked to stop → its fault. A success has no row.
+FAULTS: Final[dict[Outcome, Fault]] = {
+    Outcome.FAILED: Fault(ErrorClass.MODEL, "model_failed", "The model failed without saying why."),
+    Outcome.INVALID: Fault(ErrorClass.INPUT, "invalid_input", "The model server refused the input without saying why."),
+    Outcome.REFUSED: Fault(ErrorClass.CAPACITY, "refused", "The model server had no room for it."),
+    Outcome.LOST: Fault(
+        ErrorClass.INFRASTRUCTURE, "server_lost", "The model server died while it ran, and it may not run again."
+    ),
+    Outcome.CANCELED: Fault(
+        ErrorClass.INFRASTRUCTURE,
+        "server_canceled",
+        "The model server stopped it unasked, and it may not run again.",
+    ),
+}
+# The reason to stop → the end, whatever the server answers. A drain has no row: it releases the claim.
+STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
+    Stop.USER: (Status.CANCELED, "", ""),
+    Stop.DEADLINE: (Status.CANCELED, "", ""),
+    Stop.RUN_LIMIT: (Status.FAILED, "timed_out", "Prediction timed out"),
+    Stop.TOO_LARGE: (Status.FAILED, "output_too_large", "The output is larger than what is kept."),
+    Stop.UNSTORED: (Status.FAILED, "output_not_stored", "A file of the output could not be stored."),
+}
+
+
+class Verdict(StrEnum):
+    """Whether an output may be released. UNKNOWN: the moderator gave no verdict in time."""
+
+    ALLOWED = "allowed"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+class Judged(Struct, frozen=True):
+    verdict: Verdict
+    reason: str = ""
+
+
+# A verdict that withholds the output → the code of the failure, and the error if the moderator gave no reason
+VERDICTS: Final[dict[Verdict, tuple[str, str]]] = {
+    Verdict.REFUSED: ("moderation_refused", "The output was refused."),
+    Verdict.UNKNOWN: ("moderation_unavailable", "No verdict on the output came in time."),
+}
+
+
+def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: bool) -> Finish | GiveBack:
+    """Return the end of a prediction by the end of its run. `ended` carries all known output and logs."""
+    if stopped is Stop.DEADLINE and not has_begun:
+        # the deadline's end depends on whether an earlier attempt began, which only the record knows
+        return GiveBack(fault=None, error="", code="deadline_exceeded")
+    if stopped in STOPS:
+        status, code, error = STOPS[stopped]
+        return _finish(ended, limits, status, code=code, error=error)
+    fault = FAULTS.get(ended.outcome)
+    if fault is None:
+        return _finish(ended, limits, Status.SUCCEEDED, code="", error="")
+    code = ended.code or fault.code
+    if not RULES[fault.kind].again:
+        return _finish(ended, limits, Status.FAILED, code=code, error=_cut(ended.error or fault.error))
+    if stopped is Stop.DRAIN:
+        return DRAINED
+    if code == CLAIMED_AHEAD:  # no server was asked, and another director may have a free slot now
+        return GiveBack(fault=None, error="", code=code)
+    why = f"{fault.error} ({_cut(ended.error)})" if ended.error else fault.error
+    return GiveBack(fault=fault.kind, error=why, code=code, asked_s=ended.retry_after_s)
+
+
+def released(end: Finish, judged: Judged, stopped: Stop | None) -> Finish | GiveBack:
+    """Return what a success becomes by the verdict on its output."""
+    if judged.verdict is Verdict.ALLOWED:
+        return end
+    if judged.verdict is Verdict.UNKNOWN and stopped is Stop.USER:
+        return replace(end, status=Status.CANCELED, output=b"")
+    if judged.verdict is Verdict.UNKNOWN and stopped is Stop.DRAIN:
+        return DRAINED
+    code, error = VERDICTS[judged.verdict]
+    return replace(end, status=Status.FAILED, code=code, error=judged.reason or error, output=b"")
+
+
+def tail(text: str, most_bytes: int) -> str:
+    """Return the end of a text that is too long, from the start of a line if one is near."""
+    if size_of(text) <= most_bytes:
+        return text
+    kept = text.encode()[-(most_bytes - size_of(LINES_DROPPED)) :]
+    cut = kept.decode(errors="ignore")  # drops a character that was cut in two
+    return LINES_DROPPED + cut[cut.find("\n", 0, LINE_SOUGHT_CHARS) + 1 :]
+
+
+def size_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _finish(ended: Ended, limits: Limits, status: Status, *, code: str, error: str) -> Finish:
+    output, logs = ended.output, tail(ended.logs or "", limits.logs)
+    metrics = msgspec.json.encode(ended.metrics) if ended.metrics else b""
+    if len(metrics) > MOST_METRICS_BYTES:
+        metrics = b""
+    if output is not None and len(output) > limits.output:
+        size, limit = len(output), limits.output
+        return Finish(
+            status=Status.FAILED if status is Status.SUCCEEDED else status,
+            error=error or f"The output has {size:,} bytes: more than the {limit:,} that are kept.",
+            code=code or "output_too_large",
+            logs=logs,
+            metrics=metrics,
+        )
+    kept = b"" if output is None or output == NULL else bytes(output)
+    return Finish(status=status, error=error, code=code, output=kept, logs=logs, metrics=metrics)
+
+
+def _cut(error: str) -> str:
+    """Shorten an error: it goes into the record and into every listing."""
+    return error if len(error) <= MOST_ERROR_CHARS else error[:MOST_ERROR_CHARS] + " …"
 
 
 class Halt(Struct, frozen=True):
@@ -110,7 +318,6 @@ class Tracker:
 
     @property
     def logs(self) -> str:
-        """The logs so far, or the end of them."""
         text = "".join(self._logs)
         self._logs = [text]
         return text
@@ -126,51 +333,47 @@ class Tracker:
         return True
 
     def ran_ms(self, now: float) -> int | None:
-        """Return the time since the run began, or None if it has not begun."""
         return None if self.began_at is None else max(0, round((now - self.began_at) * 1000))
 
     def over_ms(self, now: float) -> int:
-        """Return the time since the run was over, or 0 if it is not over."""
         return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
 
     def apply(self, event: Happening, at: float) -> list[Effect]:
         """Return the effects of `event`, which came `at` seconds of a monotonic clock."""
-        if self.ended:
+        if self.ended or (self.over_at is not None and not isinstance(event, Uploaded | Judged)):
             return []
-        if isinstance(event, Uploaded):
-            return self._go_on(event)
-        if isinstance(event, Judged):
-            return [] if self._withheld is None else self._end_with(released(self._withheld, event, self.stopped))
-        return [] if self.is_over else self._follow(event, at)
-
-    def _follow(self, event: RunEvent, at: float) -> list[Effect]:
         match event:
-            case Began():
+            case runner.Began():
                 return self._begin(at)
-            case Accepted():
+            case runner.Accepted():
                 self.is_accepted = True
                 return [*self._begin(at), Remember(event.remote)]
-            case Produced():
+            case runner.Produced():
                 self._count(event, at)
                 return self._begin(at) + self._put(event)
-            case Received():
+            case runner.Received():
                 self._uploads.receive(event)
                 return self._begin(at)
-            case Unreceived():
+            case runner.Unreceived():
                 return self._begin(at) + self._give_up(Stop.TOO_LARGE if event.too_large else Stop.UNSTORED)
-            case Logged():
+            case runner.Logged():
                 return self._begin(at) + self._log(event)
-            case Measured():
-                metric = msgspec.json.encode(event)
-                return [*self._begin(at), *self._show(("metric", metric))]
-            case Restarted():
+            case runner.Measured():
+                return self._begin(at) + self._show(("metric", msgspec.json.encode(event)))
+            case runner.Restarted():
                 return self._restart(event.why)
             case Ended():
                 self.over_at = at
                 end = self._end(event)
-                if isinstance(end, GiveBack):  # its output is not kept
-                    return self._close(end)
-                return self._put(event)
+                return self._close(end) if isinstance(end, GiveBack) else self._put(event)  # a retry keeps no output
+            case Uploaded():
+                if not self._uploads.awaits(event.number):
+                    return []
+                if event.urls is None:
+                    return self._give_up(Stop.UNSTORED)
+                return self._show_all(self._uploads.uploaded(event))
+            case Judged():
+                return [] if self._withheld is None else self._end_with(released(self._withheld, event, self.stopped))
             case _:
                 assert_never(event)
 
@@ -188,12 +391,6 @@ class Tracker:
             self._files_bytes = 0
         self._files_bytes += upload.size
         return [upload] if self._files_bytes <= self.limits.files else self._give_up(Stop.TOO_LARGE)
-
-    def _go_on(self, answer: Uploaded) -> list[Effect]:
-        """Go on after an upload was stored or failed."""
-        if not self._uploads.awaits(answer.number):
-            return []
-        return self._give_up(Stop.UNSTORED) if answer.urls is None else self._show_all(self._uploads.uploaded(answer))
 
     def _give_up(self, why: Stop) -> list[Effect]:
         """Ignore further output and stop the run: its files will not be complete."""
@@ -269,7 +466,6 @@ class Tracker:
         return [Write((event,))]
 
     def _end(self, ended: Ended) -> Finish | GiveBack:
-        """Fill in what the server left out at the end with what progress showed."""
         output = joined(self._items) if ended.output is None else ended.output
         logs = self.logs if ended.logs is None else ended.logs
         whole = replace(ended, output=output, logs=logs)

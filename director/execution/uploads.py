@@ -7,7 +7,7 @@ to an upload counts, and answers that were not asked for are ignored.
 import base64
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -24,6 +24,7 @@ from director.servers.runners.runner import BLOCK_BYTES, Ended, Produced, Receiv
 STRING: Final = re.compile(
     rb'(?<!\\)"(data:[^"\\]*+(?:\\.[^"\\]*+)*+|director-file:[0-9a-f]{32})"(?!\s*+:)'
 )  # the names are those of director.servers.runners.inbox
+Span = tuple[int, int]
 NO_FILES: Final[Mapping[str, ServerFile]] = {}
 HEAD: Final = re.compile(
     r"data:(?P<type>[a-z0-9][a-z0-9.+_-]{0,63}/[a-z0-9][a-z0-9.+_-]{0,63})?"
@@ -43,7 +44,6 @@ class DataUri(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """The size in bytes as written, before decoding."""
         return len(self.body)
 
     def decoded(self) -> bytes:
@@ -58,7 +58,7 @@ class FoundFiles(Struct, frozen=True):
     """The files of one output in order, and the spans of their strings, quotes included."""
 
     files: tuple[DataUri | ServerFile, ...]
-    places: tuple[tuple[int, int], ...]
+    places: tuple[Span, ...]
 
 
 def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FILES) -> FoundFiles | None:
@@ -80,20 +80,32 @@ def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FI
 
 def filled(output: Raw, found: FoundFiles, urls: Sequence[str | None]) -> Raw:
     """Return the output with these addresses in place of its files. A file whose address is None stays as it is."""
-    data, parts, end = bytes(output), [], 0
-    for (start, stop), url in zip(found.places, urls, strict=True):
-        if url is not None:
-            parts += [data[end:start], msgspec.json.encode(url)]
+    return substituted(output, zip(found.places, urls, strict=True))
+
+
+def substituted(json: Raw, strings: Iterable[tuple[Span, str | None]]) -> Raw:
+    """Return the JSON with these strings in place of those at the spans, quotes included. None leaves a string."""
+    data, parts, end = bytes(json), [], 0
+    for (start, stop), string in strings:
+        if string is not None:
+            parts += [data[end:start], msgspec.json.encode(string)]
             end = stop
     return Raw(b"".join([*parts, data[end:]]))
 
 
+def unescaped(string: bytes) -> str | None:
+    """Return the text of a string of JSON, or None for half of a surrogate pair: no file and no address has one."""
+    try:
+        return msgspec.json.decode(b'"%b"' % string, type=str)
+    except ValueError:
+        return None
+
+
 def _read(string: bytes, inline: int) -> DataUri | None:
     if b"\\" in string:
-        try:
-            string = msgspec.json.decode(b'"%b"' % string, type=str).encode()
-        except ValueError:  # half of a surrogate pair: no file has one
+        if (text := unescaped(string)) is None:
             return None
+        string = text.encode()
     head = HEAD.match(string[:LONGEST_HEAD].decode("ascii", errors="replace"))
     if head is None or not (head["type"] or head["base64"]):
         return None
@@ -147,7 +159,6 @@ class Uploads:
         self._received: dict[str, ServerFile] = {}
 
     def receive(self, event: Received) -> None:
-        """Note a file that a later output names."""
         if not self._gave_up:
             self._received[event.name] = event.file
 
@@ -177,11 +188,9 @@ class Uploads:
         return list(self._ready())
 
     def awaits(self, number: int) -> bool:
-        """Return whether this upload was asked for and not answered."""
         return any(waiting.number == number for waiting in self._queue)
 
     def restart(self) -> None:
-        """Drop all waiting outputs: the next ones come from another run."""
         self._queue.clear()
 
     def give_up(self) -> Ended | None:

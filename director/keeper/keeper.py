@@ -31,10 +31,10 @@ from director.keeper.registry import Registry
 from director.keeper.sweeps import Reconciler, Sampler, expire, promote, retire
 from director.keeper.tidier import Tidier
 from director.runtime import process
-from director.runtime.health import Health, redis_check, serve_http
-from director.runtime.metrics.registry import Pulse
+from director.runtime.metrics import Pulse
+from director.runtime.process import Health, redis_check, serve_http
 from director.runtime.sweep import repeat
-from director.runtime.tracing import OFF, Tracing, tracing_of
+from director.runtime.tracing import OFF, Tracing
 from director.store.services import Services
 from director.webhooks.addresses import AllowList
 from director.webhooks.delivery import Schedule, Webhooks
@@ -80,7 +80,7 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
     metering = Metering(most_queues=settings.metrics_queues)
     services = Services(redis, meter=metering.redis)
     sender.on_sent = metering.webhooks.sent
-    tracing = tracing_of("keeper", accounts=settings.trace_accounts)
+    tracing = process.tracing_of("keeper", accounts=settings.trace_accounts)
     try:
         yield Keeper(settings, services, sender, metering=metering, tracing=tracing)
     finally:

@@ -27,9 +27,9 @@ from director.core.ids import PredictionId, QueueName
 from director.core.policy import Burns, Lane, burns
 from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
-from director.runtime.metrics.registry import RedisMeter, WebhookMeter
-from director.runtime.metrics.registry import Registry as Metrics
-from director.runtime.metrics.table import METRICS, OTHER, QueueNames
+from director.runtime.metric_table import METRICS, OTHER, QueueNames
+from director.runtime.metrics import RedisMeter, WebhookMeter
+from director.runtime.metrics import Registry as Metrics
 from director.runtime.sweep import sweep
 from director.store.queue_history import QueueHistory
 

@@ -1,9 +1,7 @@
-"""Stop this process at a named point between two effects if the environment asks for it: for tests and `director
-chaos`.
+"""Stop this process at a named point between two effects, for tests and `director chaos`.
 
 `DIRECTOR_CRASH_AT` names the point. `DIRECTOR_CRASH_HOW` says `kill` (the default: no cleanup, status 137) or `stop`
-(frozen once, until SIGCONT). Both are read on import, for the whole process. Without them `at` only compares two
-strings.
+(frozen once, until SIGCONT). Both are read on import. Without them `at` only compares two strings.
 """
 
 import os
@@ -39,26 +37,20 @@ DIRECTOR_POINTS: Final[tuple[Point, ...]] = tuple(
 KILLED: Final = 137  # the status that a shell reports for SIGKILL
 
 
-class _Armed:
-    """The point to stop at; '' means none."""
-
-    def __init__(self, point: str, how: str) -> None:
-        if point not in ("", *get_args(Point)) or how not in ("kill", "stop"):
-            raise SettingsError(f"DIRECTOR_CRASH_AT={point!r}, DIRECTOR_CRASH_HOW={how!r}: no such point or way")
-        self.point = point
-        self.how = how
-
-    def die(self) -> None:
-        if self.how == "kill":
-            os._exit(KILLED)
-        self.point = ""
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
-_armed: Final = _Armed(os.environ.get("DIRECTOR_CRASH_AT", ""), os.environ.get("DIRECTOR_CRASH_HOW", "kill"))
+_point = os.environ.get("DIRECTOR_CRASH_AT", "")
+_how: Final = os.environ.get("DIRECTOR_CRASH_HOW", "kill")
+if _point not in ("", *get_args(Point)) or _how not in ("kill", "stop"):
+    raise SettingsError(f"DIRECTOR_CRASH_AT={_point!r}, DIRECTOR_CRASH_HOW={_how!r}: no such point or way")
 
 
 def at(point: Point) -> None:
-    """Stop the process if it is to stop at this point."""
-    if point == _armed.point:
-        _armed.die()
+    if point == _point:
+        _die()
+
+
+def _die() -> None:
+    global _point
+    if _how == "kill":
+        os._exit(KILLED)
+    _point = ""
+    os.kill(os.getpid(), signal.SIGSTOP)

@@ -28,9 +28,7 @@ QUIET: Final = ("httpx", "httpcore", "uvicorn", "uvicorn.access", "uvicorn.error
 
 
 class Record(logging.LogRecord):
-    """A log record with only what a line shows. The rest stays blank: it would take longer to find than the line
-    itself.
-    """
+    """A log record with only what a line shows: to find the rest would take longer than the line itself."""
 
     def __init__(
         self, name: str, level: int, _path: str, _lineno: int, msg: object, args: Any, exc_info: Any, *_: object

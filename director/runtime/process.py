@@ -1,30 +1,50 @@
-"""Start and end a director, keeper or audit process: errors, drain, the check of Redis."""
+"""Start and end a process: errors, signals, drain, the check of Redis, tracing, and its health over HTTP.
 
+/livez, /readyz and /metrics carry no secrets and need no token. Each process adds its own checks.
+"""
+
+import asyncio
 import importlib.util
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import anyio
+import msgspec
+import uvicorn
 from redis.asyncio import Redis
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from director.broker.durability import check
-from director.broker.redis_client import describe
+from director.broker.redis_client import ask, describe
 from director.broker.rights import check_rights
 from director.core.clock import Clock
-from director.core.errors import BackendUnavailable, DirectorError, UnsafeBackend
+from director.core.errors import BackendUnavailable, DirectorError, SettingsError, UnsafeBackend
 from director.core.settings import CommonSettings
-from director.runtime.health import Health
 from director.runtime.logs import configure
+from director.runtime.metrics import Registry
 from director.runtime.startup import collect_garbage_rarely, release_sigterm
+from director.runtime.tracing import OFF, Tracing
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN_S: Final = 1.0
-
 AnySettings = TypeVar("AnySettings", bound=CommonSettings)
+Check = Callable[[], Awaitable[str]]
+"""Returns what is missing, in words for people, or '' if nothing is."""
+
+ASK_AGAIN_S: Final = 1.0
+CHECK_S: Final = 2.0
+SHUTDOWN_S: Final = 2
 
 
 def serve(name: str, command: str, main: Callable[[AnySettings], Awaitable[None]], settings: AnySettings) -> None:
@@ -50,6 +70,11 @@ def one_error() -> Iterator[None]:
         raise _first(on_purpose) from None
 
 
+def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, ExceptionGroup) else inner
+
+
 async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Awaitable[None]]) -> None:
     """Wait for the first signal, then drain. A second signal ends the drain at once."""
     release_sigterm()
@@ -61,11 +86,66 @@ async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Aw
         tasks.cancel_scope.cancel()
 
 
+async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+    async for _ in signals:
+        log.warning("drain cut short")
+        scope.cancel()
+
+
+@dataclass(eq=False)
+class Health:
+    """The answers of one process to /livez and /readyz.
+
+    `checks`: name → a condition of readiness. `facts`: shown beside them, such as the durability level. Both may change
+    while the process runs. `figures` returns more facts at each request. `metrics`: the registry behind /metrics.
+    """
+
+    checks: dict[str, Check] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    figures: Callable[[], Mapping[str, Any]] = dict
+    metrics: Registry | None = None
+
+    def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
+        """Return an application with /livez, /readyz and /metrics, beside the process's own `routes`."""
+        own = [Route("/livez", self._livez), Route("/readyz", self._readyz)]
+        if self.metrics is not None:
+            own.append(Route("/metrics", partial(_scraped, self.metrics)))
+        return Starlette(routes=[*own, *routes])
+
+    async def missing(self) -> dict[str, str]:
+        asked = self.checks.copy()  # a copy: the process may replace its checks meanwhile
+        reasons = await asyncio.gather(*(_asked(check) for check in asked.values()))
+        return {name: reason for name, reason in zip(asked, reasons, strict=True) if reason}
+
+    async def _livez(self, _: Request) -> Response:
+        # the answer comes from the loop that it is about: a loop that hangs does not answer
+        return _json({"status": "alive"})
+
+    async def _readyz(self, _: Request) -> Response:
+        missing = await self.missing()
+        body = {"status": "not ready" if missing else "ready", **self.facts, **self.figures(), "missing": missing}
+        return _json(body, status=503 if missing else 200)
+
+
+async def _scraped(metrics: Registry, request: Request) -> Response:
+    text, kind = await metrics.page(request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": kind})
+
+
+async def _asked(check: Check) -> str:
+    with anyio.move_on_after(CHECK_S):
+        return await check()
+    return f"no answer within {CHECK_S:g} s"
+
+
+def _json(body: dict[str, Any], *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
+
+
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
     """Wait until Redis answers. Raises UnsafeBackend if it would lose accepted work, or refuses us a right.
 
-    From then on /readyz shows its durability level, read again for each request: after a failover it is another
-    server's.
+    From then on /readyz shows its durability level, read for each request: after a failover it is another server's.
     """
     address = describe(settings.redis_url)
     while True:
@@ -83,12 +163,6 @@ async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, 
     log.info("redis is ready", extra=facts)
 
 
-async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
-    async for _ in signals:
-        log.warning("drain cut short")
-        scope.cancel()
-
-
 async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:
     try:
         health.facts["durability"] = (await check(redis, settings)).level
@@ -99,6 +173,99 @@ async def _safe(redis: Redis, settings: CommonSettings, health: Health) -> str:
     return ""
 
 
-def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, ExceptionGroup) else inner
+def redis_check(redis: Redis) -> Check:
+
+    async def answers() -> str:
+        try:
+            await ask(redis.ping)
+        except BackendUnavailable as exc:
+            return str(exc)
+        return ""
+
+    return answers
+
+
+async def serve_http(app: ASGIApp, *, host: str, port: int, started: Callable[[int], None]) -> None:
+    """Serve `app` until canceled. `started` gets the port, which is a free one if `port` is 0.
+
+    Signals stay with the process. Raises SettingsError if it cannot listen there.
+    """
+    listener = _listen(host, port)
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    server = Server(config)
+    # in a task of its own: a canceled uvicorn leaves its sockets open, so ask it to end instead
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
+        started(listener.getsockname()[1])
+        await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await serving
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the process around it."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as exc:
+        raise SettingsError(f"Cannot listen on {host} port {port}: {exc}. Choose another, or 0 for any.") from exc
+
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+HTTP: Final = "http/protobuf"
+NEEDED: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+def tracing_of(process: str, *, accounts: bool, environ: Mapping[str, str] | None = None) -> Tracing:
+    """Return the tracing that the standard variables ask for. A setup that cannot work is logged, and stops nothing."""
+    environ = os.environ if environ is None else environ
+    if not _is_wanted(environ):
+        return OFF
+    if next((environ[name] for name in PROTOCOLS if environ.get(name)), HTTP) != HTTP:
+        log.error("tracing is off: its protocol is not supported", extra={"supported": HTTP})
+        return OFF
+    if not all(map(_is_installed, NEEDED)):
+        log.error("tracing is off: it is not installed", extra={"install": "director[otel]"})
+        return OFF
+    from director.runtime.otel import OtelTracing
+
+    try:
+        return OtelTracing.exporting(process, accounts=accounts)
+    except ValueError:  # log only the names: the error's text contains values
+        variables = sorted(name for name in environ if name.startswith("OTEL_"))
+        log.error(
+            "tracing is off: its variables contradict each other, or one is invalid", extra={"variables": variables}
+        )
+        return OFF
+
+
+def _is_wanted(environ: Mapping[str, str]) -> bool:
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    return exporter == "otlp" or (not exporter and any(environ.get(name) for name in ENDPOINTS))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that would contain it is missing too
+        return False

@@ -24,7 +24,6 @@ MACOS_MOST: Final = 10_240  # there the hard limit may read "unlimited", and onl
 
 
 def hold_sigterm() -> None:
-    """Make SIGTERM wait from now on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
@@ -51,17 +50,11 @@ def raise_descriptor_limit() -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MACOS_MOST):
-        if _is_more(wanted, than=soft):
+        if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
             with suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
                 return wanted
     return soft
-
-
-def _is_more(wanted: int, *, than: int) -> bool:
-    if than == resource.RLIM_INFINITY:
-        return False
-    return wanted == resource.RLIM_INFINITY or wanted > than
 
 
 class Descriptors:

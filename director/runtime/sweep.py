@@ -1,7 +1,4 @@
-"""Sweep queues in one pipeline, and repeat a sweep for ever: the loop that all sweeping roles share.
-
-A fault of one queue never keeps another from being swept.
-"""
+"""Sweep queues in one pipeline, and repeat a sweep for ever. A fault of one queue never keeps another from a sweep."""
 
 import asyncio
 import logging

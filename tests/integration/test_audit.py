@@ -19,9 +19,8 @@ from anyio.abc import Process
 from redis.asyncio import Redis
 from standardwebhooks import Webhook
 
-from director.audit.feeder import Fed, Feeder, feeding, sink_name
+from director.audit.feeder import Fed, Feeder, FileSink, SinkAway, feeding, sink_name
 from director.audit.log import AuditLog
-from director.audit.sinks import FileSink, SinkAway
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import partition_of

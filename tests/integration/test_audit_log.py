@@ -9,9 +9,8 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from director.audit.feeder import Fed, Feeder
+from director.audit.feeder import Fed, Feeder, SinkAway
 from director.audit.log import AuditLog
-from director.audit.sinks import SinkAway
 from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client

@@ -14,7 +14,7 @@ from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
 from director.core.settings import CommonSettings
-from director.execution.wakeup import Wakeup
+from director.execution.consumer import Wakeup
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.cog import cog_server, write_model

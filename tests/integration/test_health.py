@@ -11,8 +11,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
 from director.broker.redis_client import client
-from director.runtime import health
-from director.runtime.health import Health, redis_check, serve_http
+from director.runtime import process as health
+from director.runtime.process import Health, redis_check, serve_http
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from director.core.settings import KeeperSettings
 from director.keeper import keeper
 from director.keeper.metrics import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
-from director.runtime.metrics.table import QueueNames
+from director.runtime.metric_table import QueueNames
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock

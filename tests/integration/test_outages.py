@@ -20,7 +20,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import queue_name
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
-from director.execution.wakeup import Wakeup
+from director.execution.consumer import Wakeup
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client

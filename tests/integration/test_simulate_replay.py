@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from director.audit.feeder import Feeder
+from director.audit.feeder import Feeder, FileSink
 from director.audit.log import AuditLog
-from director.audit.sinks import FileSink
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import LANES, QueueName

@@ -13,8 +13,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import Raw
 
 from director.core.states import TERMINAL, Status, WebhookEvent
-from director.execution.ends import Finish, GiveBack, Judged, Limits, Stop, Verdict
-from director.execution.tracker import Ask, Effect, Halt, Happening, Tell, Tracker, Write
+from director.execution.tracker import (
+    Ask,
+    Effect,
+    Finish,
+    GiveBack,
+    Halt,
+    Happening,
+    Judged,
+    Limits,
+    Stop,
+    Tell,
+    Tracker,
+    Verdict,
+    Write,
+)
 from director.execution.uploads import Upload, Uploaded
 from director.servers.runners.runner import (
     Accepted,

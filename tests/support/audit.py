@@ -6,8 +6,8 @@ Never reads the log itself.
 from collections.abc import Mapping
 from typing import Final
 
+from director.audit.feeder import SinkAway
 from director.audit.log import Batch, Cursor
-from director.audit.sinks import SinkAway
 from director.broker import keys
 from director.core.ids import PredictionId, partition_of
 from tests.support.queue_driver import QueueDriver

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from director.runtime.metrics.table import METRICS, Metric
+from director.runtime.metric_table import METRICS, Metric
 
 __all__ = ("LABELS_OF", "series", "strangers")
 

@@ -17,8 +17,7 @@ from director.execution.active_claims import (
     ActiveClaims,
 )
 from director.execution.director import HAND_BACK_S, TELL_S
-from director.execution.ends import Limits, Stop
-from director.execution.tracker import Tracker
+from director.execution.tracker import Limits, Stop, Tracker
 from director.local import parts
 from director.servers.runners.cog import LET_GO_PATIENCE_S
 from director.servers.runners.runner import Accepted, Began, Capabilities, Ended, Outcome, RunRequest
@@ -227,13 +226,14 @@ async def test_a_claim_that_is_lost_before_its_run_starts_starts_none() -> None:
 
 async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
     run, claims = Run(), ActiveClaims()
-    with claims.added(run.held):
-        assert claims.of_queue(CLAIM.record.queue) == [(CLAIM.id, "nonce-1")]
-        assert claims.of_queue(QueueName("acme/echo:b2b2b2b2b2b2")) == []
-        assert claims.find(CLAIM.id, "nonce-1") is run.held
-        assert claims.find(CLAIM.id, "nonce-2") is None
-        run.held.lose()
-        assert claims.of_queue(CLAIM.record.queue) == []  # there is nothing to extend any more
+    claims.add(run.held)
+    assert claims.of_queue(CLAIM.record.queue) == [(CLAIM.id, "nonce-1")]
+    assert claims.of_queue(QueueName("acme/echo:b2b2b2b2b2b2")) == []
+    assert claims.find(CLAIM.id, "nonce-1") is run.held
+    assert claims.find(CLAIM.id, "nonce-2") is None
+    run.held.lose()
+    assert claims.of_queue(CLAIM.record.queue) == []  # there is nothing to extend any more
+    claims.remove(run.held)
     assert claims.find(CLAIM.id, "nonce-1") is None
     await run.over()
 
@@ -242,14 +242,14 @@ async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older
     older, newer, claims = Run(), Run(), ActiveClaims()
     await older.runner.started.wait()
     newer.held.claim = Claim(replace(CLAIM.record, token="nonce-2"), CLAIM.input)
-    with claims.added(older.held):
-        holding = claims.added(newer.held)
-        holding.__enter__()
-        await older.over()
-        assert (older.held.is_lost, newer.held.is_lost) == (True, False)
-        assert older.runner.let_go.is_set()
+    claims.add(older.held)
+    claims.add(newer.held)
+    await older.over()
+    assert (older.held.is_lost, newer.held.is_lost) == (True, False)
+    assert older.runner.let_go.is_set()
+    claims.remove(older.held)
     assert claims.of_queue(CLAIM.record.queue) == [(CLAIM.id, "nonce-2")]
-    holding.__exit__(None, None, None)
+    claims.remove(newer.held)
     assert len(claims) == 0
     for run in (older, newer):
         run.held.lose()
@@ -259,9 +259,9 @@ async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older
 async def test_a_hand_back_stops_also_what_comes_in_after_it() -> None:
     run, claims = Run(began=False), ActiveClaims()
     claims.stop_all(Stop.DRAIN)
-    with claims.added(run.held):
-        assert run.tracker.stopped is Stop.DRAIN
-        await run.over()
+    claims.add(run.held)
+    assert run.tracker.stopped is Stop.DRAIN
+    await run.over()
     assert not run.runner.started.is_set()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from director.core.schema import Claim
-from director.execution.ends import Stop
+from director.execution.tracker import Stop
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers.server import Server
 from director.servers.servers import Servers

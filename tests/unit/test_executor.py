@@ -17,9 +17,9 @@ from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import WebhookEvent
 from director.execution.active_claims import ActiveClaims
-from director.execution.ends import DRAINED, Limits
 from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
-from director.execution.storing import Storing
+from director.execution.run_files import Storing
+from director.execution.tracker import DRAINED, Limits
 from director.files.local import LocalFiles
 from director.files.store import FileName
 from director.servers.runners.runner import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.core.ids import FileId, new_file_id, new_prediction_id
-from director.execution.file_inputs import filled, moved, named
+from director.execution.run_files import filled, moved, named
 from director.files.store import FileName
 
 ONE, TWO = new_file_id(1), new_file_id(2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from director.runtime.metrics.table import METRICS
+from director.runtime.metric_table import METRICS
 from tests.support.rules import series, strangers
 
 BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "k8s/monitoring/grafana-dashboard.json").read_text())

@@ -5,9 +5,8 @@ import msgspec
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Record
 from director.core.states import Status
-from director.execution.ends import Limits
 from director.execution.metering import metrics_of, with_metrics
-from director.execution.tracker import Tracker
+from director.execution.tracker import Limits, Tracker
 from director.servers.runners.runner import Began, Ended, Outcome, Produced, Restarted
 
 RECORD = Record(

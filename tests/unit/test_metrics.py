@@ -11,8 +11,8 @@ from prometheus_client import parser
 from director.broker.scripts import QueueStats
 from director.core.ids import QueueName
 from director.keeper.metrics import OF_QUEUES, Seen, families, folded
-from director.runtime.metrics.registry import OPEN_METRICS, PLAIN, RedisMeter, Registry
-from director.runtime.metrics.table import ALL, METRICS, OTHER, Metric, QueueNames
+from director.runtime.metric_table import ALL, METRICS, OTHER, Metric, QueueNames
+from director.runtime.metrics import OPEN_METRICS, PLAIN, RedisMeter, Registry
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +62,7 @@ def table_of_metrics() -> str:
 
 
 def test_readme_has_the_table_of_metrics() -> None:
-    readme = (ROOT / "director/runtime/metrics/README.md").read_text()
+    readme = (ROOT / "docs/metrics.md").read_text()
     found = re.search(r"<!-- metrics -->\n(.*?)\n?<!-- /metrics -->", readme, re.DOTALL)
     assert found is not None
     assert found[1] == table_of_metrics(), "put the table that table_of_metrics() makes into the README"

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 
-import director.execution.progress
+import director.execution.active_claims
 from director.broker.scripts import Advanced, Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Claim, NewEvent
 from director.core.states import Status, WebhookEvent
-from director.execution.active_claims import ActiveClaim
-from director.execution.ends import Limits, Stop
-from director.execution.progress import Progress
-from director.execution.tracker import Tracker
+from director.execution.active_claims import ActiveClaim, Progress
+from director.execution.tracker import Limits, Stop, Tracker
 from director.servers.runners.runner import Began
-from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
@@ -66,12 +63,12 @@ def wire(scripts: Scripts) -> Wire:
 async def held(claim: Claim) -> ActiveClaim:
     tracker = Tracker(claim.record, Limits())
     tracker.apply(Began(), 0.0)
-    return ActiveClaim(claim, tracker, ScriptedRunner(), FakeClock())
+    return ActiveClaim(claim, tracker, ScriptedRunner(), SystemClock())
 
 
 @pytest.fixture
 async def progress(held: ActiveClaim, wire: Wire) -> AsyncGenerator[Progress]:
-    progress = Progress(held, wire, SystemClock(), None)
+    progress = Progress(held, wire, None)
     yield progress
     progress.drop()
     held.lose()
@@ -81,7 +78,7 @@ async def progress(held: ActiveClaim, wire: Wire) -> AsyncGenerator[Progress]:
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gathered leaves when the test writes it."""
-    monkeypatch.setattr(director.execution.progress, "GATHER_S", 60.0)
+    monkeypatch.setattr(director.execution.active_claims, "GATHER_S", 60.0)
 
 
 def output(number: int) -> NewEvent:
@@ -114,7 +111,7 @@ async def test_events_of_one_moment_leave_in_one_write(
 async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(director.execution.progress, "GATHER_S", 60.0)
+    monkeypatch.setattr(director.execution.active_claims, "GATHER_S", 60.0)
     progress.add((STARTED,))
     await asyncio.sleep(0.01)
     assert wire.sent == []
@@ -132,7 +129,7 @@ async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
 async def test_a_write_whose_answer_was_lost_is_not_written_twice(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.execution.progress.GATHER_S", 3600)  # only this test writes
+    monkeypatch.setattr("director.execution.active_claims.GATHER_S", 3600)  # only this test writes
     wire.after.append(lose_the_answer)
     progress.add((STARTED, log(0)))
     with pytest.raises(BackendUnavailable):
@@ -234,7 +231,7 @@ class Ear:
 
 async def test_what_is_to_be_told_does_not_pile_up_while_nothing_is_written(held: ActiveClaim, wire: Wire) -> None:
     ear: Any = Ear()
-    progress = Progress(held, wire, SystemClock(), ear)
+    progress = Progress(held, wire, ear)
     for _ in range(1000):
         progress.tell(WebhookEvent.LOGS)
     await progress.close()

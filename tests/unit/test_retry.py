@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.execution.ends import CAPACITY_S, RULES, ErrorClass, backoff_s
+from director.execution.tracker import CAPACITY_S, RULES, ErrorClass, backoff_s
 
 
 @given(attempt=st.integers(1, 60), dice=st.floats(0, 1), cap=st.floats(0, 600))

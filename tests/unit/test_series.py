@@ -5,11 +5,16 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
 
-from director.runtime.metrics.series import counters, histograms, summaries
+from director.runtime.metric_table import Kind, Metric
+from director.runtime.metrics import Counter, Histogram, Series, Summary
 
 BOUNDS = (0.005, 0.1, 1.0, 2.5, 60.0)
 VALUES = (0.0, 0.005, 0.0050001, 0.1, 1, 2.5, 2.6, 60, 1e9)
 ROWS = [("acme/a", 1), ('a"b\\c\nd é', "x"), ("", "")]
+
+
+def row(name: str, kind: Kind, labels: tuple[str, ...] = ("queue", "kind")) -> Metric:
+    return Metric(name, kind, (), "What.", labels, BOUNDS)
 
 
 @pytest.fixture(autouse=True)
@@ -24,33 +29,33 @@ def pages(registry: CollectorRegistry) -> list[str]:
 def test_the_page_is_the_one_of_prometheus_client() -> None:
     labels = ("queue", "kind")
     theirs, ours = CollectorRegistry(auto_describe=False), CollectorRegistry(auto_describe=False)
-    their_runs = prometheus_client.Counter("runs_total", "Runs.", labels, registry=theirs)
-    their_calls = prometheus_client.Summary("call_seconds", "Calls.", labels, registry=theirs)
-    their_waits = prometheus_client.Histogram("wait_seconds", "Waits.", labels, buckets=BOUNDS, registry=theirs)
-    their_lag = prometheus_client.Histogram("lag_seconds", "Lag.", buckets=BOUNDS, registry=theirs)
-    runs, calls = counters("runs_total", "Runs.", labels), summaries("call_seconds", "Calls.", labels)
-    waits = histograms("wait_seconds", "Waits.", labels, BOUNDS)
-    lag = histograms("lag_seconds", "Lag.", (), BOUNDS)
+    their_runs = prometheus_client.Counter("runs_total", "What.", labels, registry=theirs)
+    their_calls = prometheus_client.Summary("call_seconds", "What.", labels, registry=theirs)
+    their_waits = prometheus_client.Histogram("wait_seconds", "What.", labels, buckets=BOUNDS, registry=theirs)
+    their_lag = prometheus_client.Histogram("lag_seconds", "What.", buckets=BOUNDS, registry=theirs)
+    runs, calls = Series(row("runs_total", "counter"), Counter), Series(row("call_seconds", "summary"), Summary)
+    waits = Series(row("wait_seconds", "histogram"), Histogram)
+    lag = Series(row("lag_seconds", "histogram", ()), Histogram)
     for series in (runs, calls, waits, lag):
         ours.register(series)
     assert pages(ours) == pages(theirs)  # of each its name and type, and zeros of one without labels
-    for row in ROWS:
-        for counter in (runs.labels(*row), their_runs.labels(*row)):
+    for values in ROWS:
+        for counter in (runs.labels(*values), their_runs.labels(*values)):
             counter.inc()
             counter.inc(0.25)
         for value in VALUES:
-            calls.labels(*row).observe(value)
-            waits.labels(*row).observe(value)
+            calls.labels(*values).observe(value)
+            waits.labels(*values).observe(value)
             lag.labels().observe(value)
-            their_calls.labels(*row).observe(value)
-            their_waits.labels(*row).observe(value)
+            their_calls.labels(*values).observe(value)
+            their_waits.labels(*values).observe(value)
             their_lag.observe(value)
     assert pages(ours) == pages(theirs)
 
 
 def test_a_row_that_is_removed_begins_anew_and_the_others_stay() -> None:
     registry = CollectorRegistry()
-    runs = counters("runs_total", "Runs.", ("queue", "kind"))
+    runs = Series(row("runs_total", "counter"), Counter)
     registry.register(runs)
     for queue in ("a", "b"):
         for kind in ("x", "y"):
@@ -64,4 +69,4 @@ def test_a_row_that_is_removed_begins_anew_and_the_others_stay() -> None:
 def test_a_row_has_a_value_for_each_label() -> None:
     for values in ((), ("a",), ("a", "b", "c")):
         with pytest.raises(ValueError, match="are not"):
-            counters("runs_total", "Runs.", ("queue", "kind")).labels(*values)
+            Series(row("runs_total", "counter"), Counter).labels(*values)

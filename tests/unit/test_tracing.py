@@ -11,7 +11,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from director.runtime.otel import SILENT
-from director.runtime.tracing import OFF, tracing_of
+from director.runtime.process import tracing_of
+from director.runtime.tracing import OFF
 from tests.support.cog import free_port
 from tests.support.sink import sink
 from tests.support.traces import Traces
@@ -55,7 +56,7 @@ def test_off_it_hands_on_what_it_is_given() -> None:
 def test_every_process_begins_where_it_is_not_installed() -> None:
     without = "import sys; sys.modules['opentelemetry'] = None"
     begun = "import api.app, director.execution.main, director.keeper.keeper"
-    asked = "from director.runtime.tracing import tracing_of; tracing_of('api', accounts=False)"
+    asked = "from director.runtime.process import tracing_of; tracing_of('api', accounts=False)"
     told = "print('director.runtime.otel' in sys.modules)"
     line = [sys.executable, "-c", f"{without}; {begun}; {asked}; {told}"]
     said = subprocess.run(

@@ -13,22 +13,26 @@ from director.core.ids import PredictionId, QueueName
 from director.core.schema import Record
 from director.core.states import TERMINAL, Status, WebhookEvent
 from director.execution import tracker as tracker_module
-from director.execution.ends import (
-    CODES,
+from director.execution.tracker import (
     DRAINED,
     FAULTS,
     RULES,
     STOPS,
     VERDICTS,
+    Ask,
+    Effect,
     ErrorClass,
     Finish,
     GiveBack,
+    Halt,
     Judged,
     Limits,
     Stop,
+    Tell,
+    Tracker,
     Verdict,
+    Write,
 )
-from director.execution.tracker import Ask, Effect, Halt, Tell, Tracker, Write
 from director.execution.uploads import Upload, Uploaded
 from director.servers.runners.runner import (
     Began,
@@ -60,7 +64,7 @@ ENDED_BY_ITSELF = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"done"'), logs="
 
 
 # Outcomes after which the same run would end the same, and those after which it may end otherwise.
-LASTING = [outcome for outcome in Outcome if outcome not in FAULTS or not RULES[FAULTS[outcome]].again]
+LASTING = [outcome for outcome in Outcome if outcome not in FAULTS or not RULES[FAULTS[outcome].kind].again]
 PASSING = [outcome for outcome in Outcome if outcome not in LASTING]
 
 
@@ -126,19 +130,19 @@ def test_a_run_whose_end_would_be_the_same_again_is_finished(outcome: Outcome) -
     if outcome is Outcome.SUCCEEDED:
         assert (end.status, end.code, end.error) == ("succeeded", "", "")
     else:
-        assert (end.status, end.code, end.error) == ("failed", CODES[outcome][0], "because")
+        assert (end.status, end.code, end.error) == ("failed", FAULTS[outcome].code, "because")
 
 
 @pytest.mark.parametrize("outcome", PASSING)
 def test_a_run_that_did_not_end_by_itself_may_run_again(outcome: Outcome) -> None:
-    code, error = CODES[outcome]
+    fault = FAULTS[outcome]
     end = give_back(tracker(), Ended(outcome=outcome, error="reset", retry_after_s=7))
-    assert end == GiveBack(fault=FAULTS[outcome], error=f"{error} (reset)", code=code, asked_s=7)
+    assert end == GiveBack(fault=fault.kind, error=f"{fault.error} (reset)", code=fault.code, asked_s=7)
 
 
 def test_every_outcome_but_success_is_a_fault_with_a_code_and_a_rule() -> None:
-    assert set(FAULTS) == set(CODES) == set(Outcome) - {Outcome.SUCCEEDED}
-    assert set(RULES) == set(FAULTS.values()) == set(ErrorClass)
+    assert set(FAULTS) == set(Outcome) - {Outcome.SUCCEEDED}
+    assert set(RULES) == {fault.kind for fault in FAULTS.values()} == set(ErrorClass)
     assert set(STOPS) | {Stop.DRAIN} == set(Stop)
     assert set(VERDICTS) | {Verdict.ALLOWED} == set(Verdict)
 

@@ -15,7 +15,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import partition_of
 from director.core.settings import ApiSettings
-from director.execution import storing
+from director.execution import run_files as storing
 from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client

@@ -13,7 +13,7 @@ from director.broker import keys
 from director.core.errors import SettingsError
 from director.core.signing import new_secret
 from director.execution import moderation
-from director.execution.ends import Stop
+from director.execution.tracker import Stop
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director, settings_for

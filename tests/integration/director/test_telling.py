@@ -18,8 +18,8 @@ from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.execution.active_claims import ActiveClaims
-from director.execution.ends import Limits
 from director.execution.executor import Executor
+from director.execution.tracker import Limits
 from director.servers.runners.runner import (
     Began,
     Ended,

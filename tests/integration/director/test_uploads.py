@@ -12,7 +12,7 @@ import pytest
 
 from director.broker import keys
 from director.core.settings import ApiSettings
-from director.execution import storing
+from director.execution import run_files as storing
 from tests.integration.director.test_files import FILES, SOURCE, fetched, schema
 from tests.support.api import api_client
 from tests.support.bucket import AWS, bucket_url, moto_folder

@@ -1,25 +1,25 @@
-"""Store the files of outputs and return their addresses.
-
-Retries a failing store a few times. Never waits without a bound, and never raises for what a store does. What a
-missing file means for its prediction is decided elsewhere.
-"""
+"""Handle the files of runs: store those of an output, and give those of an input addresses that a server can fetch."""
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
+import re
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
+import msgspec
 from anyio import to_thread
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
-from director.core.ids import PredictionId
+from director.core.ids import FileId, PredictionId, is_file_id
 from director.core.schema import Record
 from director.core.states import WebhookEvent
-from director.execution.uploads import DataUri
+from director.execution.uploads import DataUri, Span, substituted, unescaped
+from director.files.caller_files import CallerFiles
 from director.files.store import FileName, OutputStore, file_name, name_of
 from director.servers.runners.runner import ServerFile
 
@@ -30,35 +30,41 @@ PUT_S: Final = 30.0
 SLOWEST_BYTES_S: Final = 1 << 20  # a large file may take as long as this pace needs
 # The data lives as long as a webhook is owed that names the files, and so do the files: see lua/lib/settle.lua
 OWED_S: Final = 4 * 86400.0
+# In valid JSON, a quote that follows no backslash and precedes `http` begins a string
+STRING: Final = re.compile(rb'(?<!\\)"(https?:[^"\\]*+(?:\\.[^"\\]*+)*+)"(?!\s*+:)')
+ADDRESS: Final = re.compile(r"https?://[^?#\s]{1,2048}/files/([0-9a-z]{26})")
+OUTPUTS: Final = "/v1/outputs/"
+MOST_FILES: Final = 1_000  # of one input; further files stay as they are
+FETCH_S: Final = 60.0  # a server fetches before it runs
 
 
 class StoredFile(Struct, frozen=True):
-    """A file in the store: its address, and its size in bytes."""
-
     url: str
     size: int
 
 
+@dataclass(eq=False)
 class Storing:
     """Stores the files of all claims of a director. An address is valid until the prediction's data is deleted for
     certain: one whole run and `data_ttl_s` from now.
+
+    Retries a failing store a few times. Never waits without a bound, and never raises for what a store does.
     """
 
-    def __init__(
-        self, store: OutputStore, scripts: Scripts, clock: Clock, *, run_limit_s: float, data_ttl_s: float
-    ) -> None:
-        self._store = store
-        self._scripts = scripts
-        self._clock = clock
-        self.run_limit_s = run_limit_s
-        self._data_ttl_s = data_ttl_s
+    _store: OutputStore
+    _scripts: Scripts
+    _clock: Clock
+    _: KW_ONLY
+    run_limit_s: float
+    data_ttl_s: float
+
+    def __post_init__(self) -> None:
         self._under_way: dict[asyncio.Task[None], PredictionId] = {}
 
     async def store(
         self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, StoredFile]
     ) -> tuple[str | None, ...] | None:
-        """Return the addresses of these files: None for a file that cannot be decoded, None for all if the store
-        failed.
+        """Return the address of each file, None for a file that cannot be decoded. None for all if the store failed.
 
         `known`: this run's stored files, to which this call adds. A file that comes again keeps its address.
         """
@@ -102,7 +108,6 @@ class Storing:
     async def _keeping(
         self, prediction_id: PredictionId, file: DataUri | ServerFile
     ) -> tuple[FileName, Callable[[], Coroutine[None, None, None]], int] | None:
-        """Return the file's name, a function that puts it and its size, or None if it cannot be decoded."""
         kind = file.content_type
         if isinstance(file, ServerFile):
             name = name_of(prediction_id, file.digest, content_type=kind)
@@ -141,7 +146,7 @@ class Storing:
         putting.result()
 
     def _expires_s(self, record: Record) -> int:
-        kept_s = self._data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
+        kept_s = self.data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
         if record.wants(WebhookEvent.COMPLETED):
             kept_s = max(kept_s, OWED_S)
         return math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + kept_s)
@@ -153,3 +158,69 @@ def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes]
     except ValueError:
         return None
     return file_name(prediction_id, data, content_type=file.content_type), data
+
+
+@dataclass(eq=False)
+class FileInputs:
+    """Replaces the addresses of callers' files in an input by addresses that a model server can fetch, for one run.
+
+    The record keeps the caller's input. An address of another account's file, or of an expired one, stays as it is and
+    leads nowhere. The host of an address does not matter, since file ids are unique. The address of an output is its
+    own permission, so only its host changes. `base`: where model servers reach the API; '' if where callers do.
+    """
+
+    _store: OutputStore
+    _files: CallerFiles
+    _clock: Clock
+    _: KW_ONLY
+    base: str
+    run_limit_s: float
+
+    async def for_run(self, record: Record, given: Raw) -> Raw:
+        """Return the input for this run. Raises BackendUnavailable, and whatever the store raises."""
+        base = self.base.rstrip("/")
+        given = moved(given, url=record.url, base=base)
+        ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
+        if not ids:
+            return given
+        known = await self._files.known(record.account, ids)
+        expires_s = math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + FETCH_S)
+        addresses = {
+            file.id: await self._store.fetch_url(
+                file.stored_as, shown=file.name, base=base or record.url, expires_s=expires_s
+            )
+            for file in known.values()
+        }
+        return filled(given, addresses)
+
+
+def moved(given: Raw, *, url: str, base: str) -> Raw:
+    """Return the input with addresses of outputs at `url` moved to `base`. Neither ends in /v1.
+
+    Only outputs move: `base` is ours and may reach more, and a caller must not choose a path there.
+    """
+    data, theirs = bytes(given), f"{url}{OUTPUTS}".encode()
+    if not base or theirs not in data:
+        return given
+    ours = msgspec.json.encode(f"{base}{OUTPUTS}")[:-1]
+
+    def near(match: re.Match[bytes]) -> bytes:
+        name, _, _ = match[1].removeprefix(theirs).partition(b"?")
+        is_ours = match[1].startswith(theirs) and FileName.parse(name.decode(errors="replace")) is not None
+        return ours + match[0][1 + len(theirs) :] if is_ours else match[0]
+
+    return Raw(STRING.sub(near, data))
+
+
+def named(given: Raw) -> Iterator[tuple[Span, FileId]]:
+    """Yield the span of each string that is the address of a caller's file, quotes included, and the file's id."""
+    data = bytes(given)
+    for match in STRING.finditer(data) if b"files" in data else ():
+        text = unescaped(match[1])
+        found = None if text is None else ADDRESS.fullmatch(text)
+        if found is not None and is_file_id(found[1]):
+            yield match.span(), FileId(found[1])
+
+
+def filled(given: Raw, addresses: Mapping[FileId, str]) -> Raw:
+    return substituted(given, ((span, addresses.get(file_id)) for span, file_id in named(given)))

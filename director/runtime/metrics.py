@@ -1,12 +1,20 @@
-"""The metrics of one process, made from the table and written for scrapes, and the meters that every process has.
+"""Count what a process does as plain numbers, and write them as a page for Prometheus at a scrape.
 
 Each process has a registry of its own, so two in one process, as in tests, do not share figures. A page is written in a
 thread and at most once a second, so that no scrape delays the loop.
+
+prometheus_client takes a lock for each number. One run changes 3 counters, 6 histograms and 2 summaries of a director.
+That takes 7.3 µs there and 1.1 µs here (0.34, 0.85 and 0.61 µs a call, here 0.05, 0.13 and 0.07): 2.5 % of the 250 µs
+of director CPU that a run has. Only the thread of the loop changes these numbers; a scrape reads them from another
+thread.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn, TypeVar
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import anyio
 from prometheus_client import (
@@ -18,22 +26,114 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.utils import INF, floatToGoString
 from redis import exceptions
 from redis.asyncio import Redis
 
 from director import __version__
 from director.broker.redis_client import AWAY
-from director.runtime.metrics.series import Counter, Histogram, Series, Summary, counters, histograms, summaries
-from director.runtime.metrics.table import METRICS, OTHER, Metric, Process
+from director.runtime.metric_table import METRICS, OTHER, Metric, Process
 
 PLAIN: Final = CONTENT_TYPE_PLAIN_0_0_4
 OPEN_METRICS: Final = openmetrics.CONTENT_TYPE_LATEST
 AGAIN_S: Final = 1.0
+BEAT_S: Final = 0.5
+BEATS_PER_PING: Final = 10
+# the only errors with a label of their own; all others are counted together
+KINDS: Final = frozenset(error.__name__ for error in AWAY)
+OUTCOMES: Final = ("delivered", "failed", "gone", "refused", "given_up")
 
-Made = TypeVar("Made", bound=Counter | Histogram | Summary)
+
+class Counter:
+    __slots__ = ("value",)
+
+    def __init__(self, _: Metric) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        self.value += amount
+
+    def shown(self) -> tuple[float]:
+        return (self.value,)
+
+
+class Summary:
+    __slots__ = ("count", "sum")
+
+    def __init__(self, _: Metric) -> None:
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.count += 1
+        self.sum += value
+
+    def shown(self) -> tuple[int, float]:
+        return self.count, self.sum
+
+
+class Histogram:
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, row: Metric) -> None:
+        self._bounds = row.buckets
+        self.counts = [0] * (len(row.buckets) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def shown(self) -> tuple[list[tuple[str, int]], float]:
+        return list(zip(_names(self._bounds), accumulate(self.counts), strict=True)), self.sum
+
+
+@lru_cache
+def _names(bounds: tuple[float, ...]) -> list[str]:
+    return [floatToGoString(bound) for bound in (*bounds, INF)]  # type: ignore[no-untyped-call]
+
+
+FAMILIES: Final[Mapping[str, Any]] = {
+    "counter": CounterMetricFamily,
+    "summary": SummaryMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+Child = TypeVar("Child", Counter, Summary, Histogram)
+Labels = tuple[str, ...]
+
+
+class Series(Collector, Generic[Child]):
+    """All series of one metric: a child for each row of label values. A metric without labels has its child at once."""
+
+    def __init__(self, row: Metric, child: type[Child]) -> None:
+        self.row: Final = row
+        self._make: Callable[[Metric], Child] = child
+        self._children: dict[Labels, Child] = {}
+        if not row.labels:
+            self.labels()
+
+    def labels(self, *values: object) -> Child:
+        if len(values) != len(self.row.labels):
+            raise ValueError(f"{values} are not {self.row.labels}")
+        row = tuple(map(str, values))
+        if row not in self._children:
+            self._children[row] = self._make(self.row)
+        return self._children[row]
+
+    def remove(self, label: str, value: str) -> None:
+        at = self.row.labels.index(label)
+        for row in [row for row in self._children if row[at] == value]:
+            del self._children[row]
+
+    def collect(self) -> Iterable[Family]:
+        family = FAMILIES[self.row.kind](self.row.name, self.row.what, labels=self.row.labels)
+        for values, child in dict(self._children).items():
+            family.add_metric(values, *child.shown())
+        yield family
 
 
 class Registry:
@@ -42,49 +142,37 @@ class Registry:
     def __init__(self, process: Process) -> None:
         self.process: Final = process
         self._prometheus = CollectorRegistry(auto_describe=False)
-        self._made: dict[str, tuple[Metric, Series[Any]]] = {}
-        self._own: set[str] = set()
+        self._series: list[Series[Any]] = []
+        self.names: Final[set[str]] = set()  # of all rows that this process shows
         self._pages: dict[str, tuple[float, bytes]] = {}
         self._writing = anyio.Lock()
-        ProcessCollector(registry=self._prometheus)
-        PlatformCollector(registry=self._prometheus)
-        GCCollector(registry=self._prometheus)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._prometheus)
         self.gauge("director_info").labels(process, __version__).set(1)
 
     def counter(self, name: str) -> Series[Counter]:
-        row = self._row(name, "counter")
-        return self._kept(row, counters(row.name, row.what, row.labels))
+        return self._kept(Series(self._row(name, "counter"), Counter))
+
+    def histogram(self, name: str) -> Series[Histogram]:
+        return self._kept(Series(self._row(name, "histogram"), Histogram))
+
+    def summary(self, name: str) -> Series[Summary]:
+        return self._kept(Series(self._row(name, "summary"), Summary))
 
     def gauge(self, name: str) -> Gauge:
         row = self._row(name, "gauge")
-        self._own.add(name)
         return Gauge(row.name, row.what, row.labels, registry=self._prometheus)
-
-    def histogram(self, name: str) -> Series[Histogram]:
-        row = self._row(name, "histogram")
-        return self._kept(row, histograms(row.name, row.what, row.labels, row.buckets))
-
-    def summary(self, name: str) -> Series[Summary]:
-        row = self._row(name, "summary")
-        return self._kept(row, summaries(row.name, row.what, row.labels))
 
     def add(self, names: Iterable[str], collector: Collector) -> None:
         """Ask `collector` for these gauges and counters at each scrape."""
         for name in names:
             self._row(name, "gauge", "counter")
-            self._own.add(name)
         self._prometheus.register(collector)
 
     def forget(self, queue: str) -> None:
-        """Drop all series of this queue."""
-        for row, made in self._made.values():
-            if "queue" in row.labels:
-                made.remove("queue", queue)
-
-    @property
-    def names(self) -> set[str]:
-        """Return the names of all rows that this process shows."""
-        return self._made.keys() | self._own
+        for series in self._series:
+            if "queue" in series.row.labels:
+                series.remove("queue", queue)
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics as text, and its content type: OpenMetrics if `accept` has it."""
@@ -97,7 +185,6 @@ class Registry:
         return text, kind
 
     def families(self) -> list[Family]:
-        """Return what a page would show now."""
         return list(self._prometheus.collect())
 
     def _write(self, kind: str) -> bytes:
@@ -112,16 +199,13 @@ class Registry:
             raise ValueError(f"{name} is a {row.kind} of {row.by}")
         if name in self.names:
             raise ValueError(f"{name} is there already")
+        self.names.add(name)
         return row
 
-    def _kept(self, row: Metric, made: Series[Made]) -> Series[Made]:
-        self._made[row.name] = row, made
-        self._prometheus.register(made)
-        return made
-
-
-# the only errors with a label of their own; all others are counted together
-KINDS: Final = frozenset(error.__name__ for error in AWAY)
+    def _kept(self, series: Series[Child]) -> Series[Child]:
+        self._series.append(series)
+        self._prometheus.register(series)
+        return series
 
 
 class RedisMeter:
@@ -137,7 +221,6 @@ class RedisMeter:
         registry.gauge("director_redis_silence_seconds").set_function(lambda: time.monotonic() - self._answered_s)
 
     def answered(self, took_s: float, scripts: Iterable[str] = ()) -> None:
-        """Count a round trip, with the answers of these scripts."""
         self._answered_s = time.monotonic()
         self._up.set(1)
         self._round_trip.observe(took_s)
@@ -148,14 +231,9 @@ class RedisMeter:
             child.observe(took_s)
 
     def failed(self, error: Exception) -> None:
-        """Count a round trip that failed."""
         self._up.set(0)
         name = type(error).__name__
         self._errors.labels(name if name in KINDS else OTHER).inc()
-
-
-BEAT_S: Final = 0.5
-BEATS_PER_PING: Final = 10
 
 
 class Pulse:
@@ -176,7 +254,6 @@ class Pulse:
             await self._beat_for_ever()
 
     async def ping(self) -> None:
-        """Send one PING and count it."""
         began = time.monotonic()
         try:
             await self._redis.ping()
@@ -201,13 +278,8 @@ class Pulse:
             before = now
 
 
-OUTCOMES = ("delivered", "failed", "gone", "refused", "given_up")
-
-
 class WebhookMeter:
-    """The webhooks of this process: each POST, and the outcome of each attempt at a terminal one. Receivers are never
-    named.
-    """
+    """Each POST of a webhook, and the outcome of each attempt at a terminal one. Receivers are never named."""
 
     def __init__(self, registry: Registry) -> None:
         seconds = registry.histogram("director_webhook_seconds")
@@ -220,5 +292,4 @@ class WebhookMeter:
         self._seconds[ok].observe(took_s)
 
     def told(self, outcome: str) -> None:
-        """Count the outcome of an attempt to deliver a terminal webhook."""
         self._outcomes.labels(outcome).inc()

@@ -1,1 +1,0 @@
-"""Count what a process does, and show it to Prometheus."""
