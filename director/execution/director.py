@@ -42,8 +42,8 @@ from director.files.caller_files import CallerFiles
 from director.files.store import OutputStore
 from director.runtime.tracing import Tracing
 from director.servers.fleet import Driven, Fleet, Watch
+from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
-from director.servers.runners.make import make_runner
 from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import Setup
 from director.servers.server import Server
@@ -286,16 +286,16 @@ class Director:
 
     def _make_server(self, driven: Driven, slots: int) -> Server:
         most = self._settings.max_output_bytes
-        runner = make_runner(
-            driven.config,
-            driven.url,
+        options = RunnerOptions(
+            url=driven.url,
             slots=slots,
             inbox=self._inbox,
             max_files=self._settings.max_files_bytes,
-            max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
+            max_body=most if self._storing is None else max(most, MOST_WITH_FILES),
             trains=self._kind == "training",
             headers=self._settings.server_headers,
         )
+        runner = make_runner(driven.config, options)
         together = runner.capabilities.batches
         places = together and min(together, self._settings.batch_size or together)
         return Server(runner, slots, trust=Trust(self._settings.max_failures), places=places)

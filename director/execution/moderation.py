@@ -20,8 +20,8 @@ from director.core.errors import SettingsError
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
 from director.execution.ends import Judged, Verdict
+from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.connections import read_chunks
-from director.servers.runners.untrusted import Unreadable, one_line, read_json
 from director.webhooks.messages import message_id
 
 log = logging.getLogger(__name__)

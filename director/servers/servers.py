@@ -14,10 +14,9 @@ from typing import Final
 from msgspec import Struct
 
 from director.broker.scripts import Readiness
-from director.servers.permits import Permits
+from director.servers.runners.answers import SERVER_AUTH
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.runners.untrusted import SERVER_AUTH
-from director.servers.server import UNSEEN, Permit, Server
+from director.servers.server import UNSEEN, Permit, Permits, Server
 from director.store.directors import LOOP
 
 log = logging.getLogger(__name__)

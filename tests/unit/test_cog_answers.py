@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from director.servers.runners.answers import too_large
 from director.servers.runners.cog_answers import Again, Answer, read_answer, read_end
-from director.servers.runners.http_answers import too_large
 from director.servers.runners.runner import Ended, Outcome
 
 ID = "a" * 26

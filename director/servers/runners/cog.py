@@ -8,7 +8,6 @@ its last callback instead.
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain, repeat
 from typing import Final
@@ -17,19 +16,27 @@ import httpx
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from director.servers.runners.cog_answers import Again
+from director.core.runner_config import CogConfig
+from director.servers.runners.answers import Unreadable, one_line, read_json
+from director.servers.runners.cog_answers import (
+    COGLET,
+    Again,
+    Kind,
+    Model,
+    Sighting,
+    python_kind,
+    read_health,
+    read_model,
+)
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
-from director.servers.runners.cog_health import COGLET, Kind, Model, Sighting, python_kind, read_health, read_model
-from director.servers.runners.connections import NO_HEADERS, Connection, connection_lost
-from director.servers.runners.feed import Feed
-from director.servers.runners.http_base import HttpBase
-from director.servers.runners.inbox import Inbox
+from director.servers.runners.connections import Connection, connection_lost
+from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
 from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Restarted, RunRequest
-from director.servers.runners.untrusted import Unreadable, one_line, read_json
 
 log = logging.getLogger(__name__)
 
 MIB: Final = 1024 * 1024
+MAX_BODY: Final = 64 * MIB
 HEALTH_TIMEOUT_S: Final = 12.0  # a server whose worker hangs answers after 10 s
 SLOT_PATIENCE_S: Final = 5.0
 STRANGER_PATIENCE_S: Final = 30.0
@@ -89,37 +96,23 @@ UNKNOWN: Final = _Known(since="", name="", coglet=True, kind=COGLET, streams=Fal
 
 
 class CogRunner(HttpBase):
-    """Drives one Cog server with `slots` slots.
+    """Drives one Cog server.
 
-    `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
-    callbacks at all. They cost the server 5 ms each and time quadratic in the length of output and logs, so a model
-    that yields or prints tens of thousands of times and is not streamed needs it; failures then have no logs.
-    `max_body`: the bytes read at most of one answer, of one event, or of one run ahead of its reader. `max_files`: of
-    all files together that one run uploads. `trains`: the server was started to train (`--x-mode train`), and never
-    streams.
+    A `fast` one is asked for no callbacks at all. They cost the server 5 ms each and time quadratic in the length of
+    output and logs, so a model that yields or prints tens of thousands of times and is not streamed needs it; failures
+    then have no logs.
     """
 
     capabilities = Capabilities(streams=True, idempotent=True, restarts=True)
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        slots: int = 1,
-        inbox: Inbox | None = None,
-        fast: bool = False,
-        max_body: int = 64 * MIB,
-        max_files: int = 1024 * MIB,
-        trains: bool = False,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        super().__init__(url, name="cog", slots=slots, max_body=max_body, headers=headers)
-        self._slots = slots
-        self._inbox = None if fast else inbox
-        self._fast = fast
-        self._max_files = max_files
-        self._arrivals = None if inbox is None else inbox.arrivals
-        self._trains = trains
+    def __init__(self, config: CogConfig, options: RunnerOptions) -> None:
+        super().__init__(options, name="cog")
+        self._slots = options.slots
+        self._inbox = None if config.fast else options.inbox
+        self._fast = config.fast
+        self._max_files = options.max_files
+        self._arrivals = None if options.inbox is None else options.inbox.arrivals
+        self._trains = options.trains
         self._known: _Known | None = None
         self._sent_at: dict[str, float] = {}
         self._deaf_for = 0
@@ -300,6 +293,11 @@ class CogRunner(HttpBase):
         except Unreadable:
             index = _Index()
         return one_line(index.cog_version)
+
+
+def make(config: CogConfig, options: RunnerOptions) -> CogRunner:
+    """Return the runner. An answer of Cog has its files in it, so its bound is never less than 64 MiB."""
+    return CogRunner(config, replace(options, max_body=MAX_BODY))
 
 
 class _Index(Struct):

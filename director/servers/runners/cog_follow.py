@@ -18,24 +18,33 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from director.servers.runners.answers import (
+    EVENT_STREAM,
+    Frame,
+    FrameTooLarge,
+    SseParser,
+    Unreadable,
+    excerpt,
+    one_line,
+    read_json,
+    too_large,
+)
 from director.servers.runners.cog_answers import (
     OUTCOMES,
     Again,
     Answer,
+    Kind,
+    Sighting,
     Snapshot,
     read_answer,
     read_end,
     read_snapshot,
 )
-from director.servers.runners.cog_health import Kind, Sighting
 from director.servers.runners.connections import Connection, read_body, read_out
 from director.servers.runners.exchange import Exchange
-from director.servers.runners.feed import RAN, Feed
-from director.servers.runners.http_answers import too_large
+from director.servers.runners.http_base import RAN, Feed
 from director.servers.runners.inbox import Inbox, Mailbox
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
-from director.servers.runners.sse import EVENT_STREAM, Frame, FrameTooLarge, SseParser
-from director.servers.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
 REFUSAL_BYTES: Final = 64 * 1024  # read at most of an answer that is no end of a run
 COMPLETED_WITHIN_S: Final = 0.25  # the last callback comes within 1 ms of the answer, or hardly ever

@@ -8,30 +8,146 @@ it, or it would be in doubt for ever.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
+from director.core.runner_config import MappedConfig
 from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.servers.runners.answers import NO_ENTRY, Answer, one_line, said_of
 from director.servers.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
 from director.servers.runners.exchange import Exchange
-from director.servers.runners.feed import Feed, Reporter
-from director.servers.runners.http_answers import Answer, said_of
+from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
+    Accepted,
+    Began,
     Capabilities,
     Ended,
     Health,
     HealthStatus,
     Hear,
+    Logged,
+    Measured,
     Outcome,
+    Produced,
+    Received,
+    Restarted,
     RunEvent,
     RunRequest,
+    Unreceived,
 )
-from director.servers.runners.untrusted import NO_ENTRY, one_line
+
+# Carry the events of one run from the code that follows it to the executor.
+#
+# A `Reporter` calls back at once. A `Feed` queues events for a reader: the server is read eagerly, since it drops what
+# is not read in time, and the reader takes its own time. Neither holds much more than `read_ahead` bytes, reports
+# `Began` twice, or lets anything through after `Ended`.
+
+BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: a server that is silent for this long has begun the run
+EVENT_BYTES: Final = 200  # the memory of an event beside its data
+
+# ends that only a run that began can have
+RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})
+
+
+Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
+
+
+class Reporter:
+    """Reports the events of one run to `hear` at once."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self._began = False
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the run was reported as begun."""
+        return self._began
+
+    def sent(self) -> None:
+        """Note that the request has left. Unless the server answers within 30 ms, the run has begun."""
+        self.answered()
+        self._timer = asyncio.get_running_loop().call_later(BEGAN_AFTER_S, self.begin)
+
+    def answered(self) -> None:
+        """Note that the server answered: from here on its silence says nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def mute(self) -> None:
+        """Report nothing more, even where the request goes on for other runs."""
+        self.answered()
+        self._ended = True
+
+    def begin(self) -> None:
+        """Report that the run has begun, unless that was reported."""
+        if not self._began:
+            self._began = True
+            self._put(Began(), 0)
+
+    def add(self, event: Progress, *, size: int = 0) -> None:
+        """Report progress of `size` bytes."""
+        self.begin()
+        self._put(event, size)
+
+    def end(self, ended: Ended) -> None:
+        """Report the end. Some ends show that the run began, which is then reported first."""
+        self.answered()
+        if ended.outcome in RAN:
+            self.begin()
+        self._put(ended, 0)
+        self._ended = True
+
+    def _put(self, event: RunEvent, size: int) -> None:
+        if not self._ended:
+            self._hear(event)
+
+
+class Feed(Reporter):
+    """Queues events between one writer and one reader."""
+
+    def __init__(self, *, read_ahead: int) -> None:
+        super().__init__(lambda event: None)
+        self._read_ahead = read_ahead
+        self._events: deque[tuple[RunEvent, int]] = deque()
+        self._held = 0
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    async def room(self) -> None:
+        """Wait until the reader has caught up enough to read the server further."""
+        while self._held > self._read_ahead:
+            self._taken.clear()
+            await self._taken.wait()
+
+    async def next(self) -> RunEvent:
+        """Wait for the next event."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event, size = self._events.popleft()
+        self._held -= size
+        self._taken.set()
+        return event
+
+    def _put(self, event: RunEvent, size: int) -> None:
+        if self._ended:
+            return
+        size += EVENT_BYTES
+        self._held += size
+        self._events.append((event, size))
+        self._arrived.set()
+
 
 log = logging.getLogger(__name__)
 
@@ -152,35 +268,42 @@ class OpenRuns:
         return self._stopped.pop(task, None)
 
 
-class HttpBase(ABC):
-    """A runner of one server with `slots` slots.
+class RunnerOptions(Struct, frozen=True, kw_only=True):
+    """The place and the bounds of one model server.
 
-    `max_body`: the bytes read at most of one answer, or ahead of a reader. `health_paths`: the first of them that the
-    server has tells its health. `schema`: the OpenAPI document, for servers that have none. `headers` go with every
-    request.
+    `max_body`: the bytes read at most of one answer, of one event, or of a run ahead of its reader. `max_files`: of all
+    files together that one run uploads. `inbox`: where a Cog server can call back; without one, runs that are not
+    streamed show no progress. `trains`: a Cog server that was started to train (`--x-mode train`) and never streams.
+    `headers`: secrets that go with every request.
+    """
+
+    url: str
+    slots: int = 1
+    max_body: int = 64 << 20
+    max_files: int = 1 << 30
+    inbox: Inbox | None = None
+    trains: bool = False
+    headers: Mapping[str, str] = NO_HEADERS
+
+
+class HttpBase(ABC):
+    """A runner of one server. `health_paths`: the first of them that the server has tells its health. `schema`: the
+    OpenAPI document, for servers that have none.
     """
 
     capabilities = Capabilities()
 
     def __init__(
-        self,
-        url: str,
-        *,
-        name: str,
-        slots: int,
-        max_body: int,
-        health_paths: Sequence[str] = (),
-        schema: Raw | None = None,
-        headers: Mapping[str, str] = NO_HEADERS,
+        self, options: RunnerOptions, *, name: str, health_paths: Sequence[str] = (), schema: Raw | None = None
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = options.url.rstrip("/")
         self._name = name
-        self._max_body = max_body
+        self._max_body = options.max_body
         self._health_paths = health_paths
         self._schema = schema
-        self._connections = Connections(self.url, keep=slots, headers=headers)
-        self._control = Connection(self.url, headers=headers)
-        self._runs = OpenRuns(read_ahead=max_body)
+        self._connections = Connections(self.url, keep=options.slots, headers=options.headers)
+        self._control = Connection(self.url, headers=options.headers)
+        self._runs = OpenRuns(read_ahead=options.max_body)
         self._starts = 0
 
     @abstractmethod
@@ -290,6 +413,23 @@ async def read_answer(response: Exchange, limit: int) -> Answer:
         content_type=response.headers.get("content-type", ""),
         headers=response.headers,
     )
+
+
+class MappedRunner(HttpBase):
+    """The base of runners whose configuration maps inputs to requests and answers to outputs."""
+
+    def __init__(self, config: MappedConfig, options: RunnerOptions) -> None:
+        super().__init__(
+            options,
+            name=str(config.__struct_config__.tag),
+            health_paths=[config.health],
+            schema=openapi(config.input_schema, config.output_schema, title=config.model),
+        )
+        self._config = config
+        self._path = self._path_in(config.path)
+
+    def _path_in(self, template: str) -> str:
+        return template.replace("{model}", quote(self._config.model, safe=""))
 
 
 def openapi(given: dict[str, Any] | None, output: dict[str, Any] | None, *, title: str) -> Raw | None:

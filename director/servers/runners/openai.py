@@ -6,7 +6,6 @@ off is not an end, and a run is never sent twice.
 """
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final, Literal
 
@@ -18,21 +17,21 @@ from msgspec.structs import replace
 from director.core.runner_config import OpenAiConfig
 from director.core.trace_context import TraceHeaders
 from director.core.view import joined
-from director.servers.runners.connections import NO_HEADERS, Connection, read_out
-from director.servers.runners.feed import Feed
-from director.servers.runners.http_answers import NULL, OUTCOMES, refused, too_large
-from director.servers.runners.http_base import HttpBase, openapi, read_answer
-from director.servers.runners.runner import (
-    Capabilities,
-    Ended,
-    Health,
-    Measured,
-    Outcome,
-    Produced,
-    RunRequest,
+from director.servers.runners.answers import (
+    EVENT_STREAM,
+    NULL,
+    OUTCOMES,
+    FrameTooLarge,
+    SseParser,
+    Unreadable,
+    one_line,
+    read_json,
+    refused,
+    too_large,
 )
-from director.servers.runners.sse import EVENT_STREAM, FrameTooLarge, SseParser
-from director.servers.runners.untrusted import Unreadable, one_line, read_json
+from director.servers.runners.connections import Connection, read_out
+from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, openapi, read_answer
+from director.servers.runners.runner import Capabilities, Ended, Health, Measured, Outcome, Produced, RunRequest
 
 Endpoint = Literal["chat", "completions"]
 
@@ -179,24 +178,12 @@ class _Models(Struct):
 
 
 class OpenAiRunner(HttpBase):
-    """Drives one server; `max_body` is the most that is read of one output."""
-
     capabilities = Capabilities(streams=True)
 
-    def __init__(
-        self, url: str, config: OpenAiConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
-    ) -> None:
+    def __init__(self, config: OpenAiConfig, options: RunnerOptions) -> None:
         base = config.path.rstrip("/")
-        given, output = schemas(config.endpoint)
-        super().__init__(
-            url,
-            name="openai",
-            slots=slots,
-            max_body=max_body,
-            health_paths=[config.health, f"{base}/models"],
-            schema=openapi(given, output, title=config.model),
-            headers=headers,
-        )
+        schema = openapi(*schemas(config.endpoint), title=config.model)
+        super().__init__(options, name="openai", health_paths=[config.health, f"{base}/models"], schema=schema)
         self._config = config
         self._path = base + PATHS[config.endpoint]
         self._models_path = f"{base}/models"
@@ -254,6 +241,9 @@ class OpenAiRunner(HttpBase):
                         return ended
                     await feed.room()
         return reader.closed()
+
+
+make = OpenAiRunner
 
 
 class _Reader:

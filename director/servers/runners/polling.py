@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import math
 import socket
-from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -20,12 +19,22 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
-from director.servers.runners.connections import NO_HEADERS, Connection
-from director.servers.runners.feed import Feed
-from director.servers.runners.http_answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
-from director.servers.runners.http_base import HUNG_UP, HttpBase, openapi, post
+from director.servers.runners.answers import (
+    NO_ENTRY,
+    Answer,
+    Unreadable,
+    locked,
+    mapped_end,
+    mapped_error,
+    one_line,
+    read_document,
+    read_json,
+    refused,
+    too_large,
+)
+from director.servers.runners.connections import Connection
+from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, post
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
-from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json
 
 MOST_ID_CHARS: Final = 256
 # a server that has not stopped a run for this long will not; shorter than the executor's own limit
@@ -44,25 +53,12 @@ class PollStatus(Enum):
     CANCELED = "canceled"
 
 
-class PollingRunner(HttpBase):
-    """Drives one server; `max_body` is the most that is read of one answer."""
-
+class PollingRunner(MappedRunner):
     capabilities = Capabilities(resumes=True)
+    _config: PollingConfig
 
-    def __init__(
-        self, url: str, config: PollingConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
-    ) -> None:
-        super().__init__(
-            url,
-            name="polling",
-            slots=slots,
-            max_body=max_body,
-            health_paths=[config.health],
-            schema=openapi(config.input_schema, config.output_schema, title=config.model),
-            headers=headers,
-        )
-        self._config = config
-        self._path = config.path.replace("{model}", quote(config.model, safe=""))
+    def __init__(self, config: PollingConfig, options: RunnerOptions) -> None:
+        super().__init__(config, options)
         self._words = {word.casefold(): status for status in PollStatus for word in getattr(config, status.value)}
         self._jobs: dict[str, _Job] = {}
         self._left: set[asyncio.Task[Ended | None]] = set()
@@ -216,7 +212,10 @@ class PollingRunner(HttpBase):
         return not isinstance(answer, str) and answer.is_ok
 
     def _path_of(self, template: str, job: "_Job") -> str:
-        return template.replace("{model}", quote(self._config.model, safe="")).replace("{id}", quote(job.id, safe=""))
+        return self._path_in(template).replace("{id}", quote(job.id, safe=""))
+
+
+make = PollingRunner
 
 
 class _Job:
