@@ -23,6 +23,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.schema import Claim, Stored
+from director.core.settings import DirectorSettings
 from director.core.states import Status
 from director.execution.active_claims import ActiveClaim, ActiveClaims
 from director.execution.ends import CLAIMED_AHEAD, RULES, ErrorClass, Finish, GiveBack, Judged, Limits, backoff_s
@@ -67,7 +68,7 @@ GONE: Final = "The destination of this training is gone, or the version that it 
 class Executor(Struct, kw_only=True, eq=False):
     """Everything that the runs of one director share. Each call of `execute` runs one claim.
 
-    `policy` and `run_limit_s` may change: later claims use the new values. `dice` returns 0..1.
+    `settings` and their `policy` may change: later claims use the new values. `dice` returns 0..1.
     """
 
     scripts: Scripts
@@ -77,7 +78,7 @@ class Executor(Struct, kw_only=True, eq=False):
     post: Post
     limits: Limits
     policy: Policy
-    run_limit_s: float
+    settings: DirectorSettings
     dice: Callable[[], float]
     storing: Storing | None = None
     moderator: Moderator | None = None
@@ -134,7 +135,7 @@ class Run:
         self._progress = Progress(
             self.active, self._scripts, self._clock, self._outbox if self._outbox.is_wanted else None
         )
-        self._run_limit_s = executor.run_limit_s
+        self._run_limit_s = executor.settings.run_limit_s
         self._decided: Finish | GiveBack | None = None
         self._ahead_s = 0.0
         self._measured: dict[str, float] = {}

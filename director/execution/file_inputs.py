@@ -17,6 +17,7 @@ from msgspec import Raw
 from director.core.clock import Clock
 from director.core.ids import FileId, is_file_id
 from director.core.schema import Record
+from director.core.settings import DirectorSettings
 from director.files.caller_files import CallerFiles
 from director.files.store import FileName, OutputStore
 
@@ -29,16 +30,14 @@ FETCH_S: Final = 60.0  # a server fetches before it runs
 
 
 class FileInputs:
-    """Prepares the inputs of all claims of a director. `base`: where model servers reach the API; '' if where callers
-    do.
-    """
+    """Prepares the inputs of all claims of a director. `settings` may change."""
 
-    def __init__(self, store: OutputStore, files: CallerFiles, clock: Clock, *, base: str, run_limit_s: float) -> None:
+    def __init__(self, store: OutputStore, files: CallerFiles, clock: Clock, settings: DirectorSettings) -> None:
         self._store = store
         self._files = files
         self._clock = clock
-        self._base = base.rstrip("/")
-        self.run_limit_s = run_limit_s
+        self._base = settings.files_base.rstrip("/")  # where model servers reach the API; '' if where callers do
+        self.settings = settings
 
     async def for_run(self, record: Record, given: Raw) -> Raw:
         """Return the input for this run. Raises BackendUnavailable, and whatever the store raises."""
@@ -47,7 +46,7 @@ class FileInputs:
         if not ids:
             return given
         known = await self._files.known(record.account, ids)
-        expires_s = math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + FETCH_S)
+        expires_s = math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + FETCH_S)
         addresses = {
             file.id: await self._store.fetch_url(
                 file.stored_as, shown=file.name, base=self._base or record.url, expires_s=expires_s

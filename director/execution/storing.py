@@ -18,6 +18,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.schema import Record
+from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
 from director.execution.uploads import DataUri
 from director.files.store import FileName, OutputStore, file_name, name_of
@@ -41,17 +42,14 @@ class StoredFile(Struct, frozen=True):
 
 class Storing:
     """Stores the files of all claims of a director. An address is valid until the prediction's data is deleted for
-    certain: one whole run and `data_ttl_s` from now.
+    certain: one whole run and `data_ttl_s` from now. `settings` may change.
     """
 
-    def __init__(
-        self, store: OutputStore, scripts: Scripts, clock: Clock, *, run_limit_s: float, data_ttl_s: float
-    ) -> None:
+    def __init__(self, store: OutputStore, scripts: Scripts, clock: Clock, settings: DirectorSettings) -> None:
         self._store = store
         self._scripts = scripts
         self._clock = clock
-        self.run_limit_s = run_limit_s
-        self._data_ttl_s = data_ttl_s
+        self.settings = settings
         self._under_way: dict[asyncio.Task[None], PredictionId] = {}
 
     async def store(
@@ -141,10 +139,10 @@ class Storing:
         putting.result()
 
     def _expires_s(self, record: Record) -> int:
-        kept_s = self._data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
+        kept_s = self.settings.data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
         if record.wants(WebhookEvent.COMPLETED):
             kept_s = max(kept_s, OWED_S)
-        return math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + kept_s)
+        return math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + kept_s)
 
 
 def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:
