@@ -29,7 +29,7 @@ from director.servers.runners.cog_answers import (
     read_model,
 )
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
-from director.servers.runners.connections import Connection, connection_lost
+from director.servers.runners.connections import connection_lost
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
 from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Restarted, RunRequest
 
@@ -190,37 +190,36 @@ class CogRunner(HttpBase):
         with_a_stranger = Patience(STRANGER_PATIENCE_S)
         if self._known is None:
             await self.health()
-        async with self._connections.lend() as connection:
-            lagged = False
-            while True:
-                known = self._known or UNKNOWN
-                streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
-                called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
-                is_quiet = streamed or called  # the answer does not tell that a run of this id is already there
-                if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
-                    return STRANGER_STAYS
-                match await self._put(connection, request, feed, known, streamed=streamed, called=called):
-                    case Ended() as ended:
-                        return ended
-                    case Again.NO_SLOT:
-                        if not await for_a_slot.pause():
-                            return NO_SLOT
-                    case Again.RUNNING:
-                        if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
-                            return STRANGER_STAYS
-                    case Again.LAGGED:
-                        # Put it once more without a stream: another attempt would lag again
-                        log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
-                        feed.add(Restarted("stream_lagged"))
-                        lagged, request = True, replace(request, wants_progress=False)
-                        self._may_hold_strangers = True
-                    case Again.NO_STREAM:
-                        if not streamed:
-                            return NOT_STREAMED
-                        self._known = replace(known, streams=False)
+        lagged = False
+        while True:
+            known = self._known or UNKNOWN
+            streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
+            called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
+            is_quiet = streamed or called  # the answer does not tell that a run of this id is already there
+            if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
+                return STRANGER_STAYS
+            match await self._put(request, feed, known, streamed=streamed, called=called):
+                case Ended() as ended:
+                    return ended
+                case Again.NO_SLOT:
+                    if not await for_a_slot.pause():
+                        return NO_SLOT
+                case Again.RUNNING:
+                    if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
+                        return STRANGER_STAYS
+                case Again.LAGGED:
+                    # Put it once more without a stream: another attempt would lag again
+                    log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
+                    feed.add(Restarted("stream_lagged"))
+                    lagged, request = True, replace(request, wants_progress=False)
+                    self._may_hold_strangers = True
+                case Again.NO_STREAM:
+                    if not streamed:
+                        return NOT_STREAMED
+                    self._known = replace(known, streams=False)
 
     async def _put(
-        self, connection: Connection, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool, called: bool
+        self, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool, called: bool
     ) -> Ended | Again:
         run = Run(
             request=request,
@@ -236,12 +235,12 @@ class CogRunner(HttpBase):
         try:
             with self._expecting(request, feed):
                 if streamed:
-                    return await put_stream(connection, run, feed, accepted=self._accepted)
+                    return await put_stream(self._server, run, feed, accepted=self._accepted)
                 if called and self._inbox is not None:
                     return await put_called(
-                        connection, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
+                        self._server, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
                     )
-                return await put_sync(connection, run, feed, inbox=self._inbox)
+                return await put_sync(self._server, run, feed, inbox=self._inbox)
         except httpx.TransportError as exc:
             return connection_lost(exc, has_begun=feed.has_begun)
         finally:

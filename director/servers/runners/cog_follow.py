@@ -40,7 +40,7 @@ from director.servers.runners.cog_answers import (
     read_end,
     read_snapshot,
 )
-from director.servers.runners.connections import Connection, read_body, read_out
+from director.servers.runners.connections import OneServer, read_body, read_out
 from director.servers.runners.exchange import Exchange
 from director.servers.runners.http_base import RAN, Feed
 from director.servers.runners.inbox import Inbox, Mailbox
@@ -132,7 +132,7 @@ def _items(output: Raw) -> list[Raw]:
         return []  # not an array after all; the end has the output
 
 
-async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | Again:
+async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | Again:
     """Start the run and wait for its answer. Without an inbox there is no progress, and coglet's failures have no logs.
 
     Raises `httpx.TransportError` when the connection breaks.
@@ -140,7 +140,7 @@ async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox
     progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
     async with _callbacks(run, feed, progress, inbox) as callbacks:
         body = create_body(run, webhook=callbacks.url, events=callbacks.events)
-        response = await connection.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
+        response = await server.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
         async with aclosing(response):
             feed.answered()
             answer = await read_whole(run, response)
@@ -216,7 +216,7 @@ def _events(run: Run) -> tuple[str, ...]:
 
 
 async def put_called(
-    connection: Connection,
+    server: OneServer,
     run: Run,
     feed: Feed,
     *,
@@ -231,7 +231,7 @@ async def put_called(
     with inbox.subscribe(run.key) as mailbox:
         events = ("output", "logs", "completed") if run.request.wants_progress else ("completed",)
         body = create_body(run, webhook=inbox.url_for(run.key), events=events)
-        response = await connection.send(
+        response = await server.send(
             "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.sent
         )
         async with aclosing(response):
@@ -307,13 +307,13 @@ class _Error(Struct):
 
 
 async def put_stream(
-    connection: Connection, run: Run, feed: Feed, *, accepted: Callable[[], None] = lambda: None
+    server: OneServer, run: Run, feed: Feed, *, accepted: Callable[[], None] = lambda: None
 ) -> Ended | Again:
     """Start the run and follow it. `accepted` is called when the server has taken it.
 
     Raises `httpx.TransportError` when the connection breaks.
     """
-    response = await connection.send(
+    response = await server.send(
         "PUT", run.path, content=create_body(run), accept=EVENT_STREAM, trace=run.request.trace, sent=feed.sent
     )
     async with aclosing(response):

@@ -29,7 +29,7 @@ from director.servers.runners.answers import (
     refused,
     too_large,
 )
-from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions, post
+from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions
 from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, RunRequest
 
 ACCEPTED: Final = 202
@@ -45,11 +45,10 @@ class HttpRunner(MappedRunner, OneAnswer):
 
     async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         body = self._config.input.fill(request.input)
-        async with self._connections.lend() as connection:
-            try:
-                answer = await post(connection, self._path, body, feed, limit=self._max_body, trace=request.trace)
-            except httpx.TransportError as exc:
-                return self._lost(exc, has_begun=feed.has_begun)
+        try:
+            answer = await self._post(body, feed, trace=request.trace)
+        except httpx.TransportError as exc:
+            return self._lost(exc, has_begun=feed.has_begun)
         if answer.is_file:
             return file_end(answer)
         document = self._document(answer)
@@ -233,11 +232,10 @@ class HttpBatchRunner(HttpRunner):
         body = self._config.input.fill(*(run.request.input for run in runs))
         feeds = [run.feed for run in runs]
         trace = runs[0].request.trace  # a request has one trace: the other runs are in spans of their own
-        async with self._connections.lend() as connection:
-            try:
-                answer = await post(connection, self._path, body, *feeds, limit=self._max_body, trace=trace)
-            except httpx.TransportError as exc:
-                return [self._lost(exc, has_begun=feed.has_begun) for feed in feeds]
+        try:
+            answer = await self._post(body, *feeds, trace=trace)
+        except httpx.TransportError as exc:
+            return [self._lost(exc, has_begun=feed.has_begun) for feed in feeds]
         document = self._document(answer)
         if isinstance(document, Ended):
             return document

@@ -19,9 +19,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from director.core.runner_config import MappedConfig
-from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.core.trace_context import TraceHeaders
 from director.servers.runners.answers import NO_ENTRY, Answer, one_line, said_of
-from director.servers.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
+from director.servers.runners.connections import NO_HEADERS, OneServer, connection_lost, read_body
 from director.servers.runners.exchange import Exchange
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
@@ -301,8 +301,7 @@ class HttpBase(ABC):
         self._max_body = options.max_body
         self._health_paths = health_paths
         self._schema = schema
-        self._connections = Connections(self.url, keep=options.slots, headers=options.headers)
-        self._control = Connection(self.url, headers=options.headers)
+        self._server = OneServer(self.url, keep=options.slots + 1, headers=options.headers)
         self._runs = OpenRuns(read_ahead=options.max_body)
         self._starts = 0
 
@@ -348,22 +347,20 @@ class HttpBase(ABC):
 
     async def aclose(self) -> None:
         await self._runs.aclose()
-        await self._connections.aclose()
-        await self._control.aclose()
+        await self._server.aclose()
 
     async def _ask(
         self,
         method: str,
         path: str,
         *,
-        connection: Connection | None = None,
         limit: int = MOST_ASKED_BYTES,
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> Answer | str:
         """Ask something that is answered soon. Return the answer, or the reason why none came."""
         try:
             async with asyncio.timeout(timeout_s):
-                response = await (connection or self._control).send(method, path)
+                response = await self._server.send(method, path)
                 async with aclosing(response):
                     return await read_answer(response, limit)
         except TimeoutError:
@@ -379,27 +376,6 @@ class HttpBase(ABC):
     def _count_as_new(self) -> None:
         """Count a new start of the server, since it may have restarted."""
         self._starts += 1
-
-
-async def post(
-    connection: Connection, path: str, body: bytes, *feeds: Reporter, limit: int, trace: TraceHeaders = NO_TRACE
-) -> Answer:
-    """Send one request, for one run or for several, and read the answer.
-
-    Raises `httpx.TransportError` when the connection breaks.
-    """
-
-    def sent() -> None:
-        for feed in feeds:
-            feed.sent()
-
-    response = await connection.send("POST", path, content=body, trace=trace, sent=sent)
-    async with aclosing(response):
-        for feed in feeds:
-            feed.answered()
-            if response.is_success:
-                feed.begin()
-        return await read_answer(response, limit)
 
 
 async def read_answer(response: Exchange, limit: int) -> Answer:
@@ -427,6 +403,24 @@ class MappedRunner(HttpBase):
         )
         self._config = config
         self._path = self._path_in(config.path)
+
+    async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> Answer:
+        """Send one request, for one run or for several, and read the answer.
+
+        Raises `httpx.TransportError` when the connection breaks.
+        """
+
+        def sent() -> None:
+            for feed in feeds:
+                feed.sent()
+
+        response = await self._server.send("POST", self._path, content=body, trace=trace, sent=sent)
+        async with aclosing(response):
+            for feed in feeds:
+                feed.answered()
+                if response.is_success:
+                    feed.begin()
+            return await read_answer(response, self._max_body)
 
     def _path_in(self, template: str) -> str:
         return template.replace("{model}", quote(self._config.model, safe=""))

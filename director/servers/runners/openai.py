@@ -29,7 +29,7 @@ from director.servers.runners.answers import (
     refused,
     too_large,
 )
-from director.servers.runners.connections import Connection, read_out
+from director.servers.runners.connections import read_out
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, openapi, read_answer
 from director.servers.runners.runner import Capabilities, Ended, Health, Measured, Outcome, Produced, RunRequest
 
@@ -214,16 +214,13 @@ class OpenAiRunner(HttpBase):
         except (InvalidInput, msgspec.DecodeError) as exc:
             return Ended(outcome=Outcome.INVALID, error=str(exc))
         reader = _Reader(request, feed, self._max_body)
-        async with self._connections.lend() as connection:
-            try:
-                return await self._stream(connection, body, reader, feed, trace=request.trace)
-            except httpx.TransportError as exc:
-                return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
+        try:
+            return await self._stream(body, reader, feed, trace=request.trace)
+        except httpx.TransportError as exc:
+            return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
 
-    async def _stream(
-        self, connection: Connection, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders
-    ) -> Ended:
-        response = await connection.send(
+    async def _stream(self, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders) -> Ended:
+        response = await self._server.send(
             "POST", self._path, content=body, accept=EVENT_STREAM, trace=trace, sent=feed.sent
         )
         async with aclosing(response):

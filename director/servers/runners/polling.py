@@ -32,8 +32,7 @@ from director.servers.runners.answers import (
     refused,
     too_large,
 )
-from director.servers.runners.connections import Connection
-from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions, post
+from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
 
 MOST_ID_CHARS: Final = 256
@@ -94,21 +93,20 @@ class PollingRunner(MappedRunner):
             until=asyncio.get_running_loop().time() + self._config.longest_s,
         )
         try:
-            async with self._connections.lend() as connection:
-                if not job.id and (refusal := await self._submit(connection, request, job, feed)) is not None:
-                    return refusal
-                feed.add(Accepted(self._scope + job.id), size=len(job.id))
-                if job.is_unwanted:
-                    await self._stop(job)
-                return await self._until_ended(connection, job) or self._leave(job)
+            if not job.id and (refusal := await self._submit(request, job, feed)) is not None:
+                return refusal
+            feed.add(Accepted(self._scope + job.id), size=len(job.id))
+            if job.is_unwanted:
+                await self._stop(job)
+            return await self._until_ended(job) or self._leave(job)
         finally:
             if self._jobs.get(request.id) is job:
                 del self._jobs[request.id]
 
-    async def _submit(self, connection: Connection, request: RunRequest, job: "_Job", feed: Feed) -> Ended | None:
+    async def _submit(self, request: RunRequest, job: "_Job", feed: Feed) -> Ended | None:
         try:
             body = self._config.input.fill(request.input)
-            answer = await post(connection, self._path, body, feed, limit=self._max_body, trace=request.trace)
+            answer = await self._post(body, feed, trace=request.trace)
         except httpx.TransportError as exc:
             return self._lost(exc, has_begun=feed.has_begun)
         if not answer.is_ok:
@@ -122,20 +120,16 @@ class PollingRunner(MappedRunner):
     def _leave(self, job: "_Job") -> Ended:
         """End the prediction, while the slot stays in use until the run is over."""
         job.is_left = True
-        rest = asyncio.create_task(self._rest_of(job), name=f"rest of {job.id}")
+        rest = asyncio.create_task(self._until_ended(job), name=f"rest of {job.id}")
         self._left.add(rest)
         rest.add_done_callback(self._left.discard)
         return replace(HUNG_UP, goes_on=rest)
-
-    async def _rest_of(self, job: "_Job") -> Ended | None:
-        async with self._connections.lend() as connection:
-            return await self._until_ended(connection, job)
 
     def _does_not_stop(self, job: "_Job") -> bool:
         patience_s = UNHEEDED_S if self._config.cancel_endpoint_template else 0.0
         return not job.is_left and asyncio.get_running_loop().time() - job.unwanted_since >= patience_s
 
-    async def _until_ended(self, connection: Connection, job: "_Job") -> Ended | None:
+    async def _until_ended(self, job: "_Job") -> Ended | None:
         """Poll until the end. None if the run is to be stopped and does not stop."""
         now = asyncio.get_running_loop().time
         config, silent_since = self._config, math.inf
@@ -143,7 +137,7 @@ class PollingRunner(MappedRunner):
             if self._does_not_stop(job):
                 return None
             path = self._path_of(config.poll_endpoint_template, job)
-            answer = await self._ask("GET", path, connection=connection, limit=self._max_body, timeout_s=config.away_s)
+            answer = await self._ask("GET", path, limit=self._max_body, timeout_s=config.away_s)
             pause_s = config.interval_s
             match self._read(answer):
                 case Ended() as ended:
