@@ -24,7 +24,10 @@ FRESH_S: Final = 5.0
 
 
 class Links:
-    """Signs addresses and checks them. While Redis is away it goes on with the secret that it knows."""
+    """Signs addresses and checks them. While Redis is away it goes on with the secret that it knows.
+
+    All methods raise BackendUnavailable while the secret is not known. Times are unix seconds.
+    """
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
         self._redis = redis
@@ -33,18 +36,12 @@ class Links:
         self._read_at = 0.0
 
     async def signed(self, name: str, *, base: str, expires_s: int) -> str:
-        """Return the address of an output's file, valid until `expires_s`.
-
-        Raises BackendUnavailable while the secret is not known.
-        """
+        """Return the address of an output's file."""
         signature = _signature(await self._known(), name, str(expires_s))
         return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
 
     async def are_good(self, name: str, *, of: PredictionId, expires: str, signature: str) -> bool:
-        """Return True if we signed this and it has not expired. Raises BackendUnavailable while that cannot be known.
-
-        It does not expire before the data of its prediction does, whose life may have been extended since.
-        """
+        """Return True if we signed this and it has not expired, or if the data of its prediction lives longer."""
         if not _matches(_signature(await self._known(), name, expires), signature):
             return False
         return self._is_in_future(expires) or await self._has_data(of)
@@ -53,31 +50,23 @@ class Links:
         return bool(await ask(lambda: self._redis.exists(keys.output_data(prediction_id))))
 
     async def download(self, owner: str, file_id: FileId, *, name: str, base: str, expires_s: int) -> str:
-        """Return the address of a caller's file, valid until `expires_s`. It ends with `name`, since model servers look
-        at it.
-
-        Raises BackendUnavailable while the secret is not known.
-        """
+        """Return the address of a caller's file. It ends with `name`, since model servers look at it."""
         signature = _download_signature(await self._known(), owner, file_id, str(expires_s))
         query = urlencode({"owner": owner, "expiry": expires_s, "signature": signature})
         return f"{base}/v1/files/{file_id}/download/{quote(name, safe='')}?{query}"
 
     async def may_download(self, owner: str, file_id: FileId, *, expiry: str, signature: str) -> bool:
-        """Return True if we signed this address of a file and it has not expired. Raises as `are_good` does."""
+        """Return True if we signed this address of a file and it has not expired."""
         right = _download_signature(await self._known(), owner, file_id, expiry)
         return _matches(right, signature) and self._is_in_future(expiry)
 
     async def order(self, verb: str, what: str, *, expires_s: int) -> str:
-        """Return the query by which one of our processes asks the API to do `verb` to an output's files, until
-        `expires_s`.
-
-        Raises BackendUnavailable while the secret is not known.
-        """
+        """Return the query by which one of our processes asks the API to do `verb` to an output's files."""
         signature = _signature(await self._known(), f"{verb} {what}", str(expires_s))
         return urlencode({"expires": expires_s, "signature": signature})
 
     async def is_ordered(self, verb: str, what: str, *, expires: str, signature: str) -> bool:
-        """Return True if we signed this order and it has not expired. Raises as `are_good` does."""
+        """Return True if we signed this order and it has not expired."""
         return _matches(_signature(await self._known(), f"{verb} {what}", expires), signature) and self._is_in_future(
             expires
         )

@@ -32,10 +32,10 @@ CALLERS: Final = "uploads"  # the ending during an upload; no caller's file can 
 
 
 class LocalFiles:
-    """A folder with outputs at `<end of the id>/<id>/<digest>.<ending>` and callers' files at `uploads/<account>/<end
-    of the id>/<id>.<ending>`. Each file begins with a line that holds its media type.
+    """Outputs at `<end of the id>/<id>/<digest>.<ending>`, and uploads at `uploads/<account>/<end of the
+    id>/<id>.<ending>`.
 
-    `links` signs the addresses at which the API serves the files.
+    Each file begins with a line that holds its media type. `links` signs the addresses at which the API serves them.
     """
 
     sweep_s = 60.0
@@ -170,7 +170,6 @@ def _beside(path: Path) -> Path:
 
 
 def _nearest(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
     return next(each for each in (folder, *folder.parents) if each.is_dir() or each.exists())
 
 

@@ -31,11 +31,7 @@ ENDINGS: Final = {
 
 
 class FileName(Struct, frozen=True):
-    """The public name of an output's file: its prediction and a digest of its bytes, so putting it twice is putting it
-    once.
-
-    The ending is for people.
-    """
+    """The public name of an output's file. It has a digest of the bytes: putting it twice is putting it once."""
 
     prediction_id: PredictionId
     digest: str
@@ -65,7 +61,6 @@ class CallerFileName(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "CallerFileName | None":
-        """Return the name, or None for any other text."""
         found = CALLER_NAME.fullmatch(text)
         if found is None or not is_file_id(found[2]):
             return None
@@ -76,12 +71,10 @@ StoredName = FileName | CallerFileName
 
 
 def file_name(prediction_id: PredictionId, data: bytes, *, content_type: str) -> FileName:
-    """Return the name of these bytes among the prediction's files."""
     return name_of(prediction_id, hashlib.sha256(data).hexdigest(), content_type=content_type)
 
 
 def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> FileName:
-    """Return the name of the bytes with this SHA-256 among the prediction's files."""
     kind = content_type.partition(";")[0]
     own = kind.rpartition("/")[2].removeprefix("x-")
     ending = ENDINGS.get(kind) or (own if re.fullmatch(r"[a-z0-9]{1,8}", own) else "bin")
@@ -95,10 +88,7 @@ def ending_of(shown: str) -> str:
 
 
 class OpenFile(Struct, frozen=True, eq=False):
-    """A file to read. `read` yields the bytes from one position up to another.
-
-    It opens the file when the first byte is asked for, and closes it at the end or when the iterator is closed.
-    """
+    """A file to read. `read` yields the bytes from one position up to another, and holds it open only meanwhile."""
 
     content_type: str
     size: int
@@ -117,9 +107,7 @@ class OutputStore(Protocol):
         ...
 
     async def take(self, name: FileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Store a file from a stream; it is durable when this returns, and not visible before. If `blocks` raises,
-        nothing of it is kept.
-        """
+        """Store a file from a stream, durable and visible when this returns. If `blocks` raises, nothing is kept."""
         ...
 
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
@@ -127,9 +115,7 @@ class OutputStore(Protocol):
         ...
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        """Return the address from which a model server fetches a caller's file until `expires_s`; `shown`: its uploaded
-        name.
-        """
+        """Return the address at which a model server finds a caller's file; `shown`: its uploaded name."""
         ...
 
     async def remove(self, prediction_id: PredictionId) -> None:
@@ -143,13 +129,9 @@ class FileStore(OutputStore, Protocol):
     sweep_s: float
     """The seconds between two sweeps of the store."""
 
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Store an output's or a caller's file from a stream."""
-        ...
+    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None: ...
 
-    async def open(self, name: StoredName) -> OpenFile | None:
-        """Open a file, or return None if it is gone."""
-        ...
+    async def open(self, name: StoredName) -> OpenFile | None: ...
 
     def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
         """Yield the names of all callers' files, at most `most` at a time."""

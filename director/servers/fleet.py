@@ -116,9 +116,7 @@ class Watch:
         self._stranger: tuple[float, int] | None = None  # since when, and the count of runs then
 
     async def run(self) -> None:
-        """Look for ever: often while the server starts or is away, rarely once it is ready, at once when it is in
-        doubt.
-        """
+        """Look often while the server starts or is away, rarely once it is ready, at once when it is in doubt."""
         while True:
             try:
                 health = await self.run_once()
@@ -187,9 +185,7 @@ class Watch:
             self._registered = False
 
     def _judge_count(self, health: Health, started: int) -> None:
-        """Compare its count of runs with ours. Valid only if nothing of ours ran at this look, nor since the first
-        such look.
-        """
+        """Compare its count of runs with ours. Valid only if nothing of ours ran since the first such look."""
         server, now = self._server, self._clock.monotonic()
         if health.status is not HealthStatus.BUSY or server.running or server.runs != started:
             self._stranger = None
@@ -229,8 +225,6 @@ def _setup_logs(health: Health) -> dict[str, str]:
 
 
 class Driven(Struct, frozen=True):
-    """A wanted server: where it is, and the configuration of its runner."""
-
     url: str
     config: RunnerConfig
 
@@ -265,7 +259,6 @@ class Fleet:
         self._news = asyncio.Event()
 
     def want(self, wanted: Sequence[Driven], *, slots: int) -> None:
-        """Change the wanted servers, and the slots of each."""
         self._wanted, self._slots = tuple(wanted), slots
         self._news.set()
 
@@ -280,7 +273,6 @@ class Fleet:
                 self._change(tasks)
 
     async def aclose(self) -> None:
-        """Close the connections to all servers."""
         for server in [*self._servers.all, *(server for _, server in self._leaving)]:
             await server.runner.aclose()
 

@@ -48,11 +48,9 @@ class Leftovers:
         self._has_warned = False
 
     async def run(self) -> NoReturn:
-        """Sweep for ever."""
         await repeat(self.run_once, role="leftovers", tick_s=SWEEP_S, clock=self._clock)
 
     async def run_once(self) -> int:
-        """Delete what may be deleted, and return how many folders that were."""
         deleted = 0
         quiet = self._quiet()
         try:

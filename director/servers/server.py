@@ -59,12 +59,10 @@ class Server(Struct, eq=False):
 
     @property
     def usable(self) -> int:
-        """The slots it may use: one while it is on trial."""
         return 1 if self.trust.is_on_trial else self.fewer or self.slots
 
     @property
     def free(self) -> int:
-        """The slots that could be used now."""
         return max(0, self.usable - self.busy) if self.can_run else 0
 
     @property
@@ -98,7 +96,6 @@ class Server(Struct, eq=False):
         return [Permit(self, self.since, place=place) for place in batch.places]
 
     def hand_on(self) -> None:
-        """Give free slots to the permits that wait for one."""
         while self.waiting and self.free > 0:
             self.busy += 1
             permit = self.waiting.popleft()
@@ -108,8 +105,8 @@ class Server(Struct, eq=False):
 
 
 class Permit(Struct, eq=False):
-    """The right to use one slot of a server, or one place in the batch that shares a slot. Release it once, when the
-    server has answered.
+    """The right to use one slot, or one place in the batch that shares a slot. Release it once, when the server
+    answered.
 
     `since`: the start of the server that it is good for. `turn`: of a permit given ahead, set when it has a slot.
     """
@@ -124,7 +121,6 @@ class Permit(Struct, eq=False):
 
     @property
     def batch(self) -> Batch | None:
-        """The batch that its run goes in, if any."""
         return None if self.place is None else self.place.batch
 
     @property
@@ -170,11 +166,9 @@ class Permits:
 
     @property
     def busy(self) -> int:
-        """Slots in use."""
         return sum(server.busy for server in self._servers)
 
     def take_batches(self) -> bool:
-        """True if any server takes several runs in one request."""
         return any(server.places for server in self._servers)
 
     async def wait(self, *, ahead: bool = False) -> list[Permit]:
@@ -223,9 +217,7 @@ class Permits:
         permit.server.running += 1
 
     def move(self, permit: Permit, remote: str) -> None:
-        """Move the permit to the server that runs `remote` already, if there is one: the run uses a slot there, free or
-        not.
-        """
+        """Move the permit to the server that runs `remote` already, if any: the run uses a slot there, free or not."""
         if not remote:
             return
         there = next((server for server in self._servers if server.runner.knows(remote)), permit.server)
@@ -260,7 +252,6 @@ class Permits:
         self._changed.set()
 
     async def changed(self) -> None:
-        """Wait until a permit is released or a server changed."""
         self._changed.clear()
         await self._changed.wait()
 

@@ -47,7 +47,6 @@ class Servers:
         self._alone_since = -math.inf
 
     def any_ready(self) -> bool:
-        """True if any server could run something, now or when a slot is free."""
         return any(server.can_run for server in self.all)
 
     @property
@@ -88,7 +87,6 @@ class Servers:
             self._refresh()
 
     def saw(self, server: Server, health: Health) -> None:
-        """Take in a look at the server."""
         server.failed_starts = _failed_starts(server, health)
         server.health = health
         self._refresh()
@@ -104,7 +102,6 @@ class Servers:
             self.distrust(permit.server)
 
     def distrust(self, server: Server) -> None:
-        """Ask for a restart of the server."""
         server.doubt.set()
         self.on_news()
 

@@ -51,9 +51,7 @@ class SetupWebhook:
 
     @classmethod
     def of(cls, settings: DirectorSettings, sender: Sender, clock: Clock) -> "SetupWebhook | None":
-        """Return the webhook of the settings, or None if none is set. Raises SettingsError if it could never be
-        delivered.
-        """
+        """Return None without a URL. Raises SettingsError if it could never be delivered."""
         if not settings.setup_webhook:
             return None
         try:
@@ -78,7 +76,6 @@ class SetupWebhook:
         self._news.set()
 
     async def run(self) -> NoReturn:
-        """Deliver what is queued, one after the other, for ever."""
         while True:
             while self._waiting:
                 await self._deliver(*self._waiting.popleft())

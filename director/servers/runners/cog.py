@@ -119,7 +119,6 @@ class CogRunner(HttpBase):
         self._may_hold_strangers = True
 
     async def health(self) -> Health:
-        """Look once. A server that hangs is `UNREACHABLE` after 12 s."""
         if self._deaf_for and self._known is not None:  # the connection of the run tells whether the server is there
             known = self._known
             return Health(status=HealthStatus.BUSY, detail=DEAF, server=known.name, since=known.since)
@@ -155,9 +154,7 @@ class CogRunner(HttpBase):
         return not isinstance(answer, str) and answer.status == 200
 
     async def shutdown(self) -> bool:
-        """Ask the server to end its process. It waits for the connections of runs, so close those first. True if it
-        answered.
-        """
+        """Ask the server to end its process. It waits for the connections of runs, so close those first."""
         answer = await self._ask("POST", "/shutdown")
         return not isinstance(answer, str) and answer.status == 200
 
@@ -251,9 +248,7 @@ class CogRunner(HttpBase):
         return f"/{'trainings' if self._trains else 'predictions'}/{prediction_id}"
 
     async def _evict(self, prediction_id: str, patience: Patience) -> bool:
-        """End any run of this id on the server: a stream would quietly attach to a run that a dead director left
-        behind.
-        """
+        """End any run of this id: a stream would quietly attach to a run that a dead director left behind."""
         while await self.cancel(prediction_id):
             if not await patience.pause():
                 return False

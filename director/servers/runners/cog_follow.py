@@ -57,8 +57,6 @@ LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a slow reader
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A run, and what is known of its server."""
-
     request: RunRequest
     coglet: bool
     kind: Kind
@@ -114,7 +112,6 @@ class Progress:
         self._chars = 0
 
     def news(self, *, output: Raw | None, logs: str | None) -> Iterator[Logged | Produced]:
-        """Yield what this snapshot adds."""
         if logs and len(logs) > self._chars:
             yield Logged(logs[self._chars :])
             self._chars = len(logs)
@@ -360,8 +357,6 @@ def _quick_ack(response: Exchange) -> Callable[[], None]:
 
 
 class _Reader:
-    """Turns the stream of one run into events."""
-
     def __init__(self, run: Run, feed: Feed) -> None:
         self._run = run
         self._feed = feed

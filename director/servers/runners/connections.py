@@ -92,11 +92,9 @@ class OneServer:
         trace: TraceHeaders = NO_TRACE,
         sent: Callable[[], None] = lambda: None,
     ) -> Exchange:
-        """Send a request and wait for the head of the answer, which the caller closes. `sent` is called when the
-        request has left.
+        """Send a request and wait for the head of the answer, which the caller closes. `sent`: called when it has left.
 
-        Raises `httpx.TransportError` if the server is away or breaks the connection, and for a header of more than one
-        line.
+        Raises `httpx.TransportError`, also for a header of more than one line.
         """
         first = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), self._target(path))
         asked = _lines({"accept": accept, **({"prefer": prefer} if prefer else {}), **trace})
@@ -184,8 +182,7 @@ def _lines(headers: Mapping[str, str]) -> bytes:
 async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
     """Read up to `limit` bytes of the body. Returns them, and whether that is all of it.
 
-    Callers and the log see a refusal, and some servers repeat in it what they were sent: our secrets are removed
-    from it.
+    Some servers repeat in a refusal what they were sent: our secrets are removed from it, since callers see it.
     """
     here = response.whole()
     body, is_whole = await read_chunks(response.chunks(), limit) if here is None else (here[:limit], len(here) <= limit)
@@ -196,7 +193,6 @@ async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
 
 
 async def read_chunks(chunks: AsyncIterable[bytes], limit: int) -> tuple[bytes, bool]:
-    """Read up to `limit` bytes. Returns them, and whether that is all."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk

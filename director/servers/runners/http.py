@@ -36,8 +36,6 @@ ACCEPTED: Final = 202
 
 
 class HttpRunner(MappedRunner, OneAnswer):
-    """Runs each prediction as one request."""
-
     _config: HttpConfig
 
     async def hear(self, request: RunRequest, hear: Hear) -> None:
@@ -119,7 +117,6 @@ class Rounds:
 
     @property
     def is_over(self) -> bool:
-        """True if no run is left."""
         return not self._runs
 
     async def end_of(self, run: BatchRun) -> Ended:

@@ -70,7 +70,6 @@ class Reporter:
 
     @property
     def has_begun(self) -> bool:
-        """True once the run was reported as begun."""
         return self._began
 
     def sent(self) -> None:
@@ -96,7 +95,6 @@ class Reporter:
             self._put(Began(), 0)
 
     def add(self, event: Progress, *, size: int = 0) -> None:
-        """Report progress of `size` bytes."""
         self.begin()
         self._put(event, size)
 
@@ -131,7 +129,6 @@ class Feed(Reporter):
             await self._taken.wait()
 
     async def next(self) -> RunEvent:
-        """Wait for the next event."""
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
@@ -231,7 +228,6 @@ class OpenRuns:
         return True
 
     async def aclose(self) -> None:
-        """End every run as lost."""
         self._closed = True
         for following in set(self._open.values()):
             self._stop(following, CLOSED)
@@ -333,7 +329,6 @@ class HttpBase(ABC):
         return self._runs.run(request, self._follow)
 
     def knows(self, remote: str) -> bool:
-        """Return False: a run is its connection."""
         return False
 
     async def cancel(self, prediction_id: str) -> bool:

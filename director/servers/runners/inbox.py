@@ -195,7 +195,6 @@ class Arrivals:
                 del self._runs[prediction_id]
 
     def routes(self) -> list[Route]:
-        """Return the routes, to be mounted where the model server can reach them."""
         return [Route("/uploads/{secret}/{name:path}", self._receive, methods=["PUT"])]
 
     async def _receive(self, request: Request) -> Response:
@@ -252,7 +251,6 @@ class Mailbox:
         self._arrived.set()
 
     async def get(self) -> bytes:
-        """Wait for the oldest callback."""
         while not self._bodies:
             self._arrived.clear()
             await self._arrived.wait()

@@ -139,7 +139,6 @@ def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bo
 
 
 def read_chunk(data: bytes) -> Chunk:
-    """Read one event of the stream. Raises `Unreadable`."""
     chunk = read_json(data, _Chunk)
     if chunk.error is not None:
         error = _Error(chunk.error) if isinstance(chunk.error, str) else chunk.error
@@ -159,7 +158,6 @@ def read_chunk(data: bytes) -> Chunk:
 
 
 def schemas(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the schemas of input and output, for callers."""
     known = CHAT_ONLY | COMMON
     properties = {
         name: {"title": name.replace("_", " ").title(), "x-order": order, **known[name]}
@@ -277,7 +275,6 @@ class _Reader:
         return self.with_output(Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF)
 
     def with_output(self, ended: Ended) -> Ended:
-        """Return the end with all output before it."""
         output = joined(self._items)
         if output is None and ended.outcome is Outcome.SUCCEEDED:
             output = NO_OUTPUT
