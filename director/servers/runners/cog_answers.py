@@ -8,18 +8,20 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from director.core.json_pointer import Pointer
 from director.servers.runners.answers import (
     NO_ENTRY,
     NULL,
     WRONG_KEY,
+    Answer,
     Unreadable,
     excerpt,
     locked,
     one_line,
+    read_document,
     read_json,
     reason,
     seconds,
@@ -63,16 +65,6 @@ class Again(Enum):
     LAGGED = "lagged"  # the stream held too much for us, the server gave it up, and it will never report the end
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """An answer to a PUT, as received. `coglet` is False for the older servers, written in Python."""
-
-    prediction_id: str
-    status: int
-    body: bytes = b""
-    retry_after: str | None = None
-    coglet: bool = True
-
-
 class Snapshot(Struct, frozen=True):
     """A prediction as the server reports it. Other fields are not trusted, so they are not read."""
 
@@ -92,7 +84,10 @@ class Snapshot(Struct, frozen=True):
         return None if self.output in (Raw(b""), NULL) else self.output
 
 
-def read_answer(answer: Answer) -> Ended | Again:
+def read_answer(answer: Answer, *, prediction_id: str, coglet: bool = True) -> Ended | Again:
+    """Read the answer to a PUT. `coglet` is False for the older servers, written in Python."""
+    if answer.status == 200:
+        return read_end(answer.body, prediction_id=prediction_id, coglet=coglet)
     return ANSWERS.get(answer.status, _strange)(answer)
 
 
@@ -121,10 +116,6 @@ def read_snapshot(body: bytes, *, prediction_id: str) -> Snapshot:
     if snapshot.id not in (None, prediction_id):
         raise Unreadable("about another prediction")
     return snapshot
-
-
-def _terminal(answer: Answer) -> Ended:
-    return read_end(answer.body, prediction_id=answer.prediction_id, coglet=answer.coglet)
 
 
 def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
@@ -170,7 +161,6 @@ def _strange(answer: Answer) -> Ended:
 
 
 ANSWERS: Final[dict[int, Callable[[Answer], Ended | Again]]] = {
-    200: _terminal,
     202: lambda _: Again.RUNNING,
     400: _invalid,
     406: lambda _: Again.NO_STREAM,
@@ -200,6 +190,9 @@ STATUSES: Final = {
 WORKER_IS_DEAD: Final = ("protocol error", "channel closed")
 MAY_BE_A_FILE: Final = (b'"uri"', b'"$ref"')
 FIRST_STREAMING: Final = (0, 21)
+STREAMING: Final = Pointer("/paths/~1predictions/post/x-cog-streaming")
+OUTPUT: Final = Pointer("/components/schemas/Output")
+OUTPUT_TYPE: Final = Pointer("/components/schemas/Output/type")
 
 
 class Kind(Struct, frozen=True, kw_only=True):
@@ -265,35 +258,6 @@ class _Report(Struct):
     detail: str | None = None
 
 
-class _Operation(Struct):
-    streaming: Any = msgspec.field(name="x-cog-streaming", default=False)
-
-
-class _Path(Struct):
-    post: _Operation = msgspec.field(default_factory=_Operation)
-
-
-class _Paths(Struct):
-    predictions: _Path = msgspec.field(name="/predictions", default_factory=_Path)
-
-
-class _Output(Struct):
-    type: Any = None
-
-
-class _Schemas(Struct):
-    output: Raw = msgspec.field(name="Output", default=Raw(b"{}"))
-
-
-class _Components(Struct):
-    schemas: _Schemas = msgspec.field(default_factory=_Schemas)
-
-
-class _OpenApi(Struct):
-    paths: _Paths = msgspec.field(default_factory=_Paths)
-    components: _Components = msgspec.field(default_factory=_Components)
-
-
 def read_health(status: int, body: bytes) -> Sighting:
     """Read the answer to GET /health-check. An answer that makes no sense is UNHEALTHY, since a server is there."""
     if status != 200:
@@ -314,7 +278,11 @@ def read_health(status: int, body: bytes) -> Sighting:
     health = Health(
         status=said,
         detail=_detail(said, trouble=trouble, logs=setup.logs or ""),
-        setup=_setup(setup),
+        setup=Setup(
+            started_at=setup.started_at or "",
+            completed_at=setup.completed_at if isinstance(setup.completed_at, str) else "",
+            logs=setup.logs or "",
+        ),
         server=f"coglet {one_line(coglet)}" if coglet else "",
         since=setup.started_at or "",
     )
@@ -324,25 +292,19 @@ def read_health(status: int, body: bytes) -> Sighting:
 def read_model(openapi: bytes) -> Model:
     """Read the OpenAPI document of a model. A document that makes no sense gives the defaults."""
     try:
-        document = read_json(openapi, _OpenApi)
-        output = bytes(document.components.schemas.output)
-        is_array = read_json(output, _Output).type == "array"
+        document = read_document(openapi)
     except Unreadable:
         return Model()
+    output = bytes(OUTPUT.find(document) or b"{}")
     return Model(
-        streams=document.paths.predictions.post.streaming is True,
-        is_array=is_array,
+        streams=bytes(STREAMING.find(document) or b"") == b"true",
+        is_array=bytes(OUTPUT_TYPE.find(document) or b"") == b'"array"',
         may_have_files=b'"type"' not in output or any(sign in output for sign in MAY_BE_A_FILE),
     )
 
 
 def _unhealthy(detail: str) -> Sighting:
     return Sighting(health=Health(status=HealthStatus.UNHEALTHY, detail=detail))
-
-
-def _setup(setup: _Setup) -> Setup:
-    completed = setup.completed_at if isinstance(setup.completed_at, str) else ""
-    return Setup(started_at=setup.started_at or "", completed_at=completed, logs=setup.logs or "")
 
 
 def _detail(status: HealthStatus, *, trouble: str, logs: str) -> str:

@@ -32,7 +32,6 @@ from director.servers.runners.answers import (
 from director.servers.runners.cog_answers import (
     OUTCOMES,
     Again,
-    Answer,
     Kind,
     Sighting,
     Snapshot,
@@ -40,15 +39,15 @@ from director.servers.runners.cog_answers import (
     read_end,
     read_snapshot,
 )
-from director.servers.runners.connections import OneServer, read_body, read_out
+from director.servers.runners.connections import OneServer, read_out
 from director.servers.runners.exchange import Exchange
-from director.servers.runners.http_base import RAN, Feed
+from director.servers.runners.http_base import RAN, Feed, receive
 from director.servers.runners.inbox import Inbox, Mailbox
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
 
-REFUSAL_BYTES: Final = 64 * 1024  # read at most of an answer that is no end of a run
 COMPLETED_WITHIN_S: Final = 0.25  # the last callback comes within 1 ms of the answer, or hardly ever
 ACCEPTED: Final = 202
+PROGRESS: Final = ("output", "logs")
 LOOK_AFTER_S: Final = 1.0
 REPORTED_WITHIN_S: Final = 5.0  # the last callback is sent before the server reports that it is ready again
 GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT, HealthStatus.SETUP_FAILED})
@@ -84,19 +83,10 @@ def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...]
 
 async def read_whole(run: Run, response: Exchange) -> Ended | Again:
     """Read an answer that is one body, and return what it means."""
-    is_end = response.status_code == 200
-    body, complete = await read_body(response, run.max_body if is_end else REFUSAL_BYTES)
-    if is_end and not complete:
+    answer = await receive(response, run.max_body)
+    if answer.status == 200 and not answer.complete:
         return too_large(run.max_body)
-    return read_answer(
-        Answer(
-            prediction_id=run.request.id,
-            status=response.status_code,
-            body=body,
-            retry_after=response.headers.get("retry-after"),
-            coglet=run.coglet,
-        )
-    )
+    return read_answer(answer, prediction_id=run.request.id, coglet=run.coglet)
 
 
 class Progress:
@@ -134,82 +124,37 @@ async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | No
 
     Raises `httpx.TransportError` when the connection breaks.
     """
-    progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
-    async with _callbacks(run, feed, progress, inbox) as callbacks:
-        body = create_body(run, webhook=callbacks.url, events=callbacks.events)
+    # Each callback costs the server, and holds the slot of a Python one
+    events = PROGRESS if run.request.wants_progress else ()
+    events = events if run.kind.tells_all_at_end else (*events, "completed")
+    async with _reading(run, feed, inbox if events else None) as callbacks:
+        body = create_body(run, webhook=callbacks.url, events=events if callbacks.url else ())
         response = await server.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
         async with aclosing(response):
             feed.answered()
-            answer = await read_whole(run, response)
-        if isinstance(answer, Again):
-            return answer
-        whole = run.kind.tells_all_at_end or response.status_code != 200
-        ended = answer if whole else await callbacks.complete(answer)
-    if progress is not None and ended.outcome in RAN:
-        for event in progress.news(output=ended.output, logs=ended.logs):  # progress that came too late as a callback
-            feed.add(event, size=0)
+            ended = await read_whole(run, response)
+        if isinstance(ended, Again):
+            return ended
+        if response.status_code == 200 and not run.kind.tells_all_at_end:
+            ended = await callbacks.complete(ended)
+    if ended.outcome in RAN:
+        callbacks.report(ended.output, ended.logs, size=0)  # progress that came too late as a callback
     return ended
 
 
-class _Callbacks:
-    """The callbacks of a run whose end comes as the answer."""
-
-    def __init__(self, run: Run, feed: Feed, progress: Progress | None, *, url: str | None = None) -> None:
-        self.url = url
-        self.events = _events(run) if url is not None else ()
-        self._run = run
-        self._feed = feed
-        self._progress = progress
-        self._last: Snapshot | None = None
-        self._completed = asyncio.Event()
-
-    async def read(self, mailbox: Mailbox) -> None:
-        """Take callbacks until canceled."""
-        while True:
-            body = await mailbox.get()
-            with suppress(Unreadable):  # no snapshot, whatever sent it: the answer has the end
-                self._take(read_snapshot(body, prediction_id=self._run.request.id), size=len(body))
-
-    def _take(self, snapshot: Snapshot, *, size: int) -> None:
-        if snapshot.is_terminal:
-            self._last = snapshot
-            self._completed.set()
-        elif self._progress is not None:
-            for event in self._progress.news(output=snapshot.output_or_none, logs=snapshot.logs):
-                self._feed.add(event, size=size)
-
-    async def complete(self, ended: Ended) -> Ended:
-        """Add to a failure what only the last callback has."""
-        if self.url is None or ended.outcome is Outcome.SUCCEEDED:
-            return ended
-        with suppress(TimeoutError):
-            async with asyncio.timeout(COMPLETED_WITHIN_S):
-                await self._completed.wait()
-        last = self._last
-        if last is None or OUTCOMES[last.status] is Outcome.SUCCEEDED:
-            return ended
-        return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
-
-
 @asynccontextmanager
-async def _callbacks(run: Run, feed: Feed, progress: Progress | None, inbox: Inbox | None) -> AsyncIterator[_Callbacks]:
-    if inbox is None or not _events(run):
-        yield _Callbacks(run, feed, progress)
+async def _reading(run: Run, feed: Feed, inbox: Inbox | None) -> AsyncIterator["_Callbacks"]:
+    if inbox is None:
+        yield _Callbacks(run, feed)
         return
     with inbox.subscribe(run.key) as mailbox:
-        callbacks = _Callbacks(run, feed, progress, url=inbox.url_for(run.key))
-        reading = asyncio.create_task(callbacks.read(mailbox), name=f"callbacks of {run.request.id}")
+        callbacks = _Callbacks(run, feed, mailbox, url=inbox.url_for(run.key))
+        reading = asyncio.create_task(callbacks.read(), name=f"callbacks of {run.request.id}")
         try:
             yield callbacks
         finally:
             reading.cancel()
             await asyncio.wait({reading})
-
-
-def _events(run: Run) -> tuple[str, ...]:
-    """Return the events to be called back for. Each callback costs the server, and holds the slot of a Python one."""
-    on_the_way = ("output", "logs") if run.request.wants_progress else ()
-    return on_the_way if run.kind.tells_all_at_end else (*on_the_way, "completed")
 
 
 async def put_called(
@@ -226,7 +171,7 @@ async def put_called(
     Raises `httpx.TransportError` when the connection breaks before the server took the run.
     """
     with inbox.subscribe(run.key) as mailbox:
-        events = ("output", "logs", "completed") if run.request.wants_progress else ("completed",)
+        events = (*PROGRESS, "completed") if run.request.wants_progress else ("completed",)
         body = create_body(run, webhook=inbox.url_for(run.key), events=events)
         response = await server.send(
             "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.sent
@@ -237,17 +182,54 @@ async def put_called(
                 return await read_whole(run, response)
         accepted()
         feed.begin()
-        return await _Calls(run, feed, mailbox).end(look)
+        return await _Callbacks(run, feed, mailbox).end(look)
 
 
-class _Calls:
-    """The callbacks of a run whose end is one of them."""
+class _Callbacks:
+    """The callbacks of one run."""
 
-    def __init__(self, run: Run, feed: Feed, mailbox: Mailbox) -> None:
+    def __init__(self, run: Run, feed: Feed, mailbox: Mailbox | None = None, *, url: str | None = None) -> None:
+        self.url = url
         self._run = run
         self._feed = feed
-        self._mailbox = mailbox
+        self._mailbox = mailbox or Mailbox(max_bytes=0)
         self._progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
+        self._last: Snapshot | None = None
+        self._completed = asyncio.Event()
+
+    def report(self, output: Raw | None, logs: str | None, *, size: int) -> None:
+        """Report what is new in a snapshot of `size` bytes."""
+        if self._progress is not None:
+            for event in self._progress.news(output=output, logs=logs):
+                self._feed.add(event, size=size)
+
+    async def _next(self) -> tuple[Snapshot, bytes]:
+        while True:
+            body = await self._mailbox.get()
+            with suppress(Unreadable):  # no snapshot, whatever sent it: the answer or the server's health has the end
+                return read_snapshot(body, prediction_id=self._run.request.id), body
+
+    async def read(self) -> None:
+        """Take callbacks until canceled."""
+        while True:
+            snapshot, body = await self._next()
+            if snapshot.is_terminal:
+                self._last = snapshot
+                self._completed.set()
+            else:
+                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
+
+    async def complete(self, ended: Ended) -> Ended:
+        """Add to a failure what only the last callback has."""
+        if self.url is None or ended.outcome is Outcome.SUCCEEDED:
+            return ended
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COMPLETED_WITHIN_S):
+                await self._completed.wait()
+        last = self._last
+        if last is None or OUTCOMES[last.status] is Outcome.SUCCEEDED:
+            return ended
+        return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
 
     async def end(self, look: Callable[[], Awaitable[Sighting]]) -> Ended:
         """Take callbacks until one has the end, or the server shows that none will."""
@@ -256,7 +238,7 @@ class _Calls:
         while True:
             try:
                 async with asyncio.timeout(LOOK_AFTER_S):
-                    body = await self._mailbox.get()
+                    snapshot, body = await self._next()
             except TimeoutError:
                 health = (await look()).health
                 if health.status in GONE:
@@ -266,23 +248,13 @@ class _Calls:
                 if idle_since is not None and now() - idle_since >= REPORTED_WITHIN_S:
                     return NO_END
                 continue
-            if (ended := self._take(body)) is not None:
-                return ended
-
-    def _take(self, body: bytes) -> Ended | None:
-        try:
-            snapshot = read_snapshot(body, prediction_id=self._run.request.id)
-        except Unreadable:  # no snapshot, whatever sent it: the server's health shows what became of the run
-            return None
-        ended = (
-            read_end(body, prediction_id=self._run.request.id, coglet=self._run.coglet)
-            if snapshot.is_terminal
-            else None
-        )
-        if self._progress is not None and (ended is None or ended.outcome in RAN):
-            for event in self._progress.news(output=snapshot.output_or_none, logs=snapshot.logs):
-                self._feed.add(event, size=len(body))
-        return ended
+            if not snapshot.is_terminal:
+                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
+                continue
+            ended = read_end(body, prediction_id=self._run.request.id, coglet=self._run.coglet)
+            if ended.outcome in RAN:
+                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
+            return ended
 
 
 class _Log(Struct):

@@ -357,7 +357,7 @@ class HttpBase(ABC):
             async with asyncio.timeout(timeout_s):
                 response = await self._server.send(method, path)
                 async with aclosing(response):
-                    return await read_answer(response, limit)
+                    return await receive(response, limit)
         except TimeoutError:
             return f"The model server did not answer within {timeout_s:g} s"
         except httpx.TransportError as exc:
@@ -373,7 +373,7 @@ class HttpBase(ABC):
         self._starts += 1
 
 
-async def read_answer(response: Exchange, limit: int) -> Answer:
+async def receive(response: Exchange, limit: int) -> Answer:
     """Read up to `limit` bytes of a 2xx answer, and up to 64 KiB of any other."""
     body, complete = await read_body(response, limit if response.is_success else min(limit, REFUSAL_BYTES))
     return Answer(
@@ -415,7 +415,7 @@ class MappedRunner(HttpBase):
                 feed.answered()
                 if response.is_success:
                     feed.begin()
-            return await read_answer(response, self._max_body)
+            return await receive(response, self._max_body)
 
     def _path_in(self, template: str) -> str:
         return template.replace("{model}", quote(self._config.model, safe=""))

@@ -30,7 +30,7 @@ from director.servers.runners.answers import (
     too_large,
 )
 from director.servers.runners.connections import read_out
-from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, openapi, read_answer
+from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, openapi, receive
 from director.servers.runners.runner import Capabilities, Ended, Health, Measured, Outcome, Produced, RunRequest
 
 Endpoint = Literal["chat", "completions"]
@@ -224,7 +224,7 @@ class OpenAiRunner(HttpBase):
         async with aclosing(response):
             feed.answered()
             if not response.is_success:
-                return refused(await read_answer(response, self._max_body))
+                return refused(await receive(response, self._max_body))
             if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
                 return NOT_STREAMED
             feed.begin()

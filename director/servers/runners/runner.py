@@ -38,7 +38,7 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """One look at a server. `detail`: why it is not ready, in one line. `is_locked`: it does not let the director in."""
+    """One look at a server. `detail`: why it is not ready. `is_locked`: it does not let the director in."""
 
     status: HealthStatus
     detail: str = ""
