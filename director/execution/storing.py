@@ -104,7 +104,7 @@ class Storing:
         kind = file.content_type
         if isinstance(file, ServerFile):
             name = name_of(prediction_id, file.digest, content_type=kind)
-            return name, lambda: self._store.take(name, file.blocks(), content_type=kind), file.size
+            return name, lambda: self._store.put(name, file.blocks(), content_type=kind), file.size
         decoded = await to_thread.run_sync(_named, prediction_id, file, abandon_on_cancel=True)
         if decoded is None:
             return None

@@ -52,11 +52,9 @@ class ApiFiles:
             return "DIRECTOR_FILES_URL: the API's own store does not work"
         return "" if answer.is_success else f"DIRECTOR_FILES_URL: there is no such API, it answers {answer.status_code}"
 
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        await self._ordered("PUT", f"/outputs/{name}", "put", str(name), content=data, content_type=content_type)
-
-    async def take(self, name: FileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        await self._ordered("PUT", f"/outputs/{name}", "put", str(name), content=blocks, content_type=content_type)
+    async def put(self, name: FileName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
+        headers = {"Content-Type": content_type}
+        await self._ordered("PUT", f"/outputs/{name}", "put", str(name), content=data, headers=headers)
 
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
         return await self._links.signed(str(name), base=base, expires_s=expires_s)
@@ -67,20 +65,10 @@ class ApiFiles:
     async def remove(self, prediction_id: PredictionId) -> None:
         await self._ordered("DELETE", f"/predictions/{prediction_id}/outputs", "remove", prediction_id)
 
-    async def _ordered(
-        self,
-        method: str,
-        path: str,
-        verb: str,
-        what: str,
-        *,
-        content: bytes | AsyncIterator[bytes] | None = None,
-        content_type: str = "",
-    ) -> None:
+    async def _ordered(self, method: str, path: str, verb: str, what: str, **given: Any) -> None:
         expires_s = self._clock.now_ms() // 1000 + ORDER_S
         query = await self._links.order(verb, what, expires_s=expires_s)
-        headers = {"Content-Type": content_type} if content_type else {}
-        answer = await self._ask(method, f"{path}?{query}", content=content, headers=headers)
+        answer = await self._ask(method, f"{path}?{query}", **given)
         if not answer.is_success:
             raise OSError(f"the API answers {answer.status_code}")  # the error leaves out the address, which is signed
 

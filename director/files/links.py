@@ -37,17 +37,14 @@ class Links:
 
     async def signed(self, name: str, *, base: str, expires_s: int) -> str:
         """Return the address of an output's file."""
-        signature = _signature(await self._known(), name, str(expires_s))
+        signature = await self._signature(name, str(expires_s))
         return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
 
     async def are_good(self, name: str, *, of: PredictionId, expires: str, signature: str) -> bool:
         """Return True if we signed this and it has not expired, or if the data of its prediction lives longer."""
-        if not _matches(_signature(await self._known(), name, expires), signature):
+        if not _matches(await self._signature(name, expires), signature):
             return False
-        return self._is_in_future(expires) or await self._has_data(of)
-
-    async def _has_data(self, prediction_id: PredictionId) -> bool:
-        return bool(await ask(lambda: self._redis.exists(keys.output_data(prediction_id))))
+        return self._is_in_future(expires) or bool(await ask(lambda: self._redis.exists(keys.output_data(of))))
 
     async def download(self, owner: str, file_id: FileId, *, name: str, base: str, expires_s: int) -> str:
         """Return the address of a caller's file. It ends with `name`, since model servers look at it."""
@@ -62,14 +59,18 @@ class Links:
 
     async def order(self, verb: str, what: str, *, expires_s: int) -> str:
         """Return the query by which one of our processes asks the API to do `verb` to an output's files."""
-        signature = _signature(await self._known(), f"{verb} {what}", str(expires_s))
+        signature = await self._signature(f"{verb} {what}", str(expires_s))
         return urlencode({"expires": expires_s, "signature": signature})
 
     async def is_ordered(self, verb: str, what: str, *, expires: str, signature: str) -> bool:
         """Return True if we signed this order and it has not expired."""
-        return _matches(_signature(await self._known(), f"{verb} {what}", expires), signature) and self._is_in_future(
-            expires
-        )
+        right = await self._signature(f"{verb} {what}", expires)
+        return _matches(right, signature) and self._is_in_future(expires)
+
+    async def _signature(self, name: str, expires: str) -> str:
+        # neither part has a line break, so the signed text can be read in one way only
+        signed = f"{name}\n{expires}".encode(errors="replace")
+        return hmac.digest((await self._known()).encode(), signed, hashlib.sha256).hex()
 
     def _is_in_future(self, expires: str) -> bool:
         return int(expires) * 1000 > self._clock.now_ms()  # always a number, since we signed it
@@ -99,11 +100,6 @@ class Links:
 
 def _matches(right: str, signature: str) -> bool:
     return hmac.compare_digest(right.encode(), signature.encode(errors="replace"))
-
-
-def _signature(secret: str, name: str, expires: str) -> str:
-    # neither part has a line break, so the signed text can be read in one way only
-    return hmac.digest(secret.encode(), f"{name}\n{expires}".encode(errors="replace"), hashlib.sha256).hex()
 
 
 def _download_signature(secret: str, owner: str, file_id: FileId, expiry: str) -> str:

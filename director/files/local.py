@@ -58,12 +58,12 @@ class LocalFiles:
         is_good = await _in_thread(os.access, _nearest(self._folder), os.R_OK | os.W_OK | os.X_OK)
         return "" if is_good else f"DIRECTOR_FILES_DIR: {self._folder} cannot be written"
 
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+    async def put(self, name: StoredName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
         """Write the file beside its place, sync it, then rename it, so that a reader never sees part of it."""
-        await _in_thread(self._put, name, data, content_type)
-
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
         path = self._path(name)
+        if isinstance(data, bytes):
+            await _in_thread(self._put, path, _head(content_type) + data)
+            return
         await _in_thread(_make_folder, path.parent)
         new = _beside(path) if isinstance(name, FileName) else self._path(replace(name, ending=PARTIAL))
         opened: list[BinaryIO] = []
@@ -71,7 +71,7 @@ class LocalFiles:
             await _to_its_end(lambda: opened.append(new.open("xb")))
             [file] = opened
             await _to_its_end(file.write, _head(content_type))
-            async for block in blocks:
+            async for block in data:
                 await _to_its_end(file.write, block)
             await _to_its_end(_bring_to_disk, file)
             await _to_its_end(new.replace, path)
@@ -121,14 +121,13 @@ class LocalFiles:
             return self._folder / CALLERS / name.account / name.id[-2:] / f"{name.id}.{name.ending}"
         return self._home(name.prediction_id) / f"{name.digest}.{name.ending}"
 
-    def _put(self, name: FileName, data: bytes, content_type: str) -> None:
-        path = self._path(name)
+    def _put(self, path: Path, data: bytes) -> None:
         if not path.exists():
             _make_folder(path.parent)
             new = _beside(path)
             try:
                 with new.open("xb") as file:
-                    file.write(_head(content_type) + data)
+                    file.write(data)
                     _bring_to_disk(file)
                 new.replace(path)
             finally:

@@ -97,14 +97,11 @@ class S3Files:
             return f"DIRECTOR_FILES_URL: {SAID.get(code) or (f'it answers {code}' if code else UNREACHED)}"
         return ""
 
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        await obstore.put_async(self._bucket, _key(name), data, attributes={"Content-Type": content_type})
-
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+    async def put(self, name: StoredName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
         await obstore.put_async(
             self._bucket,
             _key(name),
-            blocks,
+            data,
             attributes={"Content-Type": content_type},
             chunk_size=PART_BYTES,
             max_concurrency=1,

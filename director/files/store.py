@@ -102,12 +102,8 @@ class OutputStore(Protocol):
         """Return what is wrong with the store, in words for the operator and without a secret, or '' if it works."""
         ...
 
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        """Store a file; it is durable when this returns. Safe to repeat."""
-        ...
-
-    async def take(self, name: FileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Store a file from a stream, durable and visible when this returns. If `blocks` raises, nothing is kept."""
+    async def put(self, name: FileName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
+        """Store a file, durable and visible when this returns. If `data` raises, nothing is kept. Safe to repeat."""
         ...
 
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
@@ -129,7 +125,7 @@ class FileStore(OutputStore, Protocol):
     sweep_s: float
     """The seconds between two sweeps of the store."""
 
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None: ...
+    async def put(self, name: StoredName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None: ...
 
     async def open(self, name: StoredName) -> OpenFile | None: ...
 

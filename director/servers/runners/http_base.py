@@ -64,13 +64,9 @@ class Reporter:
 
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
-        self._began = False
+        self.has_begun = False
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        return self._began
 
     def sent(self) -> None:
         """Note that the request has left. Unless the server answers within 30 ms, the run has begun."""
@@ -90,8 +86,8 @@ class Reporter:
 
     def begin(self) -> None:
         """Report that the run has begun, unless that was reported."""
-        if not self._began:
-            self._began = True
+        if not self.has_begun:
+            self.has_begun = True
             self._put(Began(), 0)
 
     def add(self, event: Progress, *, size: int = 0) -> None:
@@ -178,8 +174,8 @@ class OpenRuns:
 
     def __init__(self, *, read_ahead: int) -> None:
         self._read_ahead = read_ahead
-        self._open: dict[str, asyncio.Task[object]] = {}
-        self._stopped: dict[asyncio.Task[object], Ended] = {}
+        self._open: dict[str, asyncio.Task[Any]] = {}
+        self._stopped: dict[asyncio.Task[Any], Ended] = {}
         self._closed = False
         self._emptied = asyncio.Event()
 
@@ -204,7 +200,7 @@ class OpenRuns:
     async def run(self, request: RunRequest, follow: Follow) -> AsyncGenerator[RunEvent, None]:
         """Yield the events of a run up to its end. Closed early, it releases the server before it returns."""
         feed = Feed(read_ahead=self._read_ahead)
-        following = asyncio.create_task(self._follow(request, feed, follow), name=f"run of {request.id}")
+        following = asyncio.create_task(self._end_of(request, feed, follow), name=f"run of {request.id}")
         self._open[request.id] = following
         # Here and not in the task: a task that is canceled before its first step runs no code of its own
         following.add_done_callback(lambda task: self._gone(request, task, feed))
@@ -235,13 +231,10 @@ class OpenRuns:
             self._emptied.clear()
             await self._emptied.wait()
 
-    def _stop(self, following: asyncio.Task[object], end: Ended) -> None:
+    def _stop(self, following: asyncio.Task[Any], end: Ended) -> None:
         if following not in self._stopped:  # a second cancel would interrupt the release of the server
             self._stopped[following] = end
             following.cancel()
-
-    async def _follow(self, request: RunRequest, feed: Feed, follow: Follow) -> None:
-        feed.end(await self._end_of(request, feed, follow))
 
     async def _end_of(
         self, request: RunRequest, events: Events, follow: Callable[[RunRequest, Events], Awaitable[Ended]]
@@ -252,10 +245,11 @@ class OpenRuns:
             log.exception("following a run failed", extra={"prediction": request.id})
             return Ended(outcome=Outcome.LOST, error=f"Following the run failed: {type(exc).__name__}")
 
-    def _gone(self, request: RunRequest, task: asyncio.Task[None], feed: Feed) -> None:
-        feed.end(self._forget(request, task) or CLOSED)  # ignored after an end of its own
+    def _gone(self, request: RunRequest, task: asyncio.Task[Ended], feed: Feed) -> None:
+        stopped = self._forget(request, task) or CLOSED
+        feed.end(stopped if task.cancelled() else task.result())
 
-    def _forget(self, request: RunRequest, task: asyncio.Task[None] | asyncio.Task[object]) -> Ended | None:
+    def _forget(self, request: RunRequest, task: asyncio.Task[Any]) -> Ended | None:
         """Return the end that it was stopped with, if this runner stopped it."""
         if self._open.get(request.id) is task:
             del self._open[request.id]

@@ -14,7 +14,8 @@ from typing import Final
 from urllib.parse import quote, urlsplit
 
 import httpx
-from msgspec import Raw
+import msgspec
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
@@ -90,7 +91,7 @@ class PollingRunner(MappedRunner):
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
         job = self._jobs[request.id] = _Job(
             request.remote.removeprefix(self._scope) if self.knows(request.remote) else "",
-            until=asyncio.get_running_loop().time() + self._config.longest_s,
+            asyncio.get_running_loop().time() + self._config.longest_s,
         )
         try:
             if not job.id and (refusal := await self._submit(request, job, feed)) is not None:
@@ -212,17 +213,16 @@ class PollingRunner(MappedRunner):
 make = PollingRunner
 
 
-class _Job:
+class _Job(Struct, eq=False):
     """A run on the server. `id`: the server's name for it, '' while unknown. `until`: when its time is up. `is_left`:
     the prediction has ended before it. `wake`: poll now.
     """
 
-    def __init__(self, name: str, *, until: float) -> None:
-        self.id = name
-        self.until = until
-        self.unwanted_since = math.inf
-        self.is_left = False
-        self.wake = asyncio.Event()
+    id: str
+    until: float
+    unwanted_since: float = math.inf
+    is_left: bool = False
+    wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     @property
     def is_unwanted(self) -> bool:

@@ -60,7 +60,7 @@ async def test_file_put_by_a_director_is_served_at_its_address(
         if way == "whole":
             await store.put(NAME, BYTES, content_type="image/png")
         else:
-            await store.take(NAME, pieces(), content_type="image/png")
+            await store.put(NAME, pieces(), content_type="image/png")
     answer = await api.get(await store.url(NAME, base=BASE, expires_s=in_s(60)))
     assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
     assert answer.content == BYTES
