@@ -55,7 +55,8 @@ class LocalFiles:
             raise SettingsError(f"DIRECTOR_FILES_DIR: {self._folder} cannot be written ({exc.strerror}).") from exc
 
     async def probe(self) -> str:
-        is_good = await _in_thread(os.access, _nearest(self._folder), os.R_OK | os.W_OK | os.X_OK)
+        nearest = next(each for each in (self._folder, *self._folder.parents) if each.is_dir() or each.exists())
+        is_good = await _in_thread(os.access, nearest, os.R_OK | os.W_OK | os.X_OK)
         return "" if is_good else f"DIRECTOR_FILES_DIR: {self._folder} cannot be written"
 
     async def put(self, name: StoredName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
@@ -136,7 +137,11 @@ class LocalFiles:
 
     def _sync_up(self, path: Path) -> None:
         for folder in path.parents:  # an entry is durable once its folder is synced
-            _sync(folder)
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             if folder == self._folder:
                 return
 
@@ -157,7 +162,9 @@ class LocalFiles:
 
 async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
     """Yield the bytes `start` to `stop` of what follows `begin` in the file."""
-    with await _in_thread(_at, path, begin + start) as file:
+    opened = await _in_thread(lambda: path.open("rb"))
+    with opened as file:
+        file.seek(begin + start)
         left = stop - start
         while left > 0 and (chunk := await _in_thread(file.read, min(left, READ_BYTES))):
             left -= len(chunk)
@@ -166,10 +173,6 @@ async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerat
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{secrets.token_hex(8)}")
-
-
-def _nearest(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.is_dir() or each.exists())
 
 
 def _head(content_type: str) -> bytes:
@@ -185,12 +188,6 @@ def _make_folder(folder: Path) -> None:
 def _bring_to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _at(path: Path, begin: int) -> BinaryIO:
-    file = path.open("rb")
-    file.seek(begin)
-    return file
 
 
 async def _in_thread(call: Callable[..., T], *args: Any) -> T:
@@ -213,11 +210,3 @@ def _names(folder: Path) -> list[str]:
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(entry.name for entry in folder.iterdir())
     return []
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -44,9 +44,7 @@ class FileName(Struct, frozen=True):
     def parse(cls, text: str) -> "FileName | None":
         """Return the name, or None for any other text: nothing else ever becomes a path."""
         found = NAME.fullmatch(text)
-        if found is None or not is_prediction_id(found[1]):
-            return None
-        return cls(PredictionId(found[1]), found[2], found[3])
+        return cls(PredictionId(found[1]), found[2], found[3]) if found and is_prediction_id(found[1]) else None
 
 
 class CallerFileName(Struct, frozen=True):
@@ -62,9 +60,7 @@ class CallerFileName(Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> "CallerFileName | None":
         found = CALLER_NAME.fullmatch(text)
-        if found is None or not is_file_id(found[2]):
-            return None
-        return cls(found[1], FileId(found[2]), found[3])
+        return cls(found[1], FileId(found[2]), found[3]) if found and is_file_id(found[2]) else None
 
 
 StoredName = FileName | CallerFileName

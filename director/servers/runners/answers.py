@@ -94,13 +94,6 @@ def reason(body: bytes) -> str:
             return one_line(said) if said else excerpt(body)
 
 
-def seconds(retry_after: str | None) -> float | None:
-    """Return Retry-After as seconds. None for its other form, a date, since that is by another clock."""
-    if retry_after is None or not (retry_after.isascii() and retry_after.isdigit()):
-        return None
-    return min(float(retry_after[:9]), RETRY_AFTER_MAX_S)
-
-
 def _complaint(complaint: _Complaint) -> str:
     where = [str(part) for part in complaint.loc]
     for wrapping in ("body", "input"):  # a caller knows only what is inside `input`
@@ -139,20 +132,25 @@ FILE: Final = re.compile(
 class Answer(Struct, frozen=True, kw_only=True):
     """An answer as received. `complete`: False if its body is longer than what was read.
 
-    `headers` by their names in lower case.
+    `headers` by their names in lower case. `trouble`: why no answer came, with status 0.
     """
 
-    status: int
+    status: int = 0
     body: bytes = b""
     complete: bool = True
-    retry_after: str | None = None
-    content_type: str = ""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    trouble: str = ""
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Retry-After in seconds. None for its other form, a date, since that is by another clock."""
+        text = self.headers.get("retry-after", "")
+        return min(float(text[:9]), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else None
 
     @property
     def kind(self) -> str:
         """The media type without parameters."""
-        return self.content_type.partition(";")[0].strip().lower()
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def is_file(self) -> bool:
@@ -174,7 +172,7 @@ def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
     return Ended(
         outcome=outcome,
         error=words if outcome is Outcome.INVALID or not said else f"{words}: {one_line(said)}",
-        retry_after_s=seconds(answer.retry_after),
+        retry_after_s=answer.retry_after_s,
     )
 
 

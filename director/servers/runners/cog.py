@@ -8,7 +8,7 @@ its last callback instead.
 
 import asyncio
 import logging
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import chain, repeat
 from typing import Final
 
@@ -20,8 +20,9 @@ from director.core.runner_config import CogConfig
 from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.cog_answers import (
     COGLET,
+    UNKNOWN,
     Again,
-    Kind,
+    Known,
     Model,
     Sighting,
     python_kind,
@@ -79,22 +80,6 @@ class Patience:
         return True
 
 
-class _Known(Struct, frozen=True, kw_only=True):
-    """Facts about a server, good until it restarts. `name` is for people."""
-
-    since: str
-    name: str
-    coglet: bool
-    kind: Kind
-    streams: bool
-    is_array: bool
-    may_have_files: bool
-
-
-# Safe to assume of a server that has not been READY yet
-UNKNOWN: Final = _Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
-
-
 class CogRunner(HttpBase):
     """Drives one Cog server.
 
@@ -113,7 +98,7 @@ class CogRunner(HttpBase):
         self._max_files = options.max_files
         self._arrivals = None if options.inbox is None else options.inbox.arrivals
         self._trains = options.trains
-        self._known: _Known | None = None
+        self._known: Known | None = None
         self._sent_at: dict[str, float] = {}
         self._deaf_for = 0
         self._may_hold_strangers = True
@@ -129,20 +114,17 @@ class CogRunner(HttpBase):
 
     async def _look(self) -> Sighting:
         answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
-        if isinstance(answer, str):
-            return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer))
+        if answer.trouble:
+            return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble))
         return read_health(answer.status, answer.body)
 
     async def openapi_schema(self) -> Raw | None:
         """Return the server's OpenAPI document as it is, or None unless it is JSON of at most 1 MB."""
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
-        if isinstance(answer, str) or answer.status != 200:
-            return None
-        try:
+        with suppress(Unreadable):
             read_json(answer.body, dict[str, Raw])  # JSON that was cut off is not JSON
-        except Unreadable:
-            return None
-        return Raw(answer.body)
+            return Raw(answer.body) if answer.status == 200 else None
+        return None
 
     async def cancel(self, prediction_id: str) -> bool:
         """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
@@ -150,13 +132,11 @@ class CogRunner(HttpBase):
         if self._known is not None and not self._known.kind.cancels_again:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(self._sent_at.get(prediction_id, 0.0) + FIRST_CANCEL_AFTER_S - now)
-        answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")
-        return not isinstance(answer, str) and answer.status == 200
+        return (await self._ask("POST", f"{self._path(prediction_id)}/cancel")).status == 200
 
     async def shutdown(self) -> bool:
         """Ask the server to end its process. It waits for the connections of runs, so close those first."""
-        answer = await self._ask("POST", "/shutdown")
-        return not isinstance(answer, str) and answer.status == 200
+        return (await self._ask("POST", "/shutdown")).status == 200
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
         try:
@@ -175,12 +155,6 @@ class CogRunner(HttpBase):
         if ended.outcome is Outcome.LOST:
             self._may_hold_strangers = True
         return ended
-
-    def _expecting(self, request: RunRequest, feed: Feed) -> AbstractContextManager[None]:
-        """Take files for this PUT only, so that the files of one PUT are not taken for those of a repeated one."""
-        if self._arrivals is None:
-            return nullcontext()
-        return self._arrivals.expect(request.id, feed.add, most=self._max_files)
 
     async def _until_ended(self, request: RunRequest, feed: Feed) -> Ended:
         for_a_slot = Patience(SLOT_PATIENCE_S)
@@ -216,21 +190,19 @@ class CogRunner(HttpBase):
                     self._known = replace(known, streams=False)
 
     async def _put(
-        self, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool, called: bool
+        self, request: RunRequest, feed: Feed, known: Known, *, streamed: bool, called: bool
     ) -> Ended | Again:
-        run = Run(
-            request=request,
-            coglet=known.coglet,
-            kind=known.kind,
-            is_array=known.is_array,
-            max_body=self._max_body,
-            path=self._path(request.id),
-        )
+        run = Run(request=request, known=known, max_body=self._max_body, path=self._path(request.id))
         is_deaf = not (known.kind.hears_meanwhile or called)
         self._deaf_for += is_deaf
         self._sent_at[request.id] = asyncio.get_running_loop().time()
         try:
-            with self._expecting(request, feed):
+            with (
+                nullcontext()
+                if self._arrivals is None
+                # for this PUT only, so that the files of one PUT are not taken for those of a repeated one
+                else self._arrivals.expect(request.id, feed.add, most=self._max_files)
+            ):
                 if streamed:
                     return await put_stream(self._server, run, feed, accepted=self._accepted)
                 if called and self._inbox is not None:
@@ -258,16 +230,16 @@ class CogRunner(HttpBase):
         if self._slots == 1:  # with one slot, it can hold no other run now
             self._may_hold_strangers = False
 
-    async def _learn(self, sighting: Sighting) -> _Known:
+    async def _learn(self, sighting: Sighting) -> Known:
         """Return what a READY server is and can do. The server is asked once after each start."""
         known = self._known
         if known is not None and known.since == sighting.since and known.coglet == (sighting.coglet is not None):
             return known
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
-        model = read_model(answer.body) if not isinstance(answer, str) and answer.status == 200 else Model()
+        model = read_model(answer.body) if answer.status == 200 else Model()
         is_coglet = sighting.coglet is not None
         version = "" if is_coglet else await self._python_version()
-        learned = _Known(
+        learned = Known(
             since=sighting.since,
             name=sighting.health.server or f"cog {version}".strip() + " (python)",
             coglet=is_coglet,
@@ -276,17 +248,15 @@ class CogRunner(HttpBase):
             is_array=model.is_array and not self._trains,
             may_have_files=model.may_have_files or self._trains,
         )
-        if not isinstance(answer, str):  # without an answer the model stays unknown: ask again next time
+        if not answer.trouble:  # without an answer the model stays unknown: ask again next time
             self._known = learned
         return learned
 
     async def _python_version(self) -> str:
         answer = await self._ask("GET", "/")
-        try:
-            index = read_json(answer.body, _Index) if not isinstance(answer, str) else _Index()
-        except Unreadable:
-            index = _Index()
-        return one_line(index.cog_version)
+        with suppress(Unreadable):
+            return one_line(read_json(answer.body, _Index).cog_version)
+        return ""
 
 
 def make(config: CogConfig, options: RunnerOptions) -> CogRunner:

@@ -24,7 +24,6 @@ from director.servers.runners.answers import (
     read_document,
     read_json,
     reason,
-    seconds,
 )
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome, Setup
 
@@ -144,7 +143,7 @@ def _not_ready(answer: Answer) -> Ended:
     return Ended(
         outcome=Outcome.REFUSED,
         error=reason(answer.body) or "The model server is not ready",
-        retry_after_s=seconds(answer.retry_after),
+        retry_after_s=answer.retry_after_s,
     )
 
 
@@ -214,6 +213,22 @@ PYTHON: Final = (
     ((0, 13), Kind(cancels_again=False)),
     ((0, 0), Kind(cancels_again=False, hears_meanwhile=False)),
 )
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """Facts about a server, good until it restarts. `name` is for people."""
+
+    since: str
+    name: str
+    coglet: bool
+    kind: Kind
+    streams: bool
+    is_array: bool
+    may_have_files: bool
+
+
+# Safe to assume of a server that has not been READY yet
+UNKNOWN: Final = Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
 
 
 class Sighting(Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from director.servers.runners.answers import (
 from director.servers.runners.cog_answers import (
     OUTCOMES,
     Again,
-    Kind,
+    Known,
     Sighting,
     Snapshot,
     read_answer,
@@ -57,9 +57,7 @@ LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a slow reader
 
 class Run(Struct, frozen=True, kw_only=True):
     request: RunRequest
-    coglet: bool
-    kind: Kind
-    is_array: bool
+    known: Known
     max_body: int
     path: str
     attempt: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
@@ -86,7 +84,7 @@ async def read_whole(run: Run, response: Exchange) -> Ended | Again:
     answer = await receive(response, run.max_body)
     if answer.status == 200 and not answer.complete:
         return too_large(run.max_body)
-    return read_answer(answer, prediction_id=run.request.id, coglet=run.coglet)
+    return read_answer(answer, prediction_id=run.request.id, coglet=run.known.coglet)
 
 
 class Progress:
@@ -126,7 +124,7 @@ async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | No
     """
     # Each callback costs the server, and holds the slot of a Python one
     events = PROGRESS if run.request.wants_progress else ()
-    events = events if run.kind.tells_all_at_end else (*events, "completed")
+    events = events if run.known.kind.tells_all_at_end else (*events, "completed")
     async with _reading(run, feed, inbox if events else None) as callbacks:
         body = create_body(run, webhook=callbacks.url, events=events if callbacks.url else ())
         response = await server.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
@@ -135,7 +133,7 @@ async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | No
             ended = await read_whole(run, response)
         if isinstance(ended, Again):
             return ended
-        if response.status_code == 200 and not run.kind.tells_all_at_end:
+        if response.status_code == 200 and not run.known.kind.tells_all_at_end:
             ended = await callbacks.complete(ended)
     if ended.outcome in RAN:
         callbacks.report(ended.output, ended.logs, size=0)  # progress that came too late as a callback
@@ -193,7 +191,7 @@ class _Callbacks:
         self._run = run
         self._feed = feed
         self._mailbox = mailbox or Mailbox(max_bytes=0)
-        self._progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
+        self._progress = Progress(is_array=run.known.is_array) if run.request.wants_progress else None
         self._last: Snapshot | None = None
         self._completed = asyncio.Event()
 
@@ -251,7 +249,7 @@ class _Callbacks:
             if not snapshot.is_terminal:
                 self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
                 continue
-            ended = read_end(body, prediction_id=self._run.request.id, coglet=self._run.coglet)
+            ended = read_end(body, prediction_id=self._run.request.id, coglet=self._run.known.coglet)
             if ended.outcome in RAN:
                 self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
             return ended
@@ -352,7 +350,7 @@ class _Reader:
             case "start":
                 self._feed.begin()
             case "completed":
-                return read_end(frame.data, prediction_id=self._run.request.id, coglet=self._run.coglet)
+                return read_end(frame.data, prediction_id=self._run.request.id, coglet=self._run.known.coglet)
             case "error":
                 why = _why(frame)
                 if LAGGED in why:
@@ -372,7 +370,7 @@ class _Reader:
             case "metric":
                 metric = read_json(frame.data, _Metric)
                 self._feed.add(Measured(metric.name, metric.value, metric.mode), size=size)
-            case "output" if self._run.is_array:
+            case "output" if self._run.known.is_array:
                 item = read_json(frame.data, _Chunk).chunk
                 self._feed.add(Produced(item, self._produced), size=size)
                 self._produced += 1

@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, Final
 
 import httpx
 import msgspec
@@ -95,7 +95,7 @@ class BatchRun(Struct, eq=False):
     end: asyncio.Future[Ended]
 
 
-Send = Callable[[Sequence[BatchRun]], Awaitable[Sequence[Ended] | Ended]]
+Send = Callable[[Sequence[BatchRun]], Coroutine[Any, Any, Sequence[Ended] | Ended]]
 """Sends one request: the end of each run, or one end that the request as a whole came to."""
 
 
@@ -147,7 +147,7 @@ class Rounds:
                 await self._gathered.wait()
         while sent := self._next():
             self._sent = sent
-            self._request = asyncio.create_task(self._ask(sent))
+            self._request = asyncio.create_task(self._send(sent))
             await asyncio.wait({self._request})
             if not self._request.cancelled():
                 self._tell(sent, self._request)
@@ -164,9 +164,6 @@ class Rounds:
             if sent := [run for run in self._waiting.popleft() if not run.end.done()]:
                 return sent
         return []
-
-    async def _ask(self, sent: list[BatchRun]) -> Sequence[Ended] | Ended:
-        return await self._send(sent)
 
     def _tell(self, sent: list[BatchRun], request: asyncio.Task[Sequence[Ended] | Ended]) -> None:
         left = [run for run in sent if not run.end.done()]

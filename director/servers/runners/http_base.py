@@ -25,22 +25,16 @@ from director.servers.runners.connections import NO_HEADERS, OneServer, connecti
 from director.servers.runners.exchange import Exchange
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
-    Accepted,
     Began,
     Capabilities,
     Ended,
     Health,
     HealthStatus,
     Hear,
-    Logged,
-    Measured,
     Outcome,
-    Produced,
-    Received,
-    Restarted,
+    Progress,
     RunEvent,
     RunRequest,
-    Unreceived,
 )
 
 # Carry the events of one run from the code that follows it to the executor.
@@ -54,9 +48,6 @@ EVENT_BYTES: Final = 200  # the memory of an event beside its data
 
 # ends that only a run that began can have
 RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})
-
-
-Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
 
 
 class Reporter:
@@ -301,17 +292,16 @@ class HttpBase(ABC):
 
     async def health(self) -> Health:
         """Look once. A server that was never ready and one that is busy starting look the same."""
-        answer: Answer | str = ""
+        answer = Answer()
         since = str(self._starts)
         for path in self._health_paths:
             answer = await self._ask("GET", path or "/")
-            if isinstance(answer, str):
-                return Health(status=HealthStatus.UNREACHABLE, detail=answer)
+            if answer.trouble:
+                return Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble)
             if answer.is_ok or not path:
                 return Health(status=HealthStatus.READY, server=self._name, since=since)
             if answer.status not in NO_SUCH_PAGE:
                 break
-        assert isinstance(answer, Answer)  # noqa: S101 - for the type checker: there is at least one path
         said = f"The model server answered {answer.status} to a health check: {said_of(answer)}".removesuffix(": ")
         status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
         return Health(status=status, detail=said, is_locked=answer.status in NO_ENTRY)
@@ -345,17 +335,17 @@ class HttpBase(ABC):
         *,
         limit: int = MOST_ASKED_BYTES,
         timeout_s: float = ASK_TIMEOUT_S,
-    ) -> Answer | str:
-        """Ask something that is answered soon. Return the answer, or the reason why none came."""
+    ) -> Answer:
+        """Ask something that is answered soon. Never raises: an answer that did not come has its `trouble`."""
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._server.send(method, path)
                 async with aclosing(response):
                     return await receive(response, limit)
         except TimeoutError:
-            return f"The model server did not answer within {timeout_s:g} s"
+            return Answer(trouble=f"The model server did not answer within {timeout_s:g} s")
         except httpx.TransportError as exc:
-            return f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}"
+            return Answer(trouble=f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}")
 
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         """Return the end of a run whose connection broke or was never made."""
@@ -374,8 +364,6 @@ async def receive(response: Exchange, limit: int) -> Answer:
         status=response.status_code,
         body=body,
         complete=complete,
-        retry_after=response.headers.get("retry-after"),
-        content_type=response.headers.get("content-type", ""),
         headers=response.headers,
     )
 

@@ -198,10 +198,9 @@ class OpenAiRunner(HttpBase):
 
     async def _first_model(self) -> str:
         answer = await self._ask("GET", self._models_path, limit=MOST_MODELS_BYTES)
-        if isinstance(answer, str) or not answer.is_ok:
-            return ""
         with suppress(Unreadable):
-            return next((model.id for model in read_json(answer.body, _Models).data), "")
+            if answer.is_ok:
+                return next((model.id for model in read_json(answer.body, _Models).data), "")
         return ""
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:

@@ -148,7 +148,7 @@ class PollingRunner(MappedRunner):
                         silent_since, asked_at
                     )  # not since the last answer, which may be an interval ago
                     if now() - silent_since >= config.away_s:
-                        return self._given_up(trouble, is_away=isinstance(answer, str))
+                        return self._given_up(trouble, is_away=bool(answer.trouble))
                     pause_s = min(pause_s, config.away_s)
                 case None:
                     silent_since = math.inf
@@ -156,10 +156,10 @@ class PollingRunner(MappedRunner):
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
-    def _read(self, answer: Answer | str) -> Ended | str | None:
+    def _read(self, answer: Answer) -> Ended | str | None:
         """Read an answer to a poll: the end, None for no news, or text that says why it cannot be understood."""
-        if isinstance(answer, str):
-            return answer
+        if answer.trouble:
+            return answer.trouble
         if answer.status in FORGOTTEN:
             return Ended(outcome=Outcome.LOST, error=f"{refused(answer).error}: the run is not known there any more")
         if answer.status in NO_ENTRY:  # the run goes on, for a director with the right key
@@ -203,8 +203,7 @@ class PollingRunner(MappedRunner):
         if not self._config.cancel_endpoint_template:
             return False
         path = self._path_of(self._config.cancel_endpoint_template, job)
-        answer = await self._ask(self._config.cancel_method, path)
-        return not isinstance(answer, str) and answer.is_ok
+        return (await self._ask(self._config.cancel_method, path)).is_ok
 
     def _path_of(self, template: str, job: "_Job") -> str:
         return self._path_in(template).replace("{id}", quote(job.id, safe=""))

@@ -215,7 +215,8 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     goes_on: Remainder | None = None
 
 
-RunEvent = Began | Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted | Ended
+Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
+RunEvent = Began | Progress | Ended
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
