@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId
-from director.files.links import Links
+from director.files.links import LinkedStore, Links
 from director.files.local import LocalFiles
-from director.files.store import CallerFileName, FileName, FileStore, OutputStore
+from director.files.store import FileName, FileStore, OutputStore
 
 # Store a director's files through the API, for directors that see neither its folder nor a bucket.
 #
@@ -29,7 +29,7 @@ TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
 PLACE: Final = "/internal"
 
 
-class ApiFiles:
+class ApiFiles(LinkedStore):
     """`base`: the address of the API without /v1. `transport` replaces the network."""
 
     def __init__(
@@ -37,7 +37,7 @@ class ApiFiles:
     ) -> None:
         self._base = base
         self._transport = transport
-        self._links = links
+        super().__init__(links)
         self._clock = clock
         self._tls: Any = ssl.create_default_context() if base.startswith("https:") else False
 
@@ -55,12 +55,6 @@ class ApiFiles:
     async def put(self, name: FileName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
         headers = {"Content-Type": content_type}
         await self._ordered("PUT", f"/outputs/{name}", "put", str(name), content=data, headers=headers)
-
-    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
-        return await self._links.signed(str(name), base=base, expires_s=expires_s)
-
-    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        return await self._links.download(name.account, name.id, name=shown, base=base, expires_s=expires_s)
 
     async def remove(self, prediction_id: PredictionId) -> None:
         await self._ordered("DELETE", f"/predictions/{prediction_id}/outputs", "remove", prediction_id)

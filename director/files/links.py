@@ -19,6 +19,7 @@ from director.broker.redis_client import ask, text
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId
+from director.files.store import CallerFileName, FileName
 
 FRESH_S: Final = 5.0
 
@@ -105,3 +106,16 @@ def _matches(right: str, signature: str) -> bool:
 def _download_signature(secret: str, owner: str, file_id: FileId, expiry: str) -> str:
     signed = f"{owner} {file_id} {expiry}".encode(errors="replace")
     return base64.b64encode(hmac.digest(secret.encode(), signed, hashlib.sha256)).decode()
+
+
+class LinkedStore:
+    """The base of a store whose files are fetched through the API."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
+        return await self._links.signed(str(name), base=base, expires_s=expires_s)
+
+    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
+        return await self._links.download(name.account, name.id, name=shown, base=base, expires_s=expires_s)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
-from director.files.links import Links
+from director.files.links import LinkedStore, Links
 from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ PARTIAL: Final = "part~"  # callers' files; longer than the end of any id, so it
 CALLERS: Final = "uploads"  # the ending during an upload; no caller's file can have it
 
 
-class LocalFiles:
+class LocalFiles(LinkedStore):
     """Outputs at `<end of the id>/<id>/<digest>.<ending>`, and uploads at `uploads/<account>/<end of the
     id>/<id>.<ending>`.
 
@@ -42,7 +42,7 @@ class LocalFiles:
 
     def __init__(self, folder: Path, links: Links) -> None:
         self._folder = folder
-        self._links = links
+        super().__init__(links)
 
     def prepare(self) -> None:
         """Make the folder, readable by this user alone. Raises SettingsError if it cannot be written."""
@@ -81,12 +81,6 @@ class LocalFiles:
                 file.close()
             new.unlink(missing_ok=True)
         await _in_thread(self._sync_up, path)
-
-    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
-        return await self._links.signed(str(name), base=base, expires_s=expires_s)
-
-    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        return await self._links.download(name.account, name.id, name=shown, base=base, expires_s=expires_s)
 
     async def open(self, name: StoredName) -> OpenFile | None:
         return await _in_thread(self._open, name)

@@ -178,7 +178,12 @@ def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
 
 def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
     """Return the reason that an answer other than 2xx gives; '' if none."""
-    return WRONG_KEY if answer.status in NO_ENTRY else _error_at(answer.body, error) or reason(answer.body)
+    if answer.status in NO_ENTRY:
+        return WRONG_KEY
+    try:
+        return mapped_error(read_document(answer.body), error) or reason(answer.body)
+    except Unreadable:
+        return reason(answer.body)
 
 
 def file_end(answer: Answer) -> Ended:
@@ -218,13 +223,6 @@ def mapped_error(document: Raw, error: Pointer | None) -> str:
         return one_line(read_json(bytes(found), str))
     except Unreadable:
         return excerpt(bytes(found))
-
-
-def _error_at(body: bytes, error: Pointer | None) -> str:
-    try:
-        return mapped_error(read_document(body), error)
-    except Unreadable:
-        return ""
 
 
 # Parse server-sent events, chunk by chunk, in whatever pieces the network brings them.

@@ -4,7 +4,6 @@ Pure: it never sends anything, never waits, and never raises for what a server w
 """
 
 import re
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
@@ -85,9 +84,27 @@ class Snapshot(Struct, frozen=True):
 
 def read_answer(answer: Answer, *, prediction_id: str, coglet: bool = True) -> Ended | Again:
     """Read the answer to a PUT. `coglet` is False for the older servers, written in Python."""
-    if answer.status == 200:
-        return read_end(answer.body, prediction_id=prediction_id, coglet=coglet)
-    return ANSWERS.get(answer.status, _strange)(answer)
+    match answer.status:
+        case 200:
+            return read_end(answer.body, prediction_id=prediction_id, coglet=coglet)
+        case 202:
+            return Again.RUNNING
+        case 406:
+            return Again.NO_STREAM
+        case 409:
+            return Again.NO_SLOT
+        case status if status in NO_ENTRY:
+            return locked(status)
+    why = reason(answer.body)
+    said = f"The model server answered {answer.status}: {why}".removesuffix(": ")
+    match answer.status:
+        case 400 | 413 | 415 | 422:
+            return Ended(outcome=Outcome.INVALID, error=why or said)
+        case 503:
+            error = why or "The model server is not ready"
+            return Ended(outcome=Outcome.REFUSED, error=error, retry_after_s=answer.retry_after_s)
+        case status:  # the Python servers answer 500 when their worker dies, and coglet never does
+            return Ended(outcome=Outcome.LOST, error=said, server_is_dead=status == 500)
 
 
 def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
@@ -135,44 +152,6 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
     )
 
 
-def _invalid(answer: Answer) -> Ended:
-    return Ended(outcome=Outcome.INVALID, error=reason(answer.body) or f"The model server answered {answer.status}")
-
-
-def _not_ready(answer: Answer) -> Ended:
-    return Ended(
-        outcome=Outcome.REFUSED,
-        error=reason(answer.body) or "The model server is not ready",
-        retry_after_s=answer.retry_after_s,
-    )
-
-
-def _crashed(answer: Answer) -> Ended:
-    # The Python servers answer this when their worker dies, and coglet never does
-    return Ended(
-        outcome=Outcome.LOST, error=f"The model server answered 500: {reason(answer.body)}", server_is_dead=True
-    )
-
-
-def _strange(answer: Answer) -> Ended:
-    said = f"The model server answered {answer.status}: {reason(answer.body)}"
-    return Ended(outcome=Outcome.LOST, error=said.removesuffix(": "))
-
-
-ANSWERS: Final[dict[int, Callable[[Answer], Ended | Again]]] = {
-    202: lambda _: Again.RUNNING,
-    400: _invalid,
-    406: lambda _: Again.NO_STREAM,
-    409: lambda _: Again.NO_SLOT,
-    413: _invalid,
-    415: _invalid,
-    422: _invalid,
-    500: _crashed,
-    503: _not_ready,
-    **dict.fromkeys(NO_ENTRY, lambda answer: locked(answer.status)),
-}
-
-
 # Read what a Cog server reports of itself: its health, its kind, and what its model can do.
 #
 # Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
@@ -184,6 +163,11 @@ STATUSES: Final = {
     "SETUP_FAILED": HealthStatus.SETUP_FAILED,
     "UNHEALTHY": HealthStatus.UNHEALTHY,
     "DEFUNCT": HealthStatus.DEFUNCT,
+}
+DETAILS: Final = {
+    HealthStatus.READY: "",
+    HealthStatus.BUSY: "Every slot is taken",
+    HealthStatus.STARTING: "Setup is running",
 }
 # coglet never reports DEFUNCT: a dead worker shows in these words
 WORKER_IS_DEAD: Final = ("protocol error", "channel closed")
@@ -289,10 +273,15 @@ def read_health(status: int, body: bytes) -> Sighting:
     trouble = report.user_healthcheck_error or report.detail or ""
     if said is HealthStatus.UNHEALTHY and any(sign in trouble for sign in WORKER_IS_DEAD):
         said = HealthStatus.DEFUNCT
+    if said is HealthStatus.SETUP_FAILED:
+        last = (setup.logs or "").rstrip().rpartition("\n")[2]  # of a traceback, the line that names the error
+        detail = one_line(last) or "Setup failed without saying why"
+    else:
+        detail = DETAILS.get(said, one_line(trouble) or "The model server does not say what is wrong")
     coglet = report.version.coglet if report.version else None
     health = Health(
         status=said,
-        detail=_detail(said, trouble=trouble, logs=setup.logs or ""),
+        detail=detail,
         setup=Setup(
             started_at=setup.started_at or "",
             completed_at=setup.completed_at if isinstance(setup.completed_at, str) else "",
@@ -320,21 +309,6 @@ def read_model(openapi: bytes) -> Model:
 
 def _unhealthy(detail: str) -> Sighting:
     return Sighting(health=Health(status=HealthStatus.UNHEALTHY, detail=detail))
-
-
-def _detail(status: HealthStatus, *, trouble: str, logs: str) -> str:
-    match status:
-        case HealthStatus.READY:
-            return ""
-        case HealthStatus.BUSY:
-            return "Every slot is taken"
-        case HealthStatus.STARTING:
-            return "Setup is running"
-        case HealthStatus.SETUP_FAILED:
-            last = logs.rstrip().rpartition("\n")[2]  # of a traceback, the line that names the error
-            return one_line(last) or "Setup failed without saying why"
-        case _:
-            return one_line(trouble) or "The model server does not say what is wrong"
 
 
 def python_kind(version: str) -> Kind:

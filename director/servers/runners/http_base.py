@@ -321,7 +321,7 @@ class HttpBase(ABC):
 
     async def shutdown(self) -> bool:
         """Return False: a plain HTTP server cannot be asked to end."""
-        self._count_as_new()
+        self._starts += 1
         return False
 
     async def aclose(self) -> None:
@@ -349,23 +349,14 @@ class HttpBase(ABC):
 
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         """Return the end of a run whose connection broke or was never made."""
-        self._count_as_new()
+        self._starts += 1  # it may have restarted
         return connection_lost(exc, has_begun=has_begun)
-
-    def _count_as_new(self) -> None:
-        """Count a new start of the server, since it may have restarted."""
-        self._starts += 1
 
 
 async def receive(response: Exchange, limit: int) -> Answer:
     """Read up to `limit` bytes of a 2xx answer, and up to 64 KiB of any other."""
     body, complete = await read_body(response, limit if response.is_success else min(limit, REFUSAL_BYTES))
-    return Answer(
-        status=response.status_code,
-        body=body,
-        complete=complete,
-        headers=response.headers,
-    )
+    return Answer(status=response.status_code, body=body, complete=complete, headers=response.headers)
 
 
 class MappedRunner(HttpBase):

@@ -97,7 +97,7 @@ class PollingRunner(MappedRunner):
             if not job.id and (refusal := await self._submit(request, job, feed)) is not None:
                 return refusal
             feed.add(Accepted(self._scope + job.id), size=len(job.id))
-            if job.is_unwanted:
+            if job.unwanted_since < math.inf:
                 await self._stop(job)
             return await self._until_ended(job) or self._leave(job)
         finally:
@@ -126,16 +126,13 @@ class PollingRunner(MappedRunner):
         rest.add_done_callback(self._left.discard)
         return replace(HUNG_UP, goes_on=rest)
 
-    def _does_not_stop(self, job: "_Job") -> bool:
-        patience_s = UNHEEDED_S if self._config.cancel_endpoint_template else 0.0
-        return not job.is_left and asyncio.get_running_loop().time() - job.unwanted_since >= patience_s
-
     async def _until_ended(self, job: "_Job") -> Ended | None:
         """Poll until the end. None if the run is to be stopped and does not stop."""
         now = asyncio.get_running_loop().time
         config, silent_since = self._config, math.inf
+        patience_s = UNHEEDED_S if config.cancel_endpoint_template else 0.0
         while (asked_at := now()) < job.until:
-            if self._does_not_stop(job):
+            if not job.is_left and asked_at - job.unwanted_since >= patience_s:
                 return None
             path = self._path_of(config.poll_endpoint_template, job)
             answer = await self._ask("GET", path, limit=self._max_body, timeout_s=config.away_s)
@@ -148,7 +145,9 @@ class PollingRunner(MappedRunner):
                         silent_since, asked_at
                     )  # not since the last answer, which may be an interval ago
                     if now() - silent_since >= config.away_s:
-                        return self._given_up(trouble, is_away=bool(answer.trouble))
+                        is_away = bool(answer.trouble)
+                        self._starts += is_away
+                        return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
                     pause_s = min(pause_s, config.away_s)
                 case None:
                     silent_since = math.inf
@@ -194,11 +193,6 @@ class PollingRunner(MappedRunner):
                     error=f"The model server says that the run is {one_line(word)!r}, a word that is not configured",
                 )
 
-    def _given_up(self, trouble: str, *, is_away: bool) -> Ended:
-        if is_away:
-            self._count_as_new()
-        return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
-
     async def _stop(self, job: "_Job") -> bool:
         if not self._config.cancel_endpoint_template:
             return False
@@ -222,10 +216,6 @@ class _Job(Struct, eq=False):
     unwanted_since: float = math.inf
     is_left: bool = False
     wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
-
-    @property
-    def is_unwanted(self) -> bool:
-        return self.unwanted_since < math.inf
 
     async def pause(self, seconds: float) -> None:
         """Wait until it is time to poll again."""
