@@ -289,16 +289,12 @@ async def put_stream(
             return await read_whole(run, response)
         accepted()
         async with aclosing(_chunks(response)) as chunks:
-            ended = await _follow(chunks, _Reader(run, feed), feed)
-            await read_out(chunks)
-    return ended
-
-
-async def _follow(chunks: AsyncIterator[bytes], reader: "_Reader", feed: Feed) -> Ended | Again:
-    async for chunk in chunks:
-        if (ended := reader.read(chunk)) is not None:
-            return ended
-        await feed.room()
+            reader = _Reader(run, feed)
+            async for chunk in chunks:
+                if (ended := reader.read(chunk)) is not None:
+                    await read_out(chunks)
+                    return ended
+                await feed.room()
     return Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
 
 
@@ -307,23 +303,17 @@ async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
 
     coglet leaves Nagle's algorithm on: while an acknowledgement is delayed, it sends nothing more for 40 ms.
     """
-    acknowledge = _quick_ack(response)
+    connected = response.socket if hasattr(socket, "TCP_QUICKACK") else None  # only Linux has it
+
+    def acknowledge() -> None:
+        if connected is not None:
+            with suppress(OSError):  # the server has just closed the connection: the next read fails
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
     acknowledge()
     async for chunk in response.chunks():
         acknowledge()
         yield chunk
-
-
-def _quick_ack(response: Exchange) -> Callable[[], None]:
-    connected = response.socket
-    if connected is None or not hasattr(socket, "TCP_QUICKACK"):  # only Linux has it
-        return lambda: None
-
-    def acknowledge() -> None:
-        with suppress(OSError):  # the server has just closed the connection: the next read fails
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-
-    return acknowledge
 
 
 class _Reader:
