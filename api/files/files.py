@@ -370,7 +370,7 @@ class _Upload:
     async def _keep(self, part: Part) -> None:
         self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))
         try:
-            await self._store.take(self._name, self._blocks(), content_type=PLAIN_TYPE)
+            await self._store.put(self._name, self._blocks(), content_type=PLAIN_TYPE)
         except Exception as exc:  # a store is third-party code: whatever it raises, the file was not stored
             if self._ended_early is not None:
                 raise self._ended_early from None

@@ -82,7 +82,7 @@ async def put_output(request: Request) -> Response:
         raise invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
     body = _Body(request, name.digest)
     try:
-        await store.take(name, body.blocks(), content_type=kind)
+        await store.put(name, body.blocks(), content_type=kind)
     except Exception as exc:  # a store is third-party code: whatever it raises, the file was not stored
         if body.is_cut_short:
             raise ClientDisconnect from exc

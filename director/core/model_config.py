@@ -4,7 +4,7 @@ Pure. A missing field leaves the director's setting in force; a given field wins
 predictions only: trainings have their own duration and servers.
 """
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from director.core.errors import SettingsError
-from director.core.policy import BreakerMode, Lane, Objective, OnLost, encode
+from director.core.policy import Lane, Objective, encode
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config
-from director.core.settings import DirectorSettings
+from director.core.settings import LIVE_SETTINGS, DirectorSettings
 from director.core.webhook_url import HOST_NAME
 
 # The URL of a model server is judged by its form, before any request. Nothing is resolved or connected. Messages never
@@ -65,37 +65,44 @@ def _shown(url: str) -> str:
 
 LONGEST_S: Final = 30 * 86400.0
 
-Span = Annotated[float, Meta(ge=0, le=LONGEST_S)]
-SomeSpan = Annotated[float, Meta(gt=0, le=LONGEST_S)]
+MOST: Final[dict[type, float]] = {float: LONGEST_S, int: 1_000_000}  # of a setting without a bound of its own
+SETTINGS: Final = get_type_hints(DirectorSettings, include_extras=True)
+
 Url = Annotated[str, Meta(max_length=512)]
 
 
-class ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class _ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A field that is null or missing keeps the director's setting.
 
     `runner`: the servers' `kind` and configuration, as in DIRECTOR_RUNNER_CONFIG. `servers`: for a director that was
     started without any; others keep their own. `slots`: runs that each server does at once. `objectives`: by lane, the
-    share of predictions that should start within a time. The other fields are settings of a director by name.
+    share of predictions that should start within a time. The other fields are settings of a director: LIVE_SETTINGS.
     """
 
     runner: dict[str, Any] | None = None
     servers: Annotated[tuple[Url, ...], Meta(min_length=1, max_length=64)] | None = None
     slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    run_limit_s: SomeSpan | None = None
-    attempts: Annotated[int, Meta(ge=1, le=20)] | None = None
-    on_lost: OnLost | None = None
-    backoff_s: Span | None = None
-    backoff_cap_s: Span | None = None
-    lifetime_s: Span | None = None
-    breaker_after: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
-    breaker_cool_s: SomeSpan | None = None
-    breaker_mode: BreakerMode | None = None
     objectives: dict[Lane, Objective] | None = None
 
 
-# Fields without a setting of the same name
-TURNED: Final = {"runner", "servers", "slots", "objectives"}
-SAME: Final = tuple(name for name in ModelConfig.__struct_fields__ if name not in TURNED)
+def _bounded(setting: Any) -> Any:
+    most = MOST.get(setting.__origin__) if all(meta.le is None for meta in setting.__metadata__) else None
+    return setting if most is None else Annotated[setting, Meta(le=most)]
+
+
+if TYPE_CHECKING:
+
+    class ModelConfig(_ModelConfig, frozen=True):
+        def __init__(self, **fields: Any) -> None: ...
+
+else:
+    ModelConfig = msgspec.defstruct(
+        "ModelConfig",
+        [(name, _bounded(SETTINGS[name]) | None, None) for name in LIVE_SETTINGS],
+        bases=(_ModelConfig,),
+        module=__name__,
+    )
+    ModelConfig.__doc__ = _ModelConfig.__doc__
 
 
 class StoredConfig(Struct, frozen=True, kw_only=True):
@@ -123,7 +130,7 @@ def judge(config: ModelConfig) -> None:
 def over(config: ModelConfig, settings: DirectorSettings) -> DirectorSettings:
     """Return the settings with the configuration on top. Raises SettingsError as `judge` does."""
     judge(config)
-    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(config, name)) is not None}
+    given: dict[str, Any] = {name: value for name in LIVE_SETTINGS if (value := getattr(config, name)) is not None}
     if config.slots is not None:
         given["concurrent_predictions"] = config.slots
     if config.objectives is not None:

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -153,8 +153,6 @@ HeaderMetrics = Annotated[dict[MetricName, Annotated[str, Meta(pattern=r"^[a-z0-
 Words = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=32)]
 Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
 
-RunnerKind = Literal["cog", "http", "polling", "openai"]
-
 
 class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """The base of all kinds: an unknown field is an error."""
@@ -168,7 +166,7 @@ class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
     fast: bool = False
 
 
-class _Mapped(_Config, frozen=True, kw_only=True):
+class MappedConfig(_Config, frozen=True, kw_only=True):
     """A server with its own protocol: what to send, and where its answers hold the results.
 
     `path`: where a run is sent; `{model}` in it is replaced by `model`. `output`, `error` and `metrics`: places in an
@@ -213,7 +211,7 @@ class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     share: Pointer | None = None
 
 
-class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):
+class HttpConfig(MappedConfig, frozen=True, kw_only=True, tag="http"):
     """A server that answers a POST with the output.
 
     With `batch` each POST carries a list of predictions, even a single one. `$each` in `input` says where they go;
@@ -232,7 +230,7 @@ class HttpConfig(_Mapped, frozen=True, kw_only=True, tag="http"):
         return self.batch is not None
 
 
-class PollingConfig(_Mapped, frozen=True, kw_only=True, tag="polling"):
+class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
     """A server that answers a POST with an id and is then polled for the result.
 
     `id_field`: place of the id in the first answer. `poll_endpoint_template`, `cancel_endpoint_template`: paths with
@@ -283,6 +281,10 @@ class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):
 
 
 RunnerConfig = CogConfig | HttpConfig | PollingConfig | OpenAiConfig
+if TYPE_CHECKING:
+    RunnerKind = str
+else:
+    RunnerKind = Literal[tuple(config.__struct_config__.tag for config in get_args(RunnerConfig))]
 
 FOLDER: Final = Path(__file__).parent / "runner_templates"
 TEMPLATES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))

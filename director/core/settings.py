@@ -5,7 +5,7 @@ A field `lease_s` of any struct is the variable `DIRECTOR_LEASE_S`. The descript
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -328,21 +328,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     @property
     def policy(self) -> Policy:
         """The policy for its queue. Raises SettingsError for malformed objectives."""
-        return Policy(
-            streams=self.streams,
-            size=self.shard_size,
-            attempts=self.attempts,
-            on_lost=self.on_lost,
-            backoff_s=self.backoff_s,
-            backoff_cap_s=self.backoff_cap_s,
-            data_ttl_s=self.data_ttl_s,
-            record_ttl_s=self.record_ttl_s,
-            lifetime_s=self.lifetime_s or None,
-            breaker_after=self.breaker_after,
-            breaker_cool_s=self.breaker_cool_s,
-            breaker_mode=self.breaker_mode,
-            objectives=self._objectives,
-        )
+        turned = {"size": self.shard_size, "lifetime_s": self.lifetime_s or None, "objectives": self._objectives}
+        same: dict[str, Any] = {name: getattr(self, name) for name in Policy.__struct_fields__ if name not in turned}
+        return Policy(**same | turned)
 
     @property
     def _objectives(self) -> Objectives:
@@ -356,6 +344,13 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
         """Headers for every request to a model server."""
         name, _, value = self.server_header.partition(": ")
         return {name.lower(): value} if name else {}
+
+
+# Settings of a director that an operator may change while it runs: fields of `ModelConfig`
+LIVE_SETTINGS: Final = (
+    *("run_limit_s", "attempts", "on_lost", "backoff_s", "backoff_cap_s", "lifetime_s"),
+    *("breaker_after", "breaker_cool_s", "breaker_mode"),
+)
 
 
 class KeeperSettings(CommonSettings, frozen=True, kw_only=True):

@@ -42,8 +42,8 @@ from director.files.store import OutputStore
 from director.runtime.sweep import repeat
 from director.runtime.tracing import Tracing
 from director.servers.fleet import Driven, Fleet, Watch
+from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
-from director.servers.runners.make import make_runner
 from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import Setup
 from director.servers.server import Server
@@ -133,9 +133,8 @@ class Director:
         self._storing: Storing | None = None
         self._file_inputs: FileInputs | None = None
         if store is not None:
-            limit_s, files = settings.run_limit_s, CallerFiles(self._redis)
-            self._storing = Storing(store, self._scripts, clock, run_limit_s=limit_s, data_ttl_s=settings.data_ttl_s)
-            self._file_inputs = FileInputs(store, files, clock, base=settings.files_base, run_limit_s=limit_s)
+            self._storing = Storing(store, self._scripts, clock, settings)
+            self._file_inputs = FileInputs(store, CallerFiles(self._redis), clock, settings)
         removal = Removal(self._redis, self._scripts, self._catalog)
         self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
         self._queue: QueueName | None = None
@@ -223,7 +222,7 @@ class Director:
             break
         if not self._settings.servers:
             raise SettingsError(NEEDS)
-        self._set_run_limit()
+        self._pass_settings_on()
         self._want_servers()
 
     async def _follow_config(self) -> None:
@@ -264,13 +263,13 @@ class Director:
             if policy != self._policy and self._queue is not None:
                 await self._scripts.register(self._queue, version=self._version, policy=policy)
             self._settings, self._policy = settings, policy
-        self._set_run_limit()
+        self._pass_settings_on()
         self._want_servers()
 
-    def _set_run_limit(self) -> None:
+    def _pass_settings_on(self) -> None:
         for part in (self._executor, self._storing, self._file_inputs):
             if part is not None:
-                part.run_limit_s = self._settings.run_limit_s
+                part.settings = self._settings
         if self._executor is not None:
             self._executor.policy = self._policy
         # a claim that waits here counts as an attempt if the director dies: only with retries left
@@ -290,16 +289,16 @@ class Director:
 
     def _make_server(self, driven: Driven, slots: int) -> Server:
         most = self._settings.max_output_bytes
-        runner = make_runner(
-            driven.config,
-            driven.url,
+        options = RunnerOptions(
+            url=driven.url,
             slots=slots,
             inbox=self._inbox,
             max_files=self._settings.max_files_bytes,
-            max_output=most if self._storing is None else max(most, MOST_WITH_FILES),
+            max_body=most if self._storing is None else max(most, MOST_WITH_FILES),
             trains=self._kind == "training",
             headers=self._settings.server_headers,
         )
+        runner = make_runner(driven.config, options)
         together = runner.capabilities.batches
         places = together and min(together, self._settings.batch_size or together)
         return Server(runner, slots, trust=Trust(self._settings.max_failures), places=places)
@@ -326,7 +325,7 @@ class Director:
                 inline=settings.inline_text_bytes if self._storing else None,
             ),
             policy=self._policy,
-            run_limit_s=settings.run_limit_s,
+            settings=settings,
             dice=random.random,
             storing=self._storing,
             moderator=self._shared.moderator,

@@ -23,6 +23,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.policy import Policy
 from director.core.schema import Claim, Stored
+from director.core.settings import DirectorSettings
 from director.core.states import Status
 from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
@@ -80,7 +81,7 @@ GONE: Final = "The destination of this training is gone, or the version that it 
 class Executor(Struct, kw_only=True, eq=False):
     """Everything that the runs of one director share. Each call of `execute` runs one claim.
 
-    `policy` and `run_limit_s` may change: later claims use the new values. `dice` returns 0..1.
+    `settings` and their `policy` may change: later claims use the new values. `dice` returns 0..1.
     """
 
     scripts: Scripts
@@ -90,7 +91,7 @@ class Executor(Struct, kw_only=True, eq=False):
     post: Post
     limits: Limits
     policy: Policy
-    run_limit_s: float
+    settings: DirectorSettings
     dice: Callable[[], float]
     storing: Storing | None = None
     moderator: Moderator | None = None
@@ -146,7 +147,7 @@ class Run:
         # not a method of this run: a circle of references would be left to the garbage collector
         self._outbox = Outbox(record, executor.post, partial(_snapshot, claim, tracker, self._clock))
         self._progress = Progress(self.active, executor.scripts, self._outbox if self._outbox.is_wanted else None)
-        self._run_limit_s = executor.run_limit_s
+        self._run_limit_s = executor.settings.run_limit_s
         self._decided: Finish | GiveBack | None = None
         self._ahead_s = 0.0
         self._measured: dict[str, float] = {}

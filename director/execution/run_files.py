@@ -5,7 +5,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -17,6 +17,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, PredictionId, is_file_id
 from director.core.schema import Record
+from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
 from director.execution.uploads import DataUri, Span, substituted, unescaped
 from director.files.caller_files import CallerFiles
@@ -46,7 +47,7 @@ class StoredFile(Struct, frozen=True):
 @dataclass(eq=False)
 class Storing:
     """Stores the files of all claims of a director. An address is valid until the prediction's data is deleted for
-    certain: one whole run and `data_ttl_s` from now.
+    certain: one whole run and `data_ttl_s` from now. `settings` may change.
 
     Retries a failing store a few times. Never waits without a bound, and never raises for what a store does.
     """
@@ -54,9 +55,7 @@ class Storing:
     _store: OutputStore
     _scripts: Scripts
     _clock: Clock
-    _: KW_ONLY
-    run_limit_s: float
-    data_ttl_s: float
+    settings: DirectorSettings
 
     def __post_init__(self) -> None:
         self._under_way: dict[asyncio.Task[None], PredictionId] = {}
@@ -111,7 +110,7 @@ class Storing:
         kind = file.content_type
         if isinstance(file, ServerFile):
             name = name_of(prediction_id, file.digest, content_type=kind)
-            return name, lambda: self._store.take(name, file.blocks(), content_type=kind), file.size
+            return name, lambda: self._store.put(name, file.blocks(), content_type=kind), file.size
         decoded = await to_thread.run_sync(_named, prediction_id, file, abandon_on_cancel=True)
         if decoded is None:
             return None
@@ -146,10 +145,10 @@ class Storing:
         putting.result()
 
     def _expires_s(self, record: Record) -> int:
-        kept_s = self.data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
+        kept_s = self.settings.data_ttl_s if record.data_ttl_ms is None else record.data_ttl_ms / 1000
         if record.wants(WebhookEvent.COMPLETED):
             kept_s = max(kept_s, OWED_S)
-        return math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + kept_s)
+        return math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + kept_s)
 
 
 def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes] | None:
@@ -166,25 +165,23 @@ class FileInputs:
 
     The record keeps the caller's input. An address of another account's file, or of an expired one, stays as it is and
     leads nowhere. The host of an address does not matter, since file ids are unique. The address of an output is its
-    own permission, so only its host changes. `base`: where model servers reach the API; '' if where callers do.
+    own permission, so only its host changes. `settings` may change.
     """
 
     _store: OutputStore
     _files: CallerFiles
     _clock: Clock
-    _: KW_ONLY
-    base: str
-    run_limit_s: float
+    settings: DirectorSettings
 
     async def for_run(self, record: Record, given: Raw) -> Raw:
         """Return the input for this run. Raises BackendUnavailable, and whatever the store raises."""
-        base = self.base.rstrip("/")
+        base = self.settings.files_base.rstrip("/")  # where model servers reach the API; '' if where callers do
         given = moved(given, url=record.url, base=base)
         ids = list(dict.fromkeys(file_id for _, file_id in named(given)))[:MOST_FILES]
         if not ids:
             return given
         known = await self._files.known(record.account, ids)
-        expires_s = math.ceil(self._clock.now_ms() / 1000 + self.run_limit_s + FETCH_S)
+        expires_s = math.ceil(self._clock.now_ms() / 1000 + self.settings.run_limit_s + FETCH_S)
         addresses = {
             file.id: await self._store.fetch_url(
                 file.stored_as, shown=file.name, base=base or record.url, expires_s=expires_s

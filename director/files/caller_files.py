@@ -72,7 +72,6 @@ class CallerFiles:
             await ask(lambda: self._redis.zrem(keys.files(account), *gone))
 
     async def get(self, account: str, file_id: FileId) -> CallerFile | None:
-        """Return the file, or None if this account has no such file."""
         return (await self.known(account, [file_id])).get(file_id)
 
     async def known(self, account: str, ids: Sequence[FileId]) -> Mapping[FileId, CallerFile]:
@@ -106,7 +105,6 @@ class CallerFiles:
         await ask(write)
 
     async def unknown(self, names: Sequence[CallerFileName]) -> list[CallerFileName]:
-        """Return the names among these that Redis does not know any more."""
 
         async def read() -> list[int]:
             pipe = self._redis.pipeline(transaction=False)

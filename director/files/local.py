@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
-from director.files.links import Links
+from director.files.links import LinkedStore, Links
 from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
 
 T = TypeVar("T")
@@ -31,18 +31,18 @@ PARTIAL: Final = "part~"  # callers' files; longer than the end of any id, so it
 CALLERS: Final = "uploads"  # the ending during an upload; no caller's file can have it
 
 
-class LocalFiles:
-    """A folder with outputs at `<end of the id>/<id>/<digest>.<ending>` and callers' files at `uploads/<account>/<end
-    of the id>/<id>.<ending>`. Each file begins with a line that holds its media type.
+class LocalFiles(LinkedStore):
+    """Outputs at `<end of the id>/<id>/<digest>.<ending>`, and uploads at `uploads/<account>/<end of the
+    id>/<id>.<ending>`.
 
-    `links` signs the addresses at which the API serves the files.
+    Each file begins with a line that holds its media type. `links` signs the addresses at which the API serves them.
     """
 
     sweep_s = 60.0
 
     def __init__(self, folder: Path, links: Links) -> None:
         self._folder = folder
-        self._links = links
+        super().__init__(links)
 
     def prepare(self) -> None:
         """Make the folder, readable by this user alone. Raises SettingsError if it cannot be written."""
@@ -55,15 +55,16 @@ class LocalFiles:
             raise SettingsError(f"DIRECTOR_FILES_DIR: {self._folder} cannot be written ({exc.strerror}).") from exc
 
     async def probe(self) -> str:
-        is_good = await _in_thread(os.access, _nearest(self._folder), os.R_OK | os.W_OK | os.X_OK)
+        nearest = next(each for each in (self._folder, *self._folder.parents) if each.is_dir() or each.exists())
+        is_good = await _in_thread(os.access, nearest, os.R_OK | os.W_OK | os.X_OK)
         return "" if is_good else f"DIRECTOR_FILES_DIR: {self._folder} cannot be written"
 
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
+    async def put(self, name: StoredName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
         """Write the file beside its place, sync it, then rename it, so that a reader never sees part of it."""
-        await _in_thread(self._put, name, data, content_type)
-
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
         path = self._path(name)
+        if isinstance(data, bytes):
+            await _in_thread(self._put, path, _head(content_type) + data)
+            return
         await _in_thread(_make_folder, path.parent)
         new = _beside(path) if isinstance(name, FileName) else self._path(replace(name, ending=PARTIAL))
         opened: list[BinaryIO] = []
@@ -71,7 +72,7 @@ class LocalFiles:
             await _to_its_end(lambda: opened.append(new.open("xb")))
             [file] = opened
             await _to_its_end(file.write, _head(content_type))
-            async for block in blocks:
+            async for block in data:
                 await _to_its_end(file.write, block)
             await _to_its_end(_bring_to_disk, file)
             await _to_its_end(new.replace, path)
@@ -80,12 +81,6 @@ class LocalFiles:
                 file.close()
             new.unlink(missing_ok=True)
         await _in_thread(self._sync_up, path)
-
-    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
-        return await self._links.signed(str(name), base=base, expires_s=expires_s)
-
-    async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        return await self._links.download(name.account, name.id, name=shown, base=base, expires_s=expires_s)
 
     async def open(self, name: StoredName) -> OpenFile | None:
         return await _in_thread(self._open, name)
@@ -121,14 +116,13 @@ class LocalFiles:
             return self._folder / CALLERS / name.account / name.id[-2:] / f"{name.id}.{name.ending}"
         return self._home(name.prediction_id) / f"{name.digest}.{name.ending}"
 
-    def _put(self, name: FileName, data: bytes, content_type: str) -> None:
-        path = self._path(name)
+    def _put(self, path: Path, data: bytes) -> None:
         if not path.exists():
             _make_folder(path.parent)
             new = _beside(path)
             try:
                 with new.open("xb") as file:
-                    file.write(_head(content_type) + data)
+                    file.write(data)
                     _bring_to_disk(file)
                 new.replace(path)
             finally:
@@ -137,7 +131,11 @@ class LocalFiles:
 
     def _sync_up(self, path: Path) -> None:
         for folder in path.parents:  # an entry is durable once its folder is synced
-            _sync(folder)
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             if folder == self._folder:
                 return
 
@@ -158,7 +156,9 @@ class LocalFiles:
 
 async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
     """Yield the bytes `start` to `stop` of what follows `begin` in the file."""
-    with await _in_thread(_at, path, begin + start) as file:
+    opened = await _in_thread(lambda: path.open("rb"))
+    with opened as file:
+        file.seek(begin + start)
         left = stop - start
         while left > 0 and (chunk := await _in_thread(file.read, min(left, READ_BYTES))):
             left -= len(chunk)
@@ -167,11 +167,6 @@ async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerat
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{secrets.token_hex(8)}")
-
-
-def _nearest(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    return next(each for each in (folder, *folder.parents) if each.is_dir() or each.exists())
 
 
 def _head(content_type: str) -> bytes:
@@ -187,12 +182,6 @@ def _make_folder(folder: Path) -> None:
 def _bring_to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _at(path: Path, begin: int) -> BinaryIO:
-    file = path.open("rb")
-    file.seek(begin)
-    return file
 
 
 async def _in_thread(call: Callable[..., T], *args: Any) -> T:
@@ -215,11 +204,3 @@ def _names(folder: Path) -> list[str]:
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(entry.name for entry in folder.iterdir())
     return []
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,8 +22,8 @@ from obstore.store import S3Store
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
-from director.files.links import Links
-from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
+from director.files.links import LinkedStore, Links
+from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, OpenFile, StoredName
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def bucket_of(url: str) -> S3Store:
         raise SettingsError(f"DIRECTOR_FILES_URL: {exc}") from exc
 
 
-class S3Files:
+class S3Files(LinkedStore):
     """A bucket with `outputs/<id>/<digest>.<ending>` and `uploads/<account>/<id>.<ending>`.
 
     Outputs are read through the API, whose addresses live longer than S3 signs for. Model servers fetch callers' files
@@ -84,7 +84,7 @@ class S3Files:
 
     def __init__(self, bucket: S3Store, links: Links, clock: Clock) -> None:
         self._bucket = bucket
-        self._links = links
+        super().__init__(links)
         self._clock = clock
 
     async def probe(self) -> str:
@@ -97,21 +97,15 @@ class S3Files:
             return f"DIRECTOR_FILES_URL: {SAID.get(code) or (f'it answers {code}' if code else UNREACHED)}"
         return ""
 
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        await obstore.put_async(self._bucket, _key(name), data, attributes={"Content-Type": content_type})
-
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
+    async def put(self, name: StoredName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
         await obstore.put_async(
             self._bucket,
             _key(name),
-            blocks,
+            data,
             attributes={"Content-Type": content_type},
             chunk_size=PART_BYTES,
             max_concurrency=1,
         )
-
-    async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
-        return await self._links.signed(str(name), base=base, expires_s=expires_s)
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
         """Return the bucket's own address. `shown` and `base` are not needed: the key has the ending."""

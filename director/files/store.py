@@ -31,11 +31,7 @@ ENDINGS: Final = {
 
 
 class FileName(Struct, frozen=True):
-    """The public name of an output's file: its prediction and a digest of its bytes, so putting it twice is putting it
-    once.
-
-    The ending is for people.
-    """
+    """The public name of an output's file. It has a digest of the bytes: putting it twice is putting it once."""
 
     prediction_id: PredictionId
     digest: str
@@ -48,9 +44,7 @@ class FileName(Struct, frozen=True):
     def parse(cls, text: str) -> "FileName | None":
         """Return the name, or None for any other text: nothing else ever becomes a path."""
         found = NAME.fullmatch(text)
-        if found is None or not is_prediction_id(found[1]):
-            return None
-        return cls(PredictionId(found[1]), found[2], found[3])
+        return cls(PredictionId(found[1]), found[2], found[3]) if found and is_prediction_id(found[1]) else None
 
 
 class CallerFileName(Struct, frozen=True):
@@ -65,23 +59,18 @@ class CallerFileName(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "CallerFileName | None":
-        """Return the name, or None for any other text."""
         found = CALLER_NAME.fullmatch(text)
-        if found is None or not is_file_id(found[2]):
-            return None
-        return cls(found[1], FileId(found[2]), found[3])
+        return cls(found[1], FileId(found[2]), found[3]) if found and is_file_id(found[2]) else None
 
 
 StoredName = FileName | CallerFileName
 
 
 def file_name(prediction_id: PredictionId, data: bytes, *, content_type: str) -> FileName:
-    """Return the name of these bytes among the prediction's files."""
     return name_of(prediction_id, hashlib.sha256(data).hexdigest(), content_type=content_type)
 
 
 def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> FileName:
-    """Return the name of the bytes with this SHA-256 among the prediction's files."""
     kind = content_type.partition(";")[0]
     own = kind.rpartition("/")[2].removeprefix("x-")
     ending = ENDINGS.get(kind) or (own if re.fullmatch(r"[a-z0-9]{1,8}", own) else "bin")
@@ -95,10 +84,7 @@ def ending_of(shown: str) -> str:
 
 
 class OpenFile(Struct, frozen=True, eq=False):
-    """A file to read. `read` yields the bytes from one position up to another.
-
-    It opens the file when the first byte is asked for, and closes it at the end or when the iterator is closed.
-    """
+    """A file to read. `read` yields the bytes from one position up to another, and holds it open only meanwhile."""
 
     content_type: str
     size: int
@@ -112,14 +98,8 @@ class OutputStore(Protocol):
         """Return what is wrong with the store, in words for the operator and without a secret, or '' if it works."""
         ...
 
-    async def put(self, name: FileName, data: bytes, *, content_type: str) -> None:
-        """Store a file; it is durable when this returns. Safe to repeat."""
-        ...
-
-    async def take(self, name: FileName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Store a file from a stream; it is durable when this returns, and not visible before. If `blocks` raises,
-        nothing of it is kept.
-        """
+    async def put(self, name: FileName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None:
+        """Store a file, durable and visible when this returns. If `data` raises, nothing is kept. Safe to repeat."""
         ...
 
     async def url(self, name: FileName, *, base: str, expires_s: int) -> str:
@@ -127,9 +107,7 @@ class OutputStore(Protocol):
         ...
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        """Return the address from which a model server fetches a caller's file until `expires_s`; `shown`: its uploaded
-        name.
-        """
+        """Return the address at which a model server finds a caller's file; `shown`: its uploaded name."""
         ...
 
     async def remove(self, prediction_id: PredictionId) -> None:
@@ -143,13 +121,9 @@ class FileStore(OutputStore, Protocol):
     sweep_s: float
     """The seconds between two sweeps of the store."""
 
-    async def take(self, name: StoredName, blocks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Store an output's or a caller's file from a stream."""
-        ...
+    async def put(self, name: StoredName, data: bytes | AsyncIterator[bytes], *, content_type: str) -> None: ...
 
-    async def open(self, name: StoredName) -> OpenFile | None:
-        """Open a file, or return None if it is gone."""
-        ...
+    async def open(self, name: StoredName) -> OpenFile | None: ...
 
     def callers(self, most: int) -> AsyncIterator[list[CallerFileName]]:
         """Yield the names of all callers' files, at most `most` at a time."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 from msgspec.structs import replace
@@ -86,61 +87,53 @@ class Recovery:
         return max(wait_s, min(wait_s * (1 << min(self._tries, 16)), LONGEST_S))
 
 
-class Watch:
+class Watch(Struct, eq=False):
     """Watches one server. `register` is awaited each time the server becomes ready, before it gets work.
 
     `note_setup` is awaited when a setup has ended, well or not, until it returns True. `setup_retry_s`: how long after
     a failed setup the server is asked to end; 0 for never.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        servers: Servers,
-        clock: Clock,
-        register: Callable[[Server, Health], Awaitable[object]],
-        note_setup: Callable[[Server, Health], Awaitable[bool]],
-        *,
-        setup_retry_s: float = 0,
-    ) -> None:
-        self._server = server
-        self._servers = servers
-        self._clock = clock
-        self._register = register
-        self._note_setup = note_setup
-        self._recovery = Recovery({HealthStatus.SETUP_FAILED: setup_retry_s, HealthStatus.UNHEALTHY: UNHEALTHY_S})
-        self._noted: tuple[str, bool] | None = None  # the start that was noted, and whether it could run
-        self._seen: HealthStatus | None = None
-        self._registered = False
-        self._asked_to_end_at: float | None = None
-        self._stranger: tuple[float, int] | None = None  # since when, and the count of runs then
+    server: Server
+    servers: Servers
+    clock: Clock
+    register: Callable[[Server, Health], Awaitable[object]]
+    note_setup: Callable[[Server, Health], Awaitable[bool]]
+    setup_retry_s: float = 0
+    noted: tuple[str, bool] | None = None  # the start that was noted, and whether it could run
+    seen: HealthStatus | None = None
+    is_registered: bool = False
+    asked_to_end_at: float | None = None
+    stranger: tuple[float, int] | None = None  # since when, and the count of runs then
+    recovery: Recovery = msgspec.field(default_factory=lambda: Recovery({}))
+
+    def __post_init__(self) -> None:
+        self.recovery = Recovery({HealthStatus.SETUP_FAILED: self.setup_retry_s, HealthStatus.UNHEALTHY: UNHEALTHY_S})
 
     async def run(self) -> None:
-        """Look for ever: often while the server starts or is away, rarely once it is ready, at once when it is in
-        doubt.
-        """
+        """Look often while the server starts or is away, rarely once it is ready, at once when it is in doubt."""
         while True:
             try:
                 health = await self.run_once()
             except BackendUnavailable as exc:
                 log.warning("registering a model failed", extra={"error": str(exc)})
-                await self._clock.sleep(AWAY_S)
+                await self.clock.sleep(AWAY_S)
                 continue
             except DirectorError:  # raised on purpose: the operator has to act
                 raise
             except Exception:  # a fault in looking at one server must not end the runs on all the others
-                log.exception("looking at a model server broke", extra={"server": self._server.runner.url})
-                await self._clock.sleep(LATER_S)
+                log.exception("looking at a model server broke", extra={"server": self.server.runner.url})
+                await self.clock.sleep(LATER_S)
                 continue
-            if self._server.doubt.is_set():
-                await self._clock.sleep(min(AWAY_S, PAUSES[health.status]))
+            if self.server.doubt.is_set():
+                await self.clock.sleep(min(AWAY_S, PAUSES[health.status]))
             else:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._server.doubt.wait(), PAUSES[health.status])
+                    await asyncio.wait_for(self.server.doubt.wait(), PAUSES[health.status])
 
     async def run_once(self) -> Health:
         """Look once. A server whose worker is dead, or that a run put in doubt, is asked to end."""
-        server, started = self._server, self._server.runs
+        server, started = self.server, self.server.runs
         health = await server.runner.health()
         self._judge_start(health)
         self._judge_count(health, started)
@@ -149,98 +142,91 @@ class Watch:
         if health.status is HealthStatus.DEFUNCT or (server.doubt.is_set() and health.can_run and is_harmless):
             await self._end_server()
             health = replace(health, status=HealthStatus.DEFUNCT)
-        elif server.runner.capabilities.restarts and self._recovery.is_due(
-            health, self._clock.monotonic(), is_idle=not server.busy
+        elif server.runner.capabilities.restarts and self.recovery.is_due(
+            health, self.clock.monotonic(), is_idle=not server.busy
         ):
             await self._end_server()
-        elif health.can_run and not self._registered:
-            await self._register(server, health)
-            self._registered = True
+        elif health.can_run and not self.is_registered:
+            await self.register(server, health)
+            self.is_registered = True
         self._report(health)
-        self._servers.saw(server, health)
+        self.servers.saw(server, health)
         await self._note_end_of_setup(health)
         return health
 
     async def _note_end_of_setup(self, health: Health) -> None:
         """Record the end of a setup once for each start. This comes last, since no work waits for it."""
         setup = health.since, health.can_run
-        if health.setup is None or setup == self._noted:
+        if health.setup is None or setup == self.noted:
             return
         if not health.can_run and health.status is not HealthStatus.SETUP_FAILED:
             return
         try:
-            if await self._note_setup(self._server, health):
-                self._noted = setup
+            if await self.note_setup(self.server, health):
+                self.noted = setup
         except BackendUnavailable as exc:
             log.warning("noting a setup failed", extra={"error": str(exc)})
 
     def _judge_start(self, health: Health) -> None:
         """Take in a new start of the server. Doubt and registration belong to one start."""
-        server = self._server
+        server = self.server
         is_new = health.since not in ("", server.since)
         if is_new or (not health.can_run and not server.since):
             server.doubt.clear()
         if is_new:
-            self._servers.started(server, health.since)
-            self._asked_to_end_at = self._stranger = None
+            self.servers.started(server, health.since)
+            self.asked_to_end_at = self.stranger = None
         if is_new or not health.can_run:
-            self._registered = False
+            self.is_registered = False
 
     def _judge_count(self, health: Health, started: int) -> None:
-        """Compare its count of runs with ours. Valid only if nothing of ours ran at this look, nor since the first
-        such look.
-        """
-        server, now = self._server, self._clock.monotonic()
+        """Compare its count of runs with ours. Valid only if nothing of ours ran since the first such look."""
+        server, now = self.server, self.clock.monotonic()
         if health.status is not HealthStatus.BUSY or server.running or server.runs != started:
-            self._stranger = None
-        elif self._stranger is None or self._stranger[1] != started:
-            self._stranger = now, started
-        elif now - self._stranger[0] >= STRANGER_S and not server.doubt.is_set():
+            self.stranger = None
+        elif self.stranger is None or self.stranger[1] != started:
+            self.stranger = now, started
+        elif now - self.stranger[0] >= STRANGER_S and not server.doubt.is_set():
             log.warning("a model server is busy with nothing of ours", extra={"server": server.runner.url})
-            self._servers.distrust(server)
+            self.servers.distrust(server)
 
     async def _end_server(self) -> None:
         """Ask it to end. Ask again only if it did not answer, or is still there long after it should have ended."""
-        asked_at, now = self._asked_to_end_at, self._clock.monotonic()
+        asked_at, now = self.asked_to_end_at, self.clock.monotonic()
         if asked_at is None or now - asked_at >= END_AGAIN_S:
-            log.warning("asking a model server to end", extra={"server": self._server.runner.url})
-            self._asked_to_end_at = now if await self._server.runner.shutdown() else None
+            log.warning("asking a model server to end", extra={"server": self.server.runner.url})
+            self.asked_to_end_at = now if await self.server.runner.shutdown() else None
 
     def _report(self, health: Health) -> None:
-        if health.status is not self._seen:
+        if health.status is not self.seen:
+            # Nothing else that a server prints is logged, since a model may print its secrets
+            setup = health.setup if health.status is HealthStatus.SETUP_FAILED else None
+            logs = {} if setup is None else {"setup_logs": setup.logs[-SETUP_LOG_CHARS:]}
             log.log(
                 LEVELS.get(health.status, logging.INFO),
                 "the health of a model server changed",
                 extra={
-                    "server": self._server.runner.url,
+                    "server": self.server.runner.url,
                     "status": health.status,
                     "detail": health.detail,
-                    **_setup_logs(health),
+                    **logs,
                 },
             )
-        self._seen = health.status
-
-
-def _setup_logs(health: Health) -> dict[str, str]:
-    """Return the end of what a failed setup printed. Nothing else is logged, since a model may print its secrets."""
-    if health.status is not HealthStatus.SETUP_FAILED or health.setup is None:
-        return {}
-    return {"setup_logs": health.setup.logs[-SETUP_LOG_CHARS:]}
+        self.seen = health.status
 
 
 class Driven(Struct, frozen=True):
-    """A wanted server: where it is, and the configuration of its runner."""
-
     url: str
     config: RunnerConfig
 
 
 class _Watched(Struct, eq=False):
+    driven: Driven
     server: Server
     scope: anyio.CancelScope
 
 
-class Fleet:
+class Fleet(Struct, eq=False):
     """Keeps `servers` as wanted. `make` makes a server, `watch` looks after it until it is canceled.
 
     A server with another runner configuration counts as another server. The former one gets no more runs and finishes
@@ -248,26 +234,18 @@ class Fleet:
     once.
     """
 
-    def __init__(
-        self,
-        servers: Servers,
-        *,
-        make: Callable[[Driven, int], Server],
-        watch: Callable[[Server], Awaitable[None]],
-    ) -> None:
-        self._servers = servers
-        self._make = make
-        self._watch = watch
-        self._watched: list[tuple[Driven, _Watched]] = []
-        self._leaving: list[tuple[Driven, Server]] = []
-        self._wanted: tuple[Driven, ...] = ()
-        self._slots = 1
-        self._news = asyncio.Event()
+    servers: Servers
+    make: Callable[[Driven, int], Server]
+    watch: Callable[[Server], Awaitable[None]]
+    watched: list[_Watched] = msgspec.field(default_factory=list)
+    leaving: list[_Watched] = msgspec.field(default_factory=list)
+    wanted: tuple[Driven, ...] = ()
+    slots: int = 1
+    news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def want(self, wanted: Sequence[Driven], *, slots: int) -> None:
-        """Change the wanted servers, and the slots of each."""
-        self._wanted, self._slots = tuple(wanted), slots
-        self._news.set()
+        self.wanted, self.slots = tuple(wanted), slots
+        self.news.set()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Apply changes for ever. Reports as started once the first wanted servers are made."""
@@ -275,42 +253,42 @@ class Fleet:
             self._change(tasks)
             task_status.started()
             while True:
-                await self._news.wait()
-                self._news.clear()
+                await self.news.wait()
+                self.news.clear()
                 self._change(tasks)
 
     async def aclose(self) -> None:
-        """Close the connections to all servers."""
-        for server in [*self._servers.all, *(server for _, server in self._leaving)]:
+        for server in [*self.servers.all, *(each.server for each in self.leaving)]:
             await server.runner.aclose()
 
     def _change(self, tasks: TaskGroup) -> None:
-        wanted = list(self._wanted)
-        for driven, watched in list(self._watched):
-            if driven in wanted:
-                wanted.remove(driven)
-                self._servers.resize(watched.server, self._slots)
+        wanted = list(self.wanted)
+        for watched in list(self.watched):
+            if watched.driven in wanted:
+                wanted.remove(watched.driven)
+                self.servers.resize(watched.server, self.slots)
             else:
-                self._watched.remove((driven, watched))
-                self._servers.remove(watched.server)
+                self.watched.remove(watched)
+                self.servers.remove(watched.server)
                 watched.scope.cancel()
-                self._leaving.append((driven, watched.server))
-                tasks.start_soon(self._retire, driven, watched.server)
+                self.leaving.append(watched)
+                tasks.start_soon(self._retire, watched)
         for driven in wanted:
-            if any(former.url == driven.url for former, _ in self._leaving):
+            if any(former.driven.url == driven.url for former in self.leaving):
                 continue  # made once the former server has ended its runs
-            watched = _Watched(self._make(driven, self._slots), anyio.CancelScope())
-            self._watched.append((driven, watched))
-            self._servers.add(watched.server)
+            watched = _Watched(driven, self.make(driven, self.slots), anyio.CancelScope())
+            self.watched.append(watched)
+            self.servers.add(watched.server)
             tasks.start_soon(self._look_after, watched)
 
     async def _look_after(self, watched: _Watched) -> None:
         with watched.scope:
-            await self._watch(watched.server)
+            await self.watch(watched.server)
 
-    async def _retire(self, driven: Driven, server: Server) -> None:
+    async def _retire(self, watched: _Watched) -> None:
+        server = watched.server
         while server.busy or server.waiting:
-            await self._servers.permits.changed()
+            await self.servers.permits.changed()
         await server.runner.aclose()
-        self._leaving.remove((driven, server))
-        self._news.set()
+        self.leaving.remove(watched)
+        self.news.set()

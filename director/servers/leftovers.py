@@ -38,21 +38,18 @@ class _Leftover(Struct, frozen=True):
     quiet_s: float
 
 
-class Leftovers:
+class Leftovers(Struct, eq=False):
     """The leftovers in one folder: `/tmp/coglet/predictions` of the servers, as this process sees it."""
 
-    def __init__(self, folder: Path, redis: Redis, clock: Clock) -> None:
-        self._folder = folder
-        self._redis = redis
-        self._clock = clock
-        self._has_warned = False
+    folder: Path
+    redis: Redis
+    clock: Clock
+    has_warned: bool = False
 
     async def run(self) -> NoReturn:
-        """Sweep for ever."""
-        await repeat(self.run_once, role="leftovers", tick_s=SWEEP_S, clock=self._clock)
+        await repeat(self.run_once, role="leftovers", tick_s=SWEEP_S, clock=self.clock)
 
     async def run_once(self) -> int:
-        """Delete what may be deleted, and return how many folders that were."""
         deleted = 0
         quiet = self._quiet()
         try:
@@ -70,7 +67,7 @@ class Leftovers:
 
     async def _over(self, found: Sequence[_Leftover]) -> list[PredictionId]:
         async def read() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
+            pipe = self.redis.pipeline(transaction=False)
             for each in found:
                 pipe.hget(keys.record(each.id), "status")
             return list(await pipe.execute())
@@ -84,16 +81,16 @@ class Leftovers:
 
     def _quiet(self) -> Generator[_Leftover, None, None]:
         """Yield the folders to which nothing was written for `QUIET_S`, by their time on disk."""
-        with _opened(self._folder) as folder, os.scandir(folder) as entries:
+        with _opened(self.folder) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 if is_prediction_id(entry.name) and entry.is_dir(follow_symlinks=False):
-                    quiet_s = self._clock.now_ms() / 1000 - _last_write_s(entry.name, folder)
+                    quiet_s = self.clock.now_ms() / 1000 - _last_write_s(entry.name, folder)
                     if quiet_s > QUIET_S:
                         yield _Leftover(PredictionId(entry.name), quiet_s)
 
     def _delete(self, leftovers: Sequence[PredictionId]) -> int:
         deleted = 0
-        with _opened(self._folder) as folder:
+        with _opened(self.folder) as folder:
             for name in leftovers:
                 try:
                     shutil.rmtree(name, dir_fd=folder)
@@ -104,9 +101,9 @@ class Leftovers:
 
     def _warn(self) -> None:
         """Warn once: the same is wrong with all of them."""
-        if not self._has_warned:
+        if not self.has_warned:
             log.warning("leftovers of model servers cannot be deleted", exc_info=True)
-        self._has_warned = True
+        self.has_warned = True
 
 
 @contextmanager

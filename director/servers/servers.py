@@ -14,10 +14,9 @@ from typing import Final
 from msgspec import Struct
 
 from director.broker.scripts import Readiness
-from director.servers.permits import Permits
+from director.servers.runners.answers import SERVER_AUTH
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.runners.untrusted import SERVER_AUTH
-from director.servers.server import UNSEEN, Permit, Server
+from director.servers.server import UNSEEN, Permit, Permits, Server
 from director.store.directors import LOOP
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ class Servers:
         self._alone_since = -math.inf
 
     def any_ready(self) -> bool:
-        """True if any server could run something, now or when a slot is free."""
         return any(server.can_run for server in self.all)
 
     @property
@@ -89,7 +87,6 @@ class Servers:
             self._refresh()
 
     def saw(self, server: Server, health: Health) -> None:
-        """Take in a look at the server."""
         server.failed_starts = _failed_starts(server, health)
         server.health = health
         self._refresh()
@@ -105,7 +102,6 @@ class Servers:
             self.distrust(permit.server)
 
     def distrust(self, server: Server) -> None:
-        """Ask for a restart of the server."""
         server.doubt.set()
         self.on_news()
 

@@ -19,7 +19,7 @@ from director.core.errors import SettingsError
 from director.core.schema import SetupRun
 from director.core.settings import DirectorSettings
 from director.core.webhook_url import read_webhook_url
-from director.webhooks.sender import Delivery, Sender
+from director.webhooks.sender import Sender
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,18 @@ class _Body(Struct, frozen=True):
     logs: str
 
 
-class SetupWebhook:
-    def __init__(self, url: str, *, secret: str, sender: Sender, clock: Clock) -> None:
-        self._url = url
-        self._secret = secret
-        self._sender = sender
-        self._clock = clock
-        self._last_message: dict[str, str] = {}
-        self._waiting: deque[tuple[str, bytes]] = deque(maxlen=MOST_WAITING)
-        self._news = asyncio.Event()
+class SetupWebhook(Struct, eq=False):
+    url: str
+    secret: str
+    sender: Sender
+    clock: Clock
+    last_message: dict[str, str] = msgspec.field(default_factory=dict)
+    waiting: deque[tuple[str, bytes]] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     @classmethod
     def of(cls, settings: DirectorSettings, sender: Sender, clock: Clock) -> "SetupWebhook | None":
-        """Return the webhook of the settings, or None if none is set. Raises SettingsError if it could never be
-        delivered.
-        """
+        """Return None without a URL. Raises SettingsError if it could never be delivered."""
         if not settings.setup_webhook:
             return None
         try:
@@ -64,37 +61,35 @@ class SetupWebhook:
             signing.sign([settings.setup_webhook_secret], message_id="msg", timestamp_s=0, body=b"")
         except ValueError as exc:
             raise SettingsError(f"DIRECTOR_SETUP_WEBHOOK_SECRET: {exc}.") from None
-        return cls(settings.setup_webhook, secret=settings.setup_webhook_secret, sender=sender, clock=clock)
+        return cls(settings.setup_webhook, settings.setup_webhook_secret, sender, clock)
 
     def add(self, setup: SetupRun, *, model: str, version: str) -> None:
         """Queue the end of a setup. A repeated one is delivered once."""
         which = hashlib.sha256("\n".join((model, setup.server, setup.started_at or "", setup.status)).encode())
         message_id = f"msg_setup_{which.hexdigest()[:32]}"
-        if self._last_message.get(setup.server) == message_id:
+        if self.last_message.get(setup.server) == message_id:
             return
-        self._last_message[setup.server] = message_id
+        self.last_message[setup.server] = message_id
         body = _Body(model, version or None, **msgspec.structs.asdict(setup))
-        self._waiting.append((message_id, msgspec.json.encode(body)))
-        self._news.set()
+        self.waiting.append((message_id, msgspec.json.encode(body)))
+        self.news.set()
 
     async def run(self) -> NoReturn:
-        """Deliver what is queued, one after the other, for ever."""
         while True:
-            while self._waiting:
-                await self._deliver(*self._waiting.popleft())
-            self._news.clear()
-            await self._news.wait()
+            while self.waiting:
+                await self._deliver(*self.waiting.popleft())
+            self.news.clear()
+            await self.news.wait()
 
     async def _deliver(self, message_id: str, body: bytes) -> None:
         for pause_s in (*PAUSES_S, None):
-            delivery = await self._attempt(message_id, body)
+            now_s = self.clock.now_ms() / 1000
+            delivery = await self.sender.send(
+                self.url, message_id=message_id, body=body, secrets=[self.secret], now_s=now_s
+            )
             if delivery.ok:
                 return
             if pause_s is None or delivery.gone or delivery.refused:
                 break
-            await self._clock.sleep(pause_s)
+            await self.clock.sleep(pause_s)
         log.error("the end of a setup was not delivered: see DIRECTOR_SETUP_WEBHOOK", extra={"reason": delivery.reason})
-
-    async def _attempt(self, message_id: str, body: bytes) -> Delivery:
-        now_s = self._clock.now_ms() / 1000
-        return await self._sender.send(self._url, message_id=message_id, body=body, secrets=[self._secret], now_s=now_s)

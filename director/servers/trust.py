@@ -71,13 +71,10 @@ class Trust:
         return self.rest(restart=restart)
 
     def rest(self, *, restart: bool = False) -> Rest:
-        """Begin a rest, each time a longer one."""
         self._rests += 1
         return Rest(seconds=min(LONGEST_S, FIRST_S * 2.0 ** min(self._rests - 1, MOST_DOUBLINGS)), restart=restart)
 
     def went_well_elsewhere(self, account: str) -> None:
-        """Note that a run of the account succeeded on another server: its failures here may not come from what it
-        sends.
-        """
+        """Note a success on another server: failures here may not come from what the account sends."""
         if account == self._accused_by:
             self._accused_by = ""

@@ -14,7 +14,9 @@ from director.chaos.journal import CogEnded, CogStarted, Delivered, Journal, Lin
 from director.chaos.sink import Sink
 from director.chaos.wire import Caller, Handler, Unanswered, serve
 from director.core import signing
+from director.core.runner_config import CogConfig
 from director.local.processes import free_port
+from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
 from tests.support.eventually import eventually
@@ -48,7 +50,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 async def cog(folder: Path, *, slots: int = 2) -> AsyncIterator[CogRunner]:
     with closing(Journal(folder / "cog-0.jsonl")) as journal:
         async with serving(Cog("cog-0", slots, journal)) as url:
-            runner = CogRunner(url, slots=slots)
+            runner = CogRunner(CogConfig(), RunnerOptions(url=url, slots=slots))
             try:
                 yield runner
             finally:

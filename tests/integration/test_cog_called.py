@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from director.core.runner_config import CogConfig
+from director.servers.runners import RunnerOptions
 from director.servers.runners import cog_follow as cog_called
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.inbox import Inbox
@@ -48,7 +50,7 @@ async def old() -> AsyncGenerator[ScriptedCog, None]:
 
 @pytest.fixture
 async def runner(old: ScriptedCog, inbox: Inbox) -> AsyncGenerator[CogRunner, None]:
-    runner = CogRunner(old.url, inbox=inbox)
+    runner = CogRunner(CogConfig(), RunnerOptions(url=old.url, inbox=inbox))
     await runner.health()
     yield runner
     await runner.aclose()
@@ -149,7 +151,7 @@ async def test_run_with_an_open_request_leaves_the_server_busy_and_unasked(
         await answer(200, {"status": "succeeded", "output": "x"}).act(exchange)
 
     old.on("PUT", PATH, Script(act))
-    runner = CogRunner(old.url, inbox=inbox, fast=fast)
+    runner = CogRunner(CogConfig(fast=fast), RunnerOptions(url=old.url, inbox=inbox))
     try:
         ready = await runner.health()
         async with aclosing(runner.run(REQUEST)) as events:

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from director.servers.runners import cog
+from director.core.runner_config import CogConfig
+from director.servers.runners import RunnerOptions, cog
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.http_base import ASK_TIMEOUT_S
 from director.servers.runners.inbox import Arrivals, Inbox
@@ -169,8 +170,8 @@ async def says(runner: CogRunner, status: HealthStatus) -> None:
 
 
 @asynccontextmanager
-async def runner_for(url: str, **options: Any) -> AsyncGenerator[CogRunner, None]:
-    runner = CogRunner(url, **options)
+async def runner_for(url: str, *, fast: bool = False, **options: Any) -> AsyncGenerator[CogRunner, None]:
+    runner = CogRunner(CogConfig(fast=fast), RunnerOptions(url=url, **options))
     try:
         yield runner
     finally:
@@ -321,7 +322,7 @@ async def test_second_run_that_waited_too_long_is_refused_and_never_begins(
     monkeypatch.setattr(cog, "SLOT_PATIENCE_S", 0.1)
     async with aclosing(runner.run(request(gate=str(gate)))) as first:
         assert await anext(first) == Began()
-        monkeypatch.setattr("director.servers.runners.feed.BEGAN_AFTER_S", 30)  # a busy machine may refuse late
+        monkeypatch.setattr("director.servers.runners.http_base.BEGAN_AFTER_S", 30)  # a busy machine may refuse late
         assert await follow(runner, request(OTHER_ID)) == [
             Ended(
                 outcome=Outcome.REFUSED,
@@ -502,7 +503,7 @@ async def test_killed_server_loses_the_run(tmp_path: Path, inbox: Inbox, gate: P
 async def test_server_that_returns_with_another_model_is_learned_again(tmp_path: Path) -> None:
     async with cog_process(write_model(tmp_path / "old", MODEL, SCALAR), stub="predict.py:Scalar") as server:
         port = int(server.url.rpartition(":")[2])
-        runner = CogRunner(server.url)
+        runner = CogRunner(CogConfig(), RunnerOptions(url=server.url))
         assert items(await follow(runner, request())) == []
     async with cog_process(write_model(tmp_path / "new", MODEL, STREAMED), port=port):
         await ready(runner)

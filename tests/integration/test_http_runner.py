@@ -7,8 +7,7 @@ import pytest
 from msgspec import Raw
 
 from director.core.runner_config import decode_runner_config
-from director.servers.runners.inbox import Inbox
-from director.servers.runners.make import make_runner
+from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
@@ -21,7 +20,7 @@ SECRET = {"authorization": "Bearer s3cret"}
 
 def runner_of(kind: str, scripted: ScriptedCog, **given: Any) -> Runner:
     config = decode_runner_config(json.dumps(CONFIGS[kind]))
-    return make_runner(config, scripted.url, slots=1, inbox=Inbox("http://127.0.0.1:9"), max_output=MOST_BYTES, **given)
+    return make_runner(config, RunnerOptions(url=scripted.url, max_body=MOST_BYTES, **given))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

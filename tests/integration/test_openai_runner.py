@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from api.predictions.validation import can_stream
 from director.core.runner_config import OpenAiConfig, decode_runner_config
+from director.servers.runners import RunnerOptions
 from director.servers.runners.openai import OpenAiRunner
 from director.servers.runners.runner import Began, HealthStatus, Measured, Outcome, Produced, RunRequest
 from tests.support.model_server import ModelServer, model_server
@@ -39,7 +40,7 @@ async def scripted() -> AsyncGenerator[ScriptedCog, None]:
 def runner_of(url: str, **given: Any) -> OpenAiRunner:
     config = decode_runner_config(json.dumps({"kind": "openai"} | given))
     assert isinstance(config, OpenAiConfig)
-    return OpenAiRunner(url, config, max_body=MOST_BYTES)
+    return OpenAiRunner(config, RunnerOptions(url=url, max_body=MOST_BYTES))
 
 
 def request(*, wants_progress: bool = True, **given: object) -> RunRequest:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from director.core.runner_config import PollingConfig, decode_runner_config
+from director.servers.runners import RunnerOptions
 from director.servers.runners.polling import PollingRunner
 from director.servers.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
 from tests.support.model_server import ModelServer, model_server
@@ -33,7 +34,7 @@ async def server() -> AsyncGenerator[ModelServer, None]:
 def runner_of(url: str, **given: Any) -> PollingRunner:
     config = decode_runner_config(json.dumps(CONFIGS["polling"] | given))
     assert isinstance(config, PollingConfig)
-    return PollingRunner(url, config, max_body=MOST_BYTES)
+    return PollingRunner(config, RunnerOptions(url=url, max_body=MOST_BYTES))
 
 
 def request(remote: str = "", **given: object) -> RunRequest:

@@ -10,8 +10,7 @@ import pytest
 from msgspec import Raw
 
 from director.core.runner_config import TEMPLATES, decode_runner_config
-from director.servers.runners.inbox import Inbox
-from director.servers.runners.make import make_runner
+from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
@@ -43,7 +42,7 @@ async def server() -> AsyncGenerator[ModelServer, None]:
 
 def runner_of(url: str, template: str, **given: Any) -> Runner:
     config = decode_runner_config(json.dumps({"template": template, **given}))
-    return make_runner(config, url, slots=1, inbox=Inbox("http://127.0.0.1:9"), max_output=MOST_BYTES)
+    return make_runner(config, RunnerOptions(url=url, max_body=MOST_BYTES))
 
 
 def request(given: Any) -> RunRequest:

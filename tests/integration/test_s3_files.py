@@ -92,7 +92,7 @@ async def empty(store: S3Files) -> None:
 @pytest.mark.parametrize("size", [0, 1, 300_000, 12 * MIB], ids=["empty", "one", "one part", "many parts"])
 async def test_stored_file_is_read_back_and_fetched_by_its_address(store: S3Files, size: int) -> None:
     name, data = caller_name(), bytes(size)
-    await store.take(
+    await store.put(
         name, blocks(*(data[at : at + 300_000] for at in range(0, size, 300_000))), content_type="image/png"
     )
     assert await content(store, name) == ("image/png", data)
@@ -118,7 +118,7 @@ async def test_interrupted_upload_keeps_nothing(store: S3Files) -> None:
 
     name = caller_name()
     with pytest.raises(Exception, match="gone"):
-        await store.take(name, breaking(), content_type="image/png")
+        await store.put(name, breaking(), content_type="image/png")
     assert await content(store, name) is None
     assert await callers(store) == []
 

@@ -28,7 +28,8 @@ from starlette.routing import Route
 
 from director.broker.redis_client import client
 from director.core.runner_config import HttpConfig
-from director.servers.runners.http_sync import HttpRunner
+from director.servers.runners import RunnerOptions
+from director.servers.runners.http import HttpRunner
 from director.servers.runners.runner import Ended, RunRequest
 from director.store.accounts import Accounts
 from tests.support.cog import cog_server, free_port, write_model
@@ -190,7 +191,7 @@ def lock(server: RedisServer) -> None:
 async def test_refusal_that_repeats_our_key_is_reported_without_it(status: int) -> None:
     headers = {"authorization": f"Bearer {HEADER}"}
     async with parrot() as url:
-        runner = HttpRunner(url, HttpConfig(path="/run"), slots=1, max_body=1 << 20, headers=headers)
+        runner = HttpRunner(HttpConfig(path="/run"), RunnerOptions(url=url, headers=headers))
         health = [await runner.health() for _ in range(3)]
         given = Raw(json.dumps({"text": f"answer {status}"}).encode())
         *_, ended = [event async for event in runner.run(RunRequest(id="a" * 26, input=given))]

@@ -13,7 +13,9 @@ from redis.asyncio import Redis
 
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
+from director.core.runner_config import CogConfig
 from director.core.settings import ApiSettings
+from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import RunRequest
@@ -295,7 +297,7 @@ async def test_without_the_extra_a_trace_is_passed_on_unchanged(
 async def test_cog_server_receives_the_trace(echo: str) -> None:
     parent = f"00-{'a' * 32}-{CALLER}-01"
     async with sink() as inbox:
-        runner = CogRunner(echo, slots=4, inbox=Inbox(inbox.url))
+        runner = CogRunner(CogConfig(), RunnerOptions(url=echo, slots=4, inbox=Inbox(inbox.url)))
         request = RunRequest(
             id="a" * 26, input=Raw(b'{"text": "a"}'), trace={"traceparent": parent, "tracestate": "rojo=1"}
         )

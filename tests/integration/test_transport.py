@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from director.servers.runners.connections import Connection, OneServer
+from director.servers.runners.connections import OneServer
 from director.servers.runners.exchange import MOST_WAITING
 from tests.support.authority import Authority, secure_sink
 from tests.support.eventually import eventually
@@ -51,7 +51,7 @@ async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneSer
     server = Server(as_told if isinstance(answer, bytes) else answer)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    transport = OneServer(httpx.URL(server.url))
+    transport = OneServer(server.url)
     try:
         yield server, transport
     finally:
@@ -173,7 +173,7 @@ async def test_tls_server_is_called_if_its_certificate_matches(
     authority = Authority(tmp_path)
     monkeypatch.setattr("director.servers.runners.connections._trusted", authority.trusted)
     async with secure_sink(authority.shown_by(name)) as sink:
-        asking = Connection(f"https://localhost:{sink.port}").send("GET", "/x")
+        asking = OneServer(f"https://localhost:{sink.port}").send("GET", "/x")
         if is_trusted:
             assert (await asking).status_code == 200
         else:
@@ -183,7 +183,7 @@ async def test_tls_server_is_called_if_its_certificate_matches(
 
 
 def test_authorities_are_loaded_once_for_all_servers() -> None:
-    one, two = OneServer(httpx.URL("https://one.example")), OneServer(httpx.URL("https://two.example"))
+    one, two = OneServer("https://one.example"), OneServer("https://two.example")
     assert one._tls is not None
     assert one._tls is two._tls
 
@@ -192,27 +192,27 @@ async def test_unreachable_server_is_reported_without_its_address() -> None:
     async with serving(OK) as (server, _):
         pass
     with pytest.raises(httpx.ConnectError) as caught:
-        await OneServer(httpx.URL(server.url)).send("GET", "/x")
+        await OneServer(server.url).send("GET", "/x")
     assert "127.0.0.1" not in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "xn--a", "nobody.invalid"])
 async def test_impossible_host_name_counts_as_unreachable(host: str) -> None:
     with pytest.raises(httpx.ConnectError):
-        await Connection(f"http://{host}:5000").send("GET", "/x")
+        await OneServer(f"http://{host}:5000").send("GET", "/x")
 
 
 async def test_header_is_a_single_line() -> None:
     async with serving(OK) as (server, transport):
         for header in ({"x-key": "a\r\nx-other: b"}, {"x-key": "a\nb"}, {"x\r\ny": "b"}):
             with pytest.raises(httpx.LocalProtocolError):
-                await transport.send("GET", "/x", headers=header)
+                await transport.send("GET", "/x", trace=header)
         assert not server.heads
 
 
 async def test_path_is_escaped() -> None:
     async with serving(OK) as (server, _):
-        transport = OneServer(httpx.URL(server.url + "/below/"))
+        transport = OneServer(server.url + "/below/")
         for path in ("/predictions/a1b2", "/v1/a b?c=d é", "/../x"):
             await (await transport.send("GET", path)).aclose()
         await transport.aclose()

@@ -22,8 +22,8 @@ import pytest
 from msgspec import Raw, Struct
 
 from director.core.runner_config import RunnerConfig, decode_runner_config
+from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
-from director.servers.runners.make import make_runner
 from director.servers.runners.runner import Ended, RunEvent, Runner, RunRequest
 from tests.support.cog import cog_process, write_model
 from tests.support.model_server import model_server
@@ -120,7 +120,7 @@ class Kind(Struct, frozen=True, kw_only=True):
 
     def runner(self, url: str, inbox: Inbox, **options: Any) -> Runner:
         """Return a runner that reads at most MOST_BYTES of one output."""
-        return make_runner(self.config, url, slots=1, inbox=inbox, max_output=MOST_BYTES, **options)
+        return make_runner(self.config, RunnerOptions(url=url, inbox=inbox, max_body=MOST_BYTES, **options))
 
     def request(self, prediction_id: str = "a" * 26, **given: object) -> RunRequest:
         """Return the request of one run."""

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from director.core.runner_config import HttpConfig, decode_runner_config
-from director.servers.runners.http_batch import MISMATCH, ends_of
+from director.servers.runners.http import MISMATCH, ends_of
 from director.servers.runners.runner import Ended, Outcome
 
 

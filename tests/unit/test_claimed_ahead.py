@@ -93,7 +93,7 @@ async def test_claim_lost_while_it_waits_is_never_started(bench: Bench, driver: 
 async def test_claim_that_waits_too_long_is_given_back_unspent(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.servers.permits.TURN_WITHIN_S", 0.01)
+    monkeypatch.setattr("director.servers.server.TURN_WITHIN_S", 0.01)
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
     await asyncio.wait_for(waiting.run, 5)

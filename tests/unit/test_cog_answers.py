@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from director.servers.runners.cog_answers import Again, Answer, read_answer, read_end
-from director.servers.runners.http_answers import too_large
+from director.servers.runners.answers import Answer, too_large
+from director.servers.runners.cog_answers import Again, read_answer, read_end
 from director.servers.runners.runner import Ended, Outcome
 
 ID = "a" * 26
@@ -15,7 +15,11 @@ ID = "a" * 26
 
 def read(status: int, body: object, *, retry_after: str | None = None, coglet: bool = True) -> Ended | Again:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return read_answer(Answer(prediction_id=ID, status=status, body=raw, retry_after=retry_after, coglet=coglet))
+    return read_answer(
+        Answer(status=status, body=raw, headers={"retry-after": retry_after} if retry_after else {}),
+        prediction_id=ID,
+        coglet=coglet,
+    )
 
 
 def ended(status: int, body: object, *, retry_after: str | None = None, coglet: bool = True) -> Ended:
@@ -189,7 +193,9 @@ def test_a_200_that_makes_no_sense_is_lost_with_a_clear_error(body: bytes, error
 
 @given(status=st.integers(100, 999), body=st.binary(max_size=200), header=st.none() | st.text(max_size=20))
 def test_every_status_has_a_meaning(status: int, body: bytes, header: str | None) -> None:
-    told = read_answer(Answer(prediction_id=ID, status=status, body=body, retry_after=header))
+    told = read_answer(
+        Answer(status=status, body=body, headers={"retry-after": header} if header else {}), prediction_id=ID
+    )
     assert isinstance(told, Again) or told.error or told.outcome in (Outcome.SUCCEEDED, Outcome.CANCELED)
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from director.servers.runners.cog_health import Model, read_health, read_model
+from director.servers.runners.cog_answers import Model, read_health, read_model
 from director.servers.runners.runner import HealthStatus
 
 SETUP = {"started_at": "2026-01-01T00:00:00Z", "status": "succeeded", "logs": "loading\nTypeError: no weights\n"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from director.servers.runners.cog_health import COGLET, python_kind
+from director.servers.runners.cog_answers import COGLET, python_kind
 
 
 @pytest.mark.parametrize(

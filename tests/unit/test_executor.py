@@ -15,6 +15,7 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
+from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
 from director.execution.active_claims import ActiveClaims
 from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
@@ -87,7 +88,7 @@ class Bench:
             post=self.post,
             limits=Limits(inline=None if storing is None else 0),
             policy=Policy(),
-            run_limit_s=run_limit_s,
+            settings=DirectorSettings(run_limit_s=run_limit_s),
             dice=dice,
             storing=storing,
         )
@@ -379,7 +380,7 @@ def store() -> SlowStore:
 
 
 def storing(store: SlowStore, driver: QueueDriver) -> Storing:
-    return Storing(store, driver.scripts, SystemClock(), run_limit_s=60, data_ttl_s=60)
+    return Storing(store, driver.scripts, SystemClock(), DirectorSettings(run_limit_s=60, data_ttl_s=60))
 
 
 async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from director.servers.runners.feed import Feed
+from director.servers.runners.http_base import Feed
 from director.servers.runners.runner import Began, Ended, Logged, Outcome, RunEvent
 
 pytestmark = pytest.mark.anyio

@@ -77,7 +77,7 @@ async def test_canceled_put_leaves_no_file(store: LocalFiles, tmp_path: Path, mo
 
     monkeypatch.setattr(Path, "open", slow)
     name = file_name(MINE, b"data", content_type="text/plain")
-    putting = asyncio.ensure_future(store.take(name, blocks(), content_type="text/plain"))
+    putting = asyncio.ensure_future(store.put(name, blocks(), content_type="text/plain"))
     await to_thread.run_sync(opening.wait, 30)
     putting.cancel()
     await asyncio.sleep(0)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from director.servers.runners.feed import Reporter
-from director.servers.runners.http_base import HUNG_UP, OpenRuns
+from director.servers.runners.http_base import HUNG_UP, OpenRuns, Reporter
 from director.servers.runners.runner import Began, Ended, Outcome, RunEvent, RunRequest
 
 pytestmark = pytest.mark.anyio

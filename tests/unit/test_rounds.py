@@ -8,8 +8,9 @@ from msgspec import Raw
 
 from director.core.ids import PredictionId
 from director.core.runner_config import HttpConfig, decode_runner_config
-from director.servers.runners.feed import Feed
-from director.servers.runners.http_batch import BatchRun, HttpBatchRunner, Rounds
+from director.servers.runners import RunnerOptions
+from director.servers.runners.http import BatchRun, HttpBatchRunner, Rounds
+from director.servers.runners.http_base import Feed
 from director.servers.runners.runner import Batch, Ended, Outcome, RunRequest
 from tests.support.eventually import eventually
 
@@ -98,7 +99,7 @@ async def test_request_waits_only_for_runs_that_will_come() -> None:
 
 
 async def test_late_run_goes_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.runners.http_batch.LATE_S", 0)
+    monkeypatch.setattr("director.servers.runners.http.LATE_S", 0)
     slot = Slot(2)
     slot.answers.clear()
     first = slot.start("a")
@@ -157,7 +158,7 @@ async def test_claim_lost_during_a_hang_up_leaves_nothing_behind(
     given = '{"kind": "http", "path": "/", "input": {"$each": ""}, "output": "/out", "batch": {}}'
     config = decode_runner_config(given)
     assert isinstance(config, HttpConfig)
-    runner = HttpBatchRunner("http://127.0.0.1:1", config, max_body=1)
+    runner = HttpBatchRunner(config, RunnerOptions(url="http://127.0.0.1:1", max_body=1))
     asked, lets_go, is_gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def send(_: Sequence[BatchRun]) -> Sequence[Ended]:

@@ -315,7 +315,7 @@ async def test_run_duration_is_measured_on_successful_runs() -> None:
 
 
 async def test_long_wait_for_a_turn_ends_permits_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.permits.TURN_WITHIN_S", 0)
+    monkeypatch.setattr("director.servers.server.TURN_WITHIN_S", 0)
     one = server(1)
     one.run_s = 0.1
     servers = Servers([one])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.servers.runners.sse import Frame, FrameTooLarge, SseParser
+from director.servers.runners.answers import Frame, FrameTooLarge, SseParser
 
 COGLET = b"""event: start
 data: {"id":"s1","status":"processing"}

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig
-from director.servers.runners.http_batch import MOST, split, used_by
+from director.servers.runners.http import MOST, split, used_by
 
 WEIGHTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=64)
 

@@ -103,12 +103,13 @@ class QueueScripts(Wire):
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
         """Register a queue, or refresh its policy. Returns False if its name belongs to another version."""
         _refuse_streams(policy.streams)
-        size: list[Arg] = [version, policy.streams, min(policy.size, policy.streams)]
-        retries: list[Arg] = [policy.attempts, policy.on_lost, ms(policy.backoff_s), ms(policy.backoff_cap_s)]
-        lives: list[Arg] = [ms(policy.data_ttl_s), ms(policy.record_ttl_s)]
-        lifetime: Arg = "" if policy.lifetime_s is None else ms(policy.lifetime_s)
-        breaker: list[Arg] = [policy.breaker_after, ms(policy.breaker_cool_s), policy.breaker_mode]
-        args: list[Arg] = [*size, *retries, *lives, lifetime, *breaker, *_promised(policy.objectives)]
+        args: list[Arg] = [version, policy.streams, min(policy.size, policy.streams), *_promised(policy.objectives)]
+        for name in policy.__struct_fields__:
+            if name in ("streams", "size", "objectives"):
+                continue
+            value = getattr(policy, name)
+            is_span = name.endswith("_s")
+            args += [f"{name[:-2]}_ms" if is_span else name, "" if value is None else ms(value) if is_span else value]
         return bool(await self._call("register", [keys.meta(queue)], args))
 
     async def unregister(

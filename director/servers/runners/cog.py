@@ -8,8 +8,7 @@ its last callback instead.
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import chain, repeat
 from typing import Final
 
@@ -17,19 +16,28 @@ import httpx
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from director.servers.runners.cog_answers import Again
+from director.core.runner_config import CogConfig
+from director.servers.runners.answers import Unreadable, one_line, read_json
+from director.servers.runners.cog_answers import (
+    COGLET,
+    UNKNOWN,
+    Again,
+    Known,
+    Model,
+    Sighting,
+    python_kind,
+    read_health,
+    read_model,
+)
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
-from director.servers.runners.cog_health import COGLET, Kind, Model, Sighting, python_kind, read_health, read_model
-from director.servers.runners.connections import NO_HEADERS, Connection, connection_lost
-from director.servers.runners.feed import Feed
-from director.servers.runners.http_base import HttpBase
-from director.servers.runners.inbox import Inbox
+from director.servers.runners.connections import connection_lost
+from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
 from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Restarted, RunRequest
-from director.servers.runners.untrusted import Unreadable, one_line, read_json
 
 log = logging.getLogger(__name__)
 
 MIB: Final = 1024 * 1024
+MAX_BODY: Final = 64 * MIB
 HEALTH_TIMEOUT_S: Final = 12.0  # a server whose worker hangs answers after 10 s
 SLOT_PATIENCE_S: Final = 5.0
 STRANGER_PATIENCE_S: Final = 30.0
@@ -72,61 +80,30 @@ class Patience:
         return True
 
 
-class _Known(Struct, frozen=True, kw_only=True):
-    """Facts about a server, good until it restarts. `name` is for people."""
-
-    since: str
-    name: str
-    coglet: bool
-    kind: Kind
-    streams: bool
-    is_array: bool
-    may_have_files: bool
-
-
-# Safe to assume of a server that has not been READY yet
-UNKNOWN: Final = _Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
-
-
 class CogRunner(HttpBase):
-    """Drives one Cog server with `slots` slots.
+    """Drives one Cog server.
 
-    `inbox`: where it can call back; without one, runs that are not streamed show no progress. `fast`: ask for no
-    callbacks at all. They cost the server 5 ms each and time quadratic in the length of output and logs, so a model
-    that yields or prints tens of thousands of times and is not streamed needs it; failures then have no logs.
-    `max_body`: the bytes read at most of one answer, of one event, or of one run ahead of its reader. `max_files`: of
-    all files together that one run uploads. `trains`: the server was started to train (`--x-mode train`), and never
-    streams.
+    A `fast` one is asked for no callbacks at all. They cost the server 5 ms each and time quadratic in the length of
+    output and logs, so a model that yields or prints tens of thousands of times and is not streamed needs it; failures
+    then have no logs.
     """
 
     capabilities = Capabilities(streams=True, idempotent=True, restarts=True)
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        slots: int = 1,
-        inbox: Inbox | None = None,
-        fast: bool = False,
-        max_body: int = 64 * MIB,
-        max_files: int = 1024 * MIB,
-        trains: bool = False,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        super().__init__(url, name="cog", slots=slots, max_body=max_body, headers=headers)
-        self._slots = slots
-        self._inbox = None if fast else inbox
-        self._fast = fast
-        self._max_files = max_files
-        self._arrivals = None if inbox is None else inbox.arrivals
-        self._trains = trains
-        self._known: _Known | None = None
+    def __init__(self, config: CogConfig, options: RunnerOptions) -> None:
+        super().__init__(options, name="cog")
+        self._slots = options.slots
+        self._inbox = None if config.fast else options.inbox
+        self._fast = config.fast
+        self._max_files = options.max_files
+        self._arrivals = None if options.inbox is None else options.inbox.arrivals
+        self._trains = options.trains
+        self._known: Known | None = None
         self._sent_at: dict[str, float] = {}
         self._deaf_for = 0
         self._may_hold_strangers = True
 
     async def health(self) -> Health:
-        """Look once. A server that hangs is `UNREACHABLE` after 12 s."""
         if self._deaf_for and self._known is not None:  # the connection of the run tells whether the server is there
             known = self._known
             return Health(status=HealthStatus.BUSY, detail=DEAF, server=known.name, since=known.since)
@@ -137,20 +114,17 @@ class CogRunner(HttpBase):
 
     async def _look(self) -> Sighting:
         answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
-        if isinstance(answer, str):
-            return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer))
+        if answer.trouble:
+            return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble))
         return read_health(answer.status, answer.body)
 
     async def openapi_schema(self) -> Raw | None:
         """Return the server's OpenAPI document as it is, or None unless it is JSON of at most 1 MB."""
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
-        if isinstance(answer, str) or answer.status != 200:
-            return None
-        try:
+        with suppress(Unreadable):
             read_json(answer.body, dict[str, Raw])  # JSON that was cut off is not JSON
-        except Unreadable:
-            return None
-        return Raw(answer.body)
+            return Raw(answer.body) if answer.status == 200 else None
+        return None
 
     async def cancel(self, prediction_id: str) -> bool:
         """Ask the server to stop a run. Repeat it until the run has ended: a cancel in its first ms can get lost."""
@@ -158,15 +132,11 @@ class CogRunner(HttpBase):
         if self._known is not None and not self._known.kind.cancels_again:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(self._sent_at.get(prediction_id, 0.0) + FIRST_CANCEL_AFTER_S - now)
-        answer = await self._ask("POST", f"{self._path(prediction_id)}/cancel")
-        return not isinstance(answer, str) and answer.status == 200
+        return (await self._ask("POST", f"{self._path(prediction_id)}/cancel")).status == 200
 
     async def shutdown(self) -> bool:
-        """Ask the server to end its process. It waits for the connections of runs, so close those first. True if it
-        answered.
-        """
-        answer = await self._ask("POST", "/shutdown")
-        return not isinstance(answer, str) and answer.status == 200
+        """Ask the server to end its process. It waits for the connections of runs, so close those first."""
+        return (await self._ask("POST", "/shutdown")).status == 200
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
         try:
@@ -186,69 +156,60 @@ class CogRunner(HttpBase):
             self._may_hold_strangers = True
         return ended
 
-    def _expecting(self, request: RunRequest, feed: Feed) -> AbstractContextManager[None]:
-        """Take files for this PUT only, so that the files of one PUT are not taken for those of a repeated one."""
-        if self._arrivals is None:
-            return nullcontext()
-        return self._arrivals.expect(request.id, feed.add, most=self._max_files)
-
     async def _until_ended(self, request: RunRequest, feed: Feed) -> Ended:
         for_a_slot = Patience(SLOT_PATIENCE_S)
         with_a_stranger = Patience(STRANGER_PATIENCE_S)
         if self._known is None:
             await self.health()
-        async with self._connections.lend() as connection:
-            lagged = False
-            while True:
-                known = self._known or UNKNOWN
-                streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
-                called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
-                is_quiet = streamed or called  # the answer does not tell that a run of this id is already there
-                if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
-                    return STRANGER_STAYS
-                match await self._put(connection, request, feed, known, streamed=streamed, called=called):
-                    case Ended() as ended:
-                        return ended
-                    case Again.NO_SLOT:
-                        if not await for_a_slot.pause():
-                            return NO_SLOT
-                    case Again.RUNNING:
-                        if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
-                            return STRANGER_STAYS
-                    case Again.LAGGED:
-                        # Put it once more without a stream: another attempt would lag again
-                        log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
-                        feed.add(Restarted("stream_lagged"))
-                        lagged, request = True, replace(request, wants_progress=False)
-                        self._may_hold_strangers = True
-                    case Again.NO_STREAM:
-                        if not streamed:
-                            return NOT_STREAMED
-                        self._known = replace(known, streams=False)
+        lagged = False
+        while True:
+            known = self._known or UNKNOWN
+            streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
+            called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
+            is_quiet = streamed or called  # the answer does not tell that a run of this id is already there
+            if is_quiet and self._may_hold_strangers and not await self._evict(request.id, with_a_stranger):
+                return STRANGER_STAYS
+            match await self._put(request, feed, known, streamed=streamed, called=called):
+                case Ended() as ended:
+                    return ended
+                case Again.NO_SLOT:
+                    if not await for_a_slot.pause():
+                        return NO_SLOT
+                case Again.RUNNING:
+                    if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
+                        return STRANGER_STAYS
+                case Again.LAGGED:
+                    # Put it once more without a stream: another attempt would lag again
+                    log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
+                    feed.add(Restarted("stream_lagged"))
+                    lagged, request = True, replace(request, wants_progress=False)
+                    self._may_hold_strangers = True
+                case Again.NO_STREAM:
+                    if not streamed:
+                        return NOT_STREAMED
+                    self._known = replace(known, streams=False)
 
     async def _put(
-        self, connection: Connection, request: RunRequest, feed: Feed, known: _Known, *, streamed: bool, called: bool
+        self, request: RunRequest, feed: Feed, known: Known, *, streamed: bool, called: bool
     ) -> Ended | Again:
-        run = Run(
-            request=request,
-            coglet=known.coglet,
-            kind=known.kind,
-            is_array=known.is_array,
-            max_body=self._max_body,
-            path=self._path(request.id),
-        )
+        run = Run(request=request, known=known, max_body=self._max_body, path=self._path(request.id))
         is_deaf = not (known.kind.hears_meanwhile or called)
         self._deaf_for += is_deaf
         self._sent_at[request.id] = asyncio.get_running_loop().time()
         try:
-            with self._expecting(request, feed):
+            with (
+                nullcontext()
+                if self._arrivals is None
+                # for this PUT only, so that the files of one PUT are not taken for those of a repeated one
+                else self._arrivals.expect(request.id, feed.add, most=self._max_files)
+            ):
                 if streamed:
-                    return await put_stream(connection, run, feed, accepted=self._accepted)
+                    return await put_stream(self._server, run, feed, accepted=self._accepted)
                 if called and self._inbox is not None:
                     return await put_called(
-                        connection, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
+                        self._server, run, feed, inbox=self._inbox, look=self._look, accepted=self._accepted
                     )
-                return await put_sync(connection, run, feed, inbox=self._inbox)
+                return await put_sync(self._server, run, feed, inbox=self._inbox)
         except httpx.TransportError as exc:
             return connection_lost(exc, has_begun=feed.has_begun)
         finally:
@@ -259,9 +220,7 @@ class CogRunner(HttpBase):
         return f"/{'trainings' if self._trains else 'predictions'}/{prediction_id}"
 
     async def _evict(self, prediction_id: str, patience: Patience) -> bool:
-        """End any run of this id on the server: a stream would quietly attach to a run that a dead director left
-        behind.
-        """
+        """End any run of this id: a stream would quietly attach to a run that a dead director left behind."""
         while await self.cancel(prediction_id):
             if not await patience.pause():
                 return False
@@ -271,16 +230,16 @@ class CogRunner(HttpBase):
         if self._slots == 1:  # with one slot, it can hold no other run now
             self._may_hold_strangers = False
 
-    async def _learn(self, sighting: Sighting) -> _Known:
+    async def _learn(self, sighting: Sighting) -> Known:
         """Return what a READY server is and can do. The server is asked once after each start."""
         known = self._known
         if known is not None and known.since == sighting.since and known.coglet == (sighting.coglet is not None):
             return known
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
-        model = read_model(answer.body) if not isinstance(answer, str) and answer.status == 200 else Model()
+        model = read_model(answer.body) if answer.status == 200 else Model()
         is_coglet = sighting.coglet is not None
         version = "" if is_coglet else await self._python_version()
-        learned = _Known(
+        learned = Known(
             since=sighting.since,
             name=sighting.health.server or f"cog {version}".strip() + " (python)",
             coglet=is_coglet,
@@ -289,17 +248,20 @@ class CogRunner(HttpBase):
             is_array=model.is_array and not self._trains,
             may_have_files=model.may_have_files or self._trains,
         )
-        if not isinstance(answer, str):  # without an answer the model stays unknown: ask again next time
+        if not answer.trouble:  # without an answer the model stays unknown: ask again next time
             self._known = learned
         return learned
 
     async def _python_version(self) -> str:
         answer = await self._ask("GET", "/")
-        try:
-            index = read_json(answer.body, _Index) if not isinstance(answer, str) else _Index()
-        except Unreadable:
-            index = _Index()
-        return one_line(index.cog_version)
+        with suppress(Unreadable):
+            return one_line(read_json(answer.body, _Index).cog_version)
+        return ""
+
+
+def make(config: CogConfig, options: RunnerOptions) -> CogRunner:
+    """Return the runner. An answer of Cog has its files in it, so its bound is never less than 64 MiB."""
+    return CogRunner(config, replace(options, max_body=MAX_BODY))
 
 
 class _Index(Struct):

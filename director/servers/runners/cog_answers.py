@@ -4,15 +4,27 @@ Pure: it never sends anything, never waits, and never raises for what a server w
 """
 
 import re
-from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from director.servers.runners.http_answers import NULL
-from director.servers.runners.runner import Ended, Outcome
-from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json, reason, seconds
+from director.core.json_pointer import Pointer
+from director.servers.runners.answers import (
+    NO_ENTRY,
+    NULL,
+    WRONG_KEY,
+    Answer,
+    Unreadable,
+    excerpt,
+    locked,
+    one_line,
+    read_document,
+    read_json,
+    reason,
+)
+from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome, Setup
 
 PREFIXES: Final = re.compile(
     r"(?:(?:Prediction|Training) failed: )+"
@@ -51,16 +63,6 @@ class Again(Enum):
     LAGGED = "lagged"  # the stream held too much for us, the server gave it up, and it will never report the end
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """An answer to a PUT, as received. `coglet` is False for the older servers, written in Python."""
-
-    prediction_id: str
-    status: int
-    body: bytes = b""
-    retry_after: str | None = None
-    coglet: bool = True
-
-
 class Snapshot(Struct, frozen=True):
     """A prediction as the server reports it. Other fields are not trusted, so they are not read."""
 
@@ -80,8 +82,29 @@ class Snapshot(Struct, frozen=True):
         return None if self.output in (Raw(b""), NULL) else self.output
 
 
-def read_answer(answer: Answer) -> Ended | Again:
-    return ANSWERS.get(answer.status, _strange)(answer)
+def read_answer(answer: Answer, *, prediction_id: str, coglet: bool = True) -> Ended | Again:
+    """Read the answer to a PUT. `coglet` is False for the older servers, written in Python."""
+    match answer.status:
+        case 200:
+            return read_end(answer.body, prediction_id=prediction_id, coglet=coglet)
+        case 202:
+            return Again.RUNNING
+        case 406:
+            return Again.NO_STREAM
+        case 409:
+            return Again.NO_SLOT
+        case status if status in NO_ENTRY:
+            return locked(status)
+    why = reason(answer.body)
+    said = f"The model server answered {answer.status}: {why}".removesuffix(": ")
+    match answer.status:
+        case 400 | 413 | 415 | 422:
+            return Ended(outcome=Outcome.INVALID, error=why or said)
+        case 503:
+            error = why or "The model server is not ready"
+            return Ended(outcome=Outcome.REFUSED, error=error, retry_after_s=answer.retry_after_s)
+        case status:  # the Python servers answer 500 when their worker dies, and coglet never does
+            return Ended(outcome=Outcome.LOST, error=said, server_is_dead=status == 500)
 
 
 def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
@@ -111,10 +134,6 @@ def read_snapshot(body: bytes, *, prediction_id: str) -> Snapshot:
     return snapshot
 
 
-def _terminal(answer: Answer) -> Ended:
-    return read_end(answer.body, prediction_id=answer.prediction_id, coglet=answer.coglet)
-
-
 def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
     error = snapshot.error or ""
     is_fault = error.startswith(SERVER_FAULTS) if coglet else PYTHON_FAULT.fullmatch(error) is not None
@@ -133,40 +152,167 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
     )
 
 
-def _invalid(answer: Answer) -> Ended:
-    return Ended(outcome=Outcome.INVALID, error=reason(answer.body) or f"The model server answered {answer.status}")
+# Read what a Cog server reports of itself: its health, its kind, and what its model can do.
+#
+# Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
 
-
-def _not_ready(answer: Answer) -> Ended:
-    return Ended(
-        outcome=Outcome.REFUSED,
-        error=reason(answer.body) or "The model server is not ready",
-        retry_after_s=seconds(answer.retry_after),
-    )
-
-
-def _crashed(answer: Answer) -> Ended:
-    # The Python servers answer this when their worker dies, and coglet never does
-    return Ended(
-        outcome=Outcome.LOST, error=f"The model server answered 500: {reason(answer.body)}", server_is_dead=True
-    )
-
-
-def _strange(answer: Answer) -> Ended:
-    said = f"The model server answered {answer.status}: {reason(answer.body)}"
-    return Ended(outcome=Outcome.LOST, error=said.removesuffix(": "))
-
-
-ANSWERS: Final[dict[int, Callable[[Answer], Ended | Again]]] = {
-    200: _terminal,
-    202: lambda _: Again.RUNNING,
-    400: _invalid,
-    406: lambda _: Again.NO_STREAM,
-    409: lambda _: Again.NO_SLOT,
-    413: _invalid,
-    415: _invalid,
-    422: _invalid,
-    500: _crashed,
-    503: _not_ready,
-    **dict.fromkeys(NO_ENTRY, lambda answer: locked(answer.status)),
+STATUSES: Final = {
+    "STARTING": HealthStatus.STARTING,
+    "READY": HealthStatus.READY,
+    "BUSY": HealthStatus.BUSY,
+    "SETUP_FAILED": HealthStatus.SETUP_FAILED,
+    "UNHEALTHY": HealthStatus.UNHEALTHY,
+    "DEFUNCT": HealthStatus.DEFUNCT,
 }
+DETAILS: Final = {
+    HealthStatus.READY: "",
+    HealthStatus.BUSY: "Every slot is taken",
+    HealthStatus.STARTING: "Setup is running",
+}
+# coglet never reports DEFUNCT: a dead worker shows in these words
+WORKER_IS_DEAD: Final = ("protocol error", "channel closed")
+MAY_BE_A_FILE: Final = (b'"uri"', b'"$ref"')
+FIRST_STREAMING: Final = (0, 21)
+STREAMING: Final = Pointer("/paths/~1predictions/post/x-cog-streaming")
+OUTPUT: Final = Pointer("/components/schemas/Output")
+OUTPUT_TYPE: Final = Pointer("/components/schemas/Output/type")
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """The behaviour of one generation of Cog servers.
+
+    `hears_meanwhile`: while a PUT is held open, it answers other requests, such as a cancel or a health check.
+    `cancels_again`: if a cancel got lost in the first ms of a run, it acts on the next one. `tells_all_at_end`: the
+    answer to that PUT has the logs and the partial output of a failure.
+    """
+
+    hears_meanwhile: bool = True
+    cancels_again: bool = True
+    tells_all_at_end: bool = True
+
+
+COGLET: Final = Kind(tells_all_at_end=False)
+# The Python servers from the newest on: the first version and its kind. Those before 0.12 do not report a version
+PYTHON: Final = (
+    ((0, 13), Kind(cancels_again=False)),
+    ((0, 0), Kind(cancels_again=False, hears_meanwhile=False)),
+)
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """Facts about a server, good until it restarts. `name` is for people."""
+
+    since: str
+    name: str
+    coglet: bool
+    kind: Kind
+    streams: bool
+    is_array: bool
+    may_have_files: bool
+
+
+# Safe to assume of a server that has not been READY yet
+UNKNOWN: Final = Known(since="", name="", coglet=True, kind=COGLET, streams=False, is_array=False, may_have_files=True)
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """One look at a server. `coglet` is its version, None on Python servers. `since` differs for each start."""
+
+    health: Health
+    coglet: str | None = None
+    since: str = ""
+
+    @property
+    def can_stream(self) -> bool:
+        """True for coglet from 0.21 on; the model has to stream too."""
+        version = re.match(r"(\d{1,6})\.(\d{1,6})", self.coglet or "")
+        return version is not None and tuple(map(int, version.groups())) >= FIRST_STREAMING
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """The schema of the model. `is_array`: the output comes item by item. `may_have_files`: the output may have files,
+    which come as paths on the server's disk unless the server is asked for one whole answer.
+    """
+
+    streams: bool = False
+    is_array: bool = False
+    may_have_files: bool = True
+
+
+class _Setup(Struct):
+    started_at: str | None = None
+    completed_at: Any = None
+    logs: str | None = None
+
+
+class _Version(Struct):
+    coglet: str | None = None
+
+
+class _Report(Struct):
+    status: str
+    setup: _Setup | None = None
+    version: _Version | None = None
+    user_healthcheck_error: str | None = None
+    detail: str | None = None
+
+
+def read_health(status: int, body: bytes) -> Sighting:
+    """Read the answer to GET /health-check. An answer that makes no sense is UNHEALTHY, since a server is there."""
+    if status != 200:
+        why = WRONG_KEY if status in NO_ENTRY else excerpt(body)
+        health = _unhealthy(f"The model server answered {status} to a health check: {why}").health
+        return Sighting(health=replace(health, is_locked=status in NO_ENTRY))
+    try:
+        report = read_json(body, _Report)
+    except Unreadable as exc:
+        return _unhealthy(f"The model server's health is {exc}")
+    if (said := STATUSES.get(report.status)) is None:
+        return _unhealthy(f"The model server says that it is {one_line(report.status)!r}")
+    setup = report.setup or _Setup()
+    trouble = report.user_healthcheck_error or report.detail or ""
+    if said is HealthStatus.UNHEALTHY and any(sign in trouble for sign in WORKER_IS_DEAD):
+        said = HealthStatus.DEFUNCT
+    if said is HealthStatus.SETUP_FAILED:
+        last = (setup.logs or "").rstrip().rpartition("\n")[2]  # of a traceback, the line that names the error
+        detail = one_line(last) or "Setup failed without saying why"
+    else:
+        detail = DETAILS.get(said, one_line(trouble) or "The model server does not say what is wrong")
+    coglet = report.version.coglet if report.version else None
+    health = Health(
+        status=said,
+        detail=detail,
+        setup=Setup(
+            started_at=setup.started_at or "",
+            completed_at=setup.completed_at if isinstance(setup.completed_at, str) else "",
+            logs=setup.logs or "",
+        ),
+        server=f"coglet {one_line(coglet)}" if coglet else "",
+        since=setup.started_at or "",
+    )
+    return Sighting(health=health, coglet=coglet, since=setup.started_at or "")
+
+
+def read_model(openapi: bytes) -> Model:
+    """Read the OpenAPI document of a model. A document that makes no sense gives the defaults."""
+    try:
+        document = read_document(openapi)
+    except Unreadable:
+        return Model()
+    output = bytes(OUTPUT.find(document) or b"{}")
+    return Model(
+        streams=bytes(STREAMING.find(document) or b"") == b"true",
+        is_array=bytes(OUTPUT_TYPE.find(document) or b"") == b'"array"',
+        may_have_files=b'"type"' not in output or any(sign in output for sign in MAY_BE_A_FILE),
+    )
+
+
+def _unhealthy(detail: str) -> Sighting:
+    return Sighting(health=Health(status=HealthStatus.UNHEALTHY, detail=detail))
+
+
+def python_kind(version: str) -> Kind:
+    """Return the kind of a Python server of this version; '' if it reports none."""
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
+    said = (int(found[1]), int(found[2])) if found else (0, 0)
+    return next(kind for first, kind in PYTHON if said >= first)

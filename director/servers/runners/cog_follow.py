@@ -18,28 +18,36 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from director.servers.runners.answers import (
+    EVENT_STREAM,
+    Frame,
+    FrameTooLarge,
+    SseParser,
+    Unreadable,
+    excerpt,
+    one_line,
+    read_json,
+    too_large,
+)
 from director.servers.runners.cog_answers import (
     OUTCOMES,
     Again,
-    Answer,
+    Known,
+    Sighting,
     Snapshot,
     read_answer,
     read_end,
     read_snapshot,
 )
-from director.servers.runners.cog_health import Kind, Sighting
-from director.servers.runners.connections import Connection, read_body, read_out
+from director.servers.runners.connections import OneServer, read_out
 from director.servers.runners.exchange import Exchange
-from director.servers.runners.feed import RAN, Feed
-from director.servers.runners.http_answers import too_large
+from director.servers.runners.http_base import RAN, Feed, receive
 from director.servers.runners.inbox import Inbox, Mailbox
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
-from director.servers.runners.sse import EVENT_STREAM, Frame, FrameTooLarge, SseParser
-from director.servers.runners.untrusted import Unreadable, excerpt, one_line, read_json
 
-REFUSAL_BYTES: Final = 64 * 1024  # read at most of an answer that is no end of a run
 COMPLETED_WITHIN_S: Final = 0.25  # the last callback comes within 1 ms of the answer, or hardly ever
 ACCEPTED: Final = 202
+PROGRESS: Final = ("output", "logs")
 LOOK_AFTER_S: Final = 1.0
 REPORTED_WITHIN_S: Final = 5.0  # the last callback is sent before the server reports that it is ready again
 GONE: Final = frozenset({HealthStatus.UNREACHABLE, HealthStatus.DEFUNCT, HealthStatus.SETUP_FAILED})
@@ -48,12 +56,8 @@ LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a slow reader
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A run, and what is known of its server."""
-
     request: RunRequest
-    coglet: bool
-    kind: Kind
-    is_array: bool
+    known: Known
     max_body: int
     path: str
     attempt: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
@@ -77,19 +81,10 @@ def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...]
 
 async def read_whole(run: Run, response: Exchange) -> Ended | Again:
     """Read an answer that is one body, and return what it means."""
-    is_end = response.status_code == 200
-    body, complete = await read_body(response, run.max_body if is_end else REFUSAL_BYTES)
-    if is_end and not complete:
+    answer = await receive(response, run.max_body)
+    if answer.status == 200 and not answer.complete:
         return too_large(run.max_body)
-    return read_answer(
-        Answer(
-            prediction_id=run.request.id,
-            status=response.status_code,
-            body=body,
-            retry_after=response.headers.get("retry-after"),
-            coglet=run.coglet,
-        )
-    )
+    return read_answer(answer, prediction_id=run.request.id, coglet=run.known.coglet)
 
 
 class Progress:
@@ -105,7 +100,6 @@ class Progress:
         self._chars = 0
 
     def news(self, *, output: Raw | None, logs: str | None) -> Iterator[Logged | Produced]:
-        """Yield what this snapshot adds."""
         if logs and len(logs) > self._chars:
             yield Logged(logs[self._chars :])
             self._chars = len(logs)
@@ -123,54 +117,105 @@ def _items(output: Raw) -> list[Raw]:
         return []  # not an array after all; the end has the output
 
 
-async def put_sync(connection: Connection, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | Again:
+async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | Again:
     """Start the run and wait for its answer. Without an inbox there is no progress, and coglet's failures have no logs.
 
     Raises `httpx.TransportError` when the connection breaks.
     """
-    progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
-    async with _callbacks(run, feed, progress, inbox) as callbacks:
-        body = create_body(run, webhook=callbacks.url, events=callbacks.events)
-        response = await connection.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
+    # Each callback costs the server, and holds the slot of a Python one
+    events = PROGRESS if run.request.wants_progress else ()
+    events = events if run.known.kind.tells_all_at_end else (*events, "completed")
+    async with _reading(run, feed, inbox if events else None) as callbacks:
+        body = create_body(run, webhook=callbacks.url, events=events if callbacks.url else ())
+        response = await server.send("PUT", run.path, content=body, trace=run.request.trace, sent=feed.sent)
         async with aclosing(response):
             feed.answered()
-            answer = await read_whole(run, response)
-        if isinstance(answer, Again):
-            return answer
-        whole = run.kind.tells_all_at_end or response.status_code != 200
-        ended = answer if whole else await callbacks.complete(answer)
-    if progress is not None and ended.outcome in RAN:
-        for event in progress.news(output=ended.output, logs=ended.logs):  # progress that came too late as a callback
-            feed.add(event, size=0)
+            ended = await read_whole(run, response)
+        if isinstance(ended, Again):
+            return ended
+        if response.status_code == 200 and not run.known.kind.tells_all_at_end:
+            ended = await callbacks.complete(ended)
+    if ended.outcome in RAN:
+        callbacks.report(ended.output, ended.logs, size=0)  # progress that came too late as a callback
     return ended
 
 
-class _Callbacks:
-    """The callbacks of a run whose end comes as the answer."""
+@asynccontextmanager
+async def _reading(run: Run, feed: Feed, inbox: Inbox | None) -> AsyncIterator["_Callbacks"]:
+    if inbox is None:
+        yield _Callbacks(run, feed)
+        return
+    with inbox.subscribe(run.key) as mailbox:
+        callbacks = _Callbacks(run, feed, mailbox, url=inbox.url_for(run.key))
+        reading = asyncio.create_task(callbacks.read(), name=f"callbacks of {run.request.id}")
+        try:
+            yield callbacks
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
 
-    def __init__(self, run: Run, feed: Feed, progress: Progress | None, *, url: str | None = None) -> None:
+
+async def put_called(
+    server: OneServer,
+    run: Run,
+    feed: Feed,
+    *,
+    inbox: Inbox,
+    look: Callable[[], Awaitable[Sighting]],
+    accepted: Callable[[], None],
+) -> Ended | Again:
+    """Start the run and wait for the callback with its end. No earlier run of its id may be left on the server.
+
+    Raises `httpx.TransportError` when the connection breaks before the server took the run.
+    """
+    with inbox.subscribe(run.key) as mailbox:
+        events = (*PROGRESS, "completed") if run.request.wants_progress else ("completed",)
+        body = create_body(run, webhook=inbox.url_for(run.key), events=events)
+        response = await server.send(
+            "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.sent
+        )
+        async with aclosing(response):
+            feed.answered()
+            if response.status_code != ACCEPTED:
+                return await read_whole(run, response)
+        accepted()
+        feed.begin()
+        return await _Callbacks(run, feed, mailbox).end(look)
+
+
+class _Callbacks:
+    """The callbacks of one run."""
+
+    def __init__(self, run: Run, feed: Feed, mailbox: Mailbox | None = None, *, url: str | None = None) -> None:
         self.url = url
-        self.events = _events(run) if url is not None else ()
         self._run = run
         self._feed = feed
-        self._progress = progress
+        self._mailbox = mailbox or Mailbox(max_bytes=0)
+        self._progress = Progress(is_array=run.known.is_array) if run.request.wants_progress else None
         self._last: Snapshot | None = None
         self._completed = asyncio.Event()
 
-    async def read(self, mailbox: Mailbox) -> None:
+    def report(self, output: Raw | None, logs: str | None, *, size: int) -> None:
+        """Report what is new in a snapshot of `size` bytes."""
+        if self._progress is not None:
+            for event in self._progress.news(output=output, logs=logs):
+                self._feed.add(event, size=size)
+
+    async def _next(self) -> tuple[Snapshot, bytes]:
+        while True:
+            body = await self._mailbox.get()
+            with suppress(Unreadable):  # no snapshot, whatever sent it: the answer or the server's health has the end
+                return read_snapshot(body, prediction_id=self._run.request.id), body
+
+    async def read(self) -> None:
         """Take callbacks until canceled."""
         while True:
-            body = await mailbox.get()
-            with suppress(Unreadable):  # no snapshot, whatever sent it: the answer has the end
-                self._take(read_snapshot(body, prediction_id=self._run.request.id), size=len(body))
-
-    def _take(self, snapshot: Snapshot, *, size: int) -> None:
-        if snapshot.is_terminal:
-            self._last = snapshot
-            self._completed.set()
-        elif self._progress is not None:
-            for event in self._progress.news(output=snapshot.output_or_none, logs=snapshot.logs):
-                self._feed.add(event, size=size)
+            snapshot, body = await self._next()
+            if snapshot.is_terminal:
+                self._last = snapshot
+                self._completed.set()
+            else:
+                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
 
     async def complete(self, ended: Ended) -> Ended:
         """Add to a failure what only the last callback has."""
@@ -184,65 +229,6 @@ class _Callbacks:
             return ended
         return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
 
-
-@asynccontextmanager
-async def _callbacks(run: Run, feed: Feed, progress: Progress | None, inbox: Inbox | None) -> AsyncIterator[_Callbacks]:
-    if inbox is None or not _events(run):
-        yield _Callbacks(run, feed, progress)
-        return
-    with inbox.subscribe(run.key) as mailbox:
-        callbacks = _Callbacks(run, feed, progress, url=inbox.url_for(run.key))
-        reading = asyncio.create_task(callbacks.read(mailbox), name=f"callbacks of {run.request.id}")
-        try:
-            yield callbacks
-        finally:
-            reading.cancel()
-            await asyncio.wait({reading})
-
-
-def _events(run: Run) -> tuple[str, ...]:
-    """Return the events to be called back for. Each callback costs the server, and holds the slot of a Python one."""
-    on_the_way = ("output", "logs") if run.request.wants_progress else ()
-    return on_the_way if run.kind.tells_all_at_end else (*on_the_way, "completed")
-
-
-async def put_called(
-    connection: Connection,
-    run: Run,
-    feed: Feed,
-    *,
-    inbox: Inbox,
-    look: Callable[[], Awaitable[Sighting]],
-    accepted: Callable[[], None],
-) -> Ended | Again:
-    """Start the run and wait for the callback with its end. No earlier run of its id may be left on the server.
-
-    Raises `httpx.TransportError` when the connection breaks before the server took the run.
-    """
-    with inbox.subscribe(run.key) as mailbox:
-        events = ("output", "logs", "completed") if run.request.wants_progress else ("completed",)
-        body = create_body(run, webhook=inbox.url_for(run.key), events=events)
-        response = await connection.send(
-            "PUT", run.path, content=body, prefer="respond-async", trace=run.request.trace, sent=feed.sent
-        )
-        async with aclosing(response):
-            feed.answered()
-            if response.status_code != ACCEPTED:
-                return await read_whole(run, response)
-        accepted()
-        feed.begin()
-        return await _Calls(run, feed, mailbox).end(look)
-
-
-class _Calls:
-    """The callbacks of a run whose end is one of them."""
-
-    def __init__(self, run: Run, feed: Feed, mailbox: Mailbox) -> None:
-        self._run = run
-        self._feed = feed
-        self._mailbox = mailbox
-        self._progress = Progress(is_array=run.is_array) if run.request.wants_progress else None
-
     async def end(self, look: Callable[[], Awaitable[Sighting]]) -> Ended:
         """Take callbacks until one has the end, or the server shows that none will."""
         now = asyncio.get_running_loop().time
@@ -250,7 +236,7 @@ class _Calls:
         while True:
             try:
                 async with asyncio.timeout(LOOK_AFTER_S):
-                    body = await self._mailbox.get()
+                    snapshot, body = await self._next()
             except TimeoutError:
                 health = (await look()).health
                 if health.status in GONE:
@@ -260,23 +246,13 @@ class _Calls:
                 if idle_since is not None and now() - idle_since >= REPORTED_WITHIN_S:
                     return NO_END
                 continue
-            if (ended := self._take(body)) is not None:
-                return ended
-
-    def _take(self, body: bytes) -> Ended | None:
-        try:
-            snapshot = read_snapshot(body, prediction_id=self._run.request.id)
-        except Unreadable:  # no snapshot, whatever sent it: the server's health shows what became of the run
-            return None
-        ended = (
-            read_end(body, prediction_id=self._run.request.id, coglet=self._run.coglet)
-            if snapshot.is_terminal
-            else None
-        )
-        if self._progress is not None and (ended is None or ended.outcome in RAN):
-            for event in self._progress.news(output=snapshot.output_or_none, logs=snapshot.logs):
-                self._feed.add(event, size=len(body))
-        return ended
+            if not snapshot.is_terminal:
+                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
+                continue
+            ended = read_end(body, prediction_id=self._run.request.id, coglet=self._run.known.coglet)
+            if ended.outcome in RAN:
+                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
+            return ended
 
 
 class _Log(Struct):
@@ -298,13 +274,13 @@ class _Error(Struct):
 
 
 async def put_stream(
-    connection: Connection, run: Run, feed: Feed, *, accepted: Callable[[], None] = lambda: None
+    server: OneServer, run: Run, feed: Feed, *, accepted: Callable[[], None] = lambda: None
 ) -> Ended | Again:
     """Start the run and follow it. `accepted` is called when the server has taken it.
 
     Raises `httpx.TransportError` when the connection breaks.
     """
-    response = await connection.send(
+    response = await server.send(
         "PUT", run.path, content=create_body(run), accept=EVENT_STREAM, trace=run.request.trace, sent=feed.sent
     )
     async with aclosing(response):
@@ -313,16 +289,12 @@ async def put_stream(
             return await read_whole(run, response)
         accepted()
         async with aclosing(_chunks(response)) as chunks:
-            ended = await _follow(chunks, _Reader(run, feed), feed)
-            await read_out(chunks)
-    return ended
-
-
-async def _follow(chunks: AsyncIterator[bytes], reader: "_Reader", feed: Feed) -> Ended | Again:
-    async for chunk in chunks:
-        if (ended := reader.read(chunk)) is not None:
-            return ended
-        await feed.room()
+            reader = _Reader(run, feed)
+            async for chunk in chunks:
+                if (ended := reader.read(chunk)) is not None:
+                    await read_out(chunks)
+                    return ended
+                await feed.room()
     return Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
 
 
@@ -331,28 +303,20 @@ async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
 
     coglet leaves Nagle's algorithm on: while an acknowledgement is delayed, it sends nothing more for 40 ms.
     """
-    acknowledge = _quick_ack(response)
+    connected = response.socket if hasattr(socket, "TCP_QUICKACK") else None  # only Linux has it
+
+    def acknowledge() -> None:
+        if connected is not None:
+            with suppress(OSError):  # the server has just closed the connection: the next read fails
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
     acknowledge()
     async for chunk in response.chunks():
         acknowledge()
         yield chunk
 
 
-def _quick_ack(response: Exchange) -> Callable[[], None]:
-    connected = response.socket
-    if connected is None or not hasattr(socket, "TCP_QUICKACK"):  # only Linux has it
-        return lambda: None
-
-    def acknowledge() -> None:
-        with suppress(OSError):  # the server has just closed the connection: the next read fails
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-
-    return acknowledge
-
-
 class _Reader:
-    """Turns the stream of one run into events."""
-
     def __init__(self, run: Run, feed: Feed) -> None:
         self._run = run
         self._feed = feed
@@ -376,7 +340,7 @@ class _Reader:
             case "start":
                 self._feed.begin()
             case "completed":
-                return read_end(frame.data, prediction_id=self._run.request.id, coglet=self._run.coglet)
+                return read_end(frame.data, prediction_id=self._run.request.id, coglet=self._run.known.coglet)
             case "error":
                 why = _why(frame)
                 if LAGGED in why:
@@ -396,7 +360,7 @@ class _Reader:
             case "metric":
                 metric = read_json(frame.data, _Metric)
                 self._feed.add(Measured(metric.name, metric.value, metric.mode), size=size)
-            case "output" if self._run.is_array:
+            case "output" if self._run.known.is_array:
                 item = read_json(frame.data, _Chunk).chunk
                 self._feed.add(Produced(item, self._produced), size=size)
                 self._produced += 1

@@ -1,7 +1,6 @@
-"""Send requests to one model server, over connections that are kept and lent out for runs.
+"""Send requests to one model server, and say what a broken connection means for a run.
 
-`OneServer` is the transport, `Connection` adds what every request has, and `Connections` keeps one for each slot. Here
-is also what a broken connection means for a run. `exchange.py` reads the answers.
+`exchange.py` reads the answers.
 """
 
 import asyncio
@@ -9,7 +8,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from functools import cache
 from typing import Final
 
@@ -45,7 +44,9 @@ PROBES: Final = [
 
 
 class OneServer:
-    """The transport to the server at `url`: plain HTTP/1.1 over kept connections. `headers` go with every request.
+    """HTTP/1.1 to the server at `url`, over as many connections as are needed, of which `keep` are kept while idle.
+
+    `headers`: secrets, which go with every request to this server and to no other place.
 
     Stands where httpx would, and raises its errors: httpx looks at every connection for each request, and takes longer
     over one request and its answer than all that is done here (206 → 94 µs a run). Reads no proxy or `.netrc` from the
@@ -53,15 +54,29 @@ class OneServer:
     Limits the time of the connect only: the caller knows how long an answer may take.
     """
 
-    def __init__(self, url: httpx.URL, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        self._url = str(url).rstrip("/")
-        self._prefix = url.raw_path.rstrip(b"/")
-        self._headers = _lines(headers)
-        self._host = url.raw_host.decode("ascii").strip("[]")
-        self._port = url.port or PORTS[url.scheme]
-        self._tls = _trusted() if url.scheme == "https" else None
+    def __init__(self, url: str, *, keep: int = 1, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        at = httpx.URL(url)
+        self._url = url.rstrip("/")
+        self._prefix = at.raw_path.rstrip(b"/")
+        self._host = at.raw_host.decode("ascii").strip("[]")
+        self._port = at.port or PORTS[at.scheme]
+        self._tls = _trusted() if at.scheme == "https" else None
+        always = {
+            "host": at.netloc.decode("ascii"),
+            "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
+            "content-type": "application/json",
+            "user-agent": "director",
+            # lets a server tell the director from direct callers, and refuse the director first
+            "x-source": "director",
+            **headers,
+        }
+        self._headers = _lines(always)
+        # A key is the last word of a header, as in `Bearer KEY`. A shorter word is not a key
+        keys = {value.rpartition(" ")[2] for value in headers.values()}
+        self._secrets = tuple(key.encode() for key in keys if len(key) >= SHORTEST_KEY)
         self._path: str | None = None
         self._target_of_path = b""
+        self._keep = keep
         self._idle: list[Wire] = []
         self._busy: set[Wire] = set()
         self._is_closed = False
@@ -71,16 +86,19 @@ class OneServer:
         method: str,
         path: str,
         *,
-        headers: Mapping[str, str] = NO_HEADERS,
         content: bytes = b"",
+        accept: str = "application/json",
+        prefer: str = "",
+        trace: TraceHeaders = NO_TRACE,
         sent: Callable[[], None] = lambda: None,
     ) -> Exchange:
-        """Send a request and wait for the head of the answer. `sent` is called when the request has left.
+        """Send a request and wait for the head of the answer, which the caller closes. `sent`: called when it has left.
 
-        Raises `httpx.TransportError` if no answer comes, and for a header of more than one line.
+        Raises `httpx.TransportError`, also for a header of more than one line.
         """
         first = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), self._target(path))
-        request = b"%b%b%bcontent-length: %d\r\n\r\n%b" % (first, _lines(headers), self._headers, len(content), content)
+        asked = _lines({"accept": accept, **({"prefer": prefer} if prefer else {}), **trace})
+        request = b"%b%b%bcontent-length: %d\r\n\r\n%b" % (first, asked, self._headers, len(content), content)
         wire = self._kept() or await self._connected()
         self._busy.add(wire)
 
@@ -88,10 +106,11 @@ class OneServer:
             self._give_back(wire, is_good=is_good)
 
         exchange = wire.ask(request, sent=sent, over=over)
+        exchange.secrets = self._secrets
         try:
             await exchange.head
         except BaseException:  # also if the caller is canceled: the server sees the connection close
-            await exchange.aclose()
+            exchange.close()
             raise
         return exchange
 
@@ -135,7 +154,12 @@ class OneServer:
 
     def _give_back(self, wire: Wire, *, is_good: bool) -> None:
         self._busy.discard(wire)
-        if is_good and not self._is_closed and wire.rest(asyncio.get_running_loop().time()):
+        if (
+            is_good
+            and not self._is_closed
+            and len(self._idle) < self._keep
+            and wire.rest(asyncio.get_running_loop().time())
+        ):
             self._idle.append(wire)
         else:
             wire.abort()
@@ -155,98 +179,10 @@ def _lines(headers: Mapping[str, str]) -> bytes:
     return text.encode("ascii")
 
 
-class Connection:
-    """A connection to one server. It has no time limit for an answer, since only the caller knows it.
-
-    `headers`: secrets, which go with every request to this server and to no other place.
-    """
-
-    def __init__(self, url: str, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        always = {
-            "host": httpx.URL(url).netloc.decode("ascii"),
-            "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
-            "content-type": "application/json",
-            "user-agent": "director",
-            # lets a server tell the director from direct callers, and refuse the director first
-            "x-source": "director",
-            **headers,
-        }
-        # A key is the last word of a header, as in `Bearer KEY`. A shorter word is not a key
-        keys = {value.rpartition(" ")[2] for value in headers.values()}
-        self._secrets = tuple(key.encode() for key in keys if len(key) >= SHORTEST_KEY)
-        self._transport = OneServer(httpx.URL(url), headers=always)
-
-    async def send(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: bytes = b"",
-        accept: str = "application/json",
-        prefer: str = "",
-        trace: TraceHeaders = NO_TRACE,
-        sent: Callable[[], None] = lambda: None,
-    ) -> Exchange:
-        """Send a request and wait for the head of the answer. The caller closes the answer.
-
-        Raises `httpx.TransportError` when the server is away or breaks the connection.
-        """
-        asked = {"accept": accept, **({"prefer": prefer} if prefer else {}), **trace}
-        answer = await self._transport.send(method, path, headers=asked, content=content, sent=sent)
-        answer.secrets = self._secrets
-        return answer
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
-
-
-class Connections:
-    """Lends connections, and keeps as many as there are slots."""
-
-    def __init__(self, url: str, *, keep: int, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        self._url = url
-        self._headers = headers
-        self._keep = keep
-        self._idle: list[Connection] = []
-
-    def lend(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection for one run. After an error it is still good: the transport drops what broke."""
-        return _Lent(self)
-
-    def take(self) -> Connection:
-        """Take a connection that has to be given back."""
-        return self._idle.pop() if self._idle else Connection(self._url, headers=self._headers)
-
-    async def give_back(self, connection: Connection) -> None:
-        """Keep the connection for the next run, if there is a slot for it."""
-        if len(self._idle) < self._keep:
-            self._idle.append(connection)
-        else:
-            await connection.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections that are not lent."""
-        while self._idle:
-            await self._idle.pop().aclose()
-
-
-class _Lent(AbstractAsyncContextManager[Connection]):
-    def __init__(self, lender: Connections) -> None:
-        self._lender = lender
-
-    async def __aenter__(self) -> Connection:
-        self._connection = self._lender.take()
-        return self._connection
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._lender.give_back(self._connection)
-
-
 async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
     """Read up to `limit` bytes of the body. Returns them, and whether that is all of it.
 
-    Callers and the log see a refusal, and some servers repeat in it what they were sent: our secrets are removed
-    from it.
+    Some servers repeat in a refusal what they were sent: our secrets are removed from it, since callers see it.
     """
     here = response.whole()
     body, is_whole = await read_chunks(response.chunks(), limit) if here is None else (here[:limit], len(here) <= limit)
@@ -257,7 +193,6 @@ async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
 
 
 async def read_chunks(chunks: AsyncIterable[bytes], limit: int) -> tuple[bytes, bool]:
-    """Read up to `limit` bytes. Returns them, and whether that is all."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk

@@ -8,30 +8,130 @@ it, or it would be in doubt for ever.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
-from director.core.trace_context import NO_TRACE, TraceHeaders
-from director.servers.runners.connections import NO_HEADERS, Connection, Connections, connection_lost, read_body
+from director.core.runner_config import MappedConfig
+from director.core.trace_context import TraceHeaders
+from director.servers.runners.answers import NO_ENTRY, Answer, one_line, said_of
+from director.servers.runners.connections import NO_HEADERS, OneServer, connection_lost, read_body
 from director.servers.runners.exchange import Exchange
-from director.servers.runners.feed import Feed, Reporter
-from director.servers.runners.http_answers import Answer, said_of
+from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
+    Began,
     Capabilities,
     Ended,
     Health,
     HealthStatus,
     Hear,
     Outcome,
+    Progress,
     RunEvent,
     RunRequest,
 )
-from director.servers.runners.untrusted import NO_ENTRY, one_line
+
+# Carry the events of one run from the code that follows it to the executor.
+#
+# A `Reporter` calls back at once. A `Feed` queues events for a reader: the server is read eagerly, since it drops what
+# is not read in time, and the reader takes its own time. Neither holds much more than `read_ahead` bytes, reports
+# `Began` twice, or lets anything through after `Ended`.
+
+BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: a server that is silent for this long has begun the run
+EVENT_BYTES: Final = 200  # the memory of an event beside its data
+
+# ends that only a run that began can have
+RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})
+
+
+class Reporter:
+    """Reports the events of one run to `hear` at once."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self.has_begun = False
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def sent(self) -> None:
+        """Note that the request has left. Unless the server answers within 30 ms, the run has begun."""
+        self.answered()
+        self._timer = asyncio.get_running_loop().call_later(BEGAN_AFTER_S, self.begin)
+
+    def answered(self) -> None:
+        """Note that the server answered: from here on its silence says nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def mute(self) -> None:
+        """Report nothing more, even where the request goes on for other runs."""
+        self.answered()
+        self._ended = True
+
+    def begin(self) -> None:
+        """Report that the run has begun, unless that was reported."""
+        if not self.has_begun:
+            self.has_begun = True
+            self._put(Began(), 0)
+
+    def add(self, event: Progress, *, size: int = 0) -> None:
+        self.begin()
+        self._put(event, size)
+
+    def end(self, ended: Ended) -> None:
+        """Report the end. Some ends show that the run began, which is then reported first."""
+        self.answered()
+        if ended.outcome in RAN:
+            self.begin()
+        self._put(ended, 0)
+        self._ended = True
+
+    def _put(self, event: RunEvent, size: int) -> None:
+        if not self._ended:
+            self._hear(event)
+
+
+class Feed(Reporter):
+    """Queues events between one writer and one reader."""
+
+    def __init__(self, *, read_ahead: int) -> None:
+        super().__init__(lambda event: None)
+        self._read_ahead = read_ahead
+        self._events: deque[tuple[RunEvent, int]] = deque()
+        self._held = 0
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    async def room(self) -> None:
+        """Wait until the reader has caught up enough to read the server further."""
+        while self._held > self._read_ahead:
+            self._taken.clear()
+            await self._taken.wait()
+
+    async def next(self) -> RunEvent:
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event, size = self._events.popleft()
+        self._held -= size
+        self._taken.set()
+        return event
+
+    def _put(self, event: RunEvent, size: int) -> None:
+        if self._ended:
+            return
+        size += EVENT_BYTES
+        self._held += size
+        self._events.append((event, size))
+        self._arrived.set()
+
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +165,8 @@ class OpenRuns:
 
     def __init__(self, *, read_ahead: int) -> None:
         self._read_ahead = read_ahead
-        self._open: dict[str, asyncio.Task[object]] = {}
-        self._stopped: dict[asyncio.Task[object], Ended] = {}
+        self._open: dict[str, asyncio.Task[Any]] = {}
+        self._stopped: dict[asyncio.Task[Any], Ended] = {}
         self._closed = False
         self._emptied = asyncio.Event()
 
@@ -91,7 +191,7 @@ class OpenRuns:
     async def run(self, request: RunRequest, follow: Follow) -> AsyncGenerator[RunEvent, None]:
         """Yield the events of a run up to its end. Closed early, it releases the server before it returns."""
         feed = Feed(read_ahead=self._read_ahead)
-        following = asyncio.create_task(self._follow(request, feed, follow), name=f"run of {request.id}")
+        following = asyncio.create_task(self._end_of(request, feed, follow), name=f"run of {request.id}")
         self._open[request.id] = following
         # Here and not in the task: a task that is canceled before its first step runs no code of its own
         following.add_done_callback(lambda task: self._gone(request, task, feed))
@@ -115,7 +215,6 @@ class OpenRuns:
         return True
 
     async def aclose(self) -> None:
-        """End every run as lost."""
         self._closed = True
         for following in set(self._open.values()):
             self._stop(following, CLOSED)
@@ -123,13 +222,10 @@ class OpenRuns:
             self._emptied.clear()
             await self._emptied.wait()
 
-    def _stop(self, following: asyncio.Task[object], end: Ended) -> None:
+    def _stop(self, following: asyncio.Task[Any], end: Ended) -> None:
         if following not in self._stopped:  # a second cancel would interrupt the release of the server
             self._stopped[following] = end
             following.cancel()
-
-    async def _follow(self, request: RunRequest, feed: Feed, follow: Follow) -> None:
-        feed.end(await self._end_of(request, feed, follow))
 
     async def _end_of(
         self, request: RunRequest, events: Events, follow: Callable[[RunRequest, Events], Awaitable[Ended]]
@@ -140,10 +236,11 @@ class OpenRuns:
             log.exception("following a run failed", extra={"prediction": request.id})
             return Ended(outcome=Outcome.LOST, error=f"Following the run failed: {type(exc).__name__}")
 
-    def _gone(self, request: RunRequest, task: asyncio.Task[None], feed: Feed) -> None:
-        feed.end(self._forget(request, task) or CLOSED)  # ignored after an end of its own
+    def _gone(self, request: RunRequest, task: asyncio.Task[Ended], feed: Feed) -> None:
+        stopped = self._forget(request, task) or CLOSED
+        feed.end(stopped if task.cancelled() else task.result())
 
-    def _forget(self, request: RunRequest, task: asyncio.Task[None] | asyncio.Task[object]) -> Ended | None:
+    def _forget(self, request: RunRequest, task: asyncio.Task[Any]) -> Ended | None:
         """Return the end that it was stopped with, if this runner stopped it."""
         if self._open.get(request.id) is task:
             del self._open[request.id]
@@ -152,35 +249,41 @@ class OpenRuns:
         return self._stopped.pop(task, None)
 
 
-class HttpBase(ABC):
-    """A runner of one server with `slots` slots.
+class RunnerOptions(Struct, frozen=True, kw_only=True):
+    """The place and the bounds of one model server.
 
-    `max_body`: the bytes read at most of one answer, or ahead of a reader. `health_paths`: the first of them that the
-    server has tells its health. `schema`: the OpenAPI document, for servers that have none. `headers` go with every
-    request.
+    `max_body`: the bytes read at most of one answer, of one event, or of a run ahead of its reader. `max_files`: of all
+    files together that one run uploads. `inbox`: where a Cog server can call back; without one, runs that are not
+    streamed show no progress. `trains`: a Cog server that was started to train (`--x-mode train`) and never streams.
+    `headers`: secrets that go with every request.
+    """
+
+    url: str
+    slots: int = 1
+    max_body: int = 64 << 20
+    max_files: int = 1 << 30
+    inbox: Inbox | None = None
+    trains: bool = False
+    headers: Mapping[str, str] = NO_HEADERS
+
+
+class HttpBase(ABC):
+    """A runner of one server. `health_paths`: the first of them that the server has tells its health. `schema`: the
+    OpenAPI document, for servers that have none.
     """
 
     capabilities = Capabilities()
 
     def __init__(
-        self,
-        url: str,
-        *,
-        name: str,
-        slots: int,
-        max_body: int,
-        health_paths: Sequence[str] = (),
-        schema: Raw | None = None,
-        headers: Mapping[str, str] = NO_HEADERS,
+        self, options: RunnerOptions, *, name: str, health_paths: Sequence[str] = (), schema: Raw | None = None
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = options.url.rstrip("/")
         self._name = name
-        self._max_body = max_body
+        self._max_body = options.max_body
         self._health_paths = health_paths
         self._schema = schema
-        self._connections = Connections(self.url, keep=slots, headers=headers)
-        self._control = Connection(self.url, headers=headers)
-        self._runs = OpenRuns(read_ahead=max_body)
+        self._server = OneServer(self.url, keep=options.slots + 1, headers=options.headers)
+        self._runs = OpenRuns(read_ahead=options.max_body)
         self._starts = 0
 
     @abstractmethod
@@ -189,17 +292,16 @@ class HttpBase(ABC):
 
     async def health(self) -> Health:
         """Look once. A server that was never ready and one that is busy starting look the same."""
-        answer: Answer | str = ""
+        answer = Answer()
         since = str(self._starts)
         for path in self._health_paths:
             answer = await self._ask("GET", path or "/")
-            if isinstance(answer, str):
-                return Health(status=HealthStatus.UNREACHABLE, detail=answer)
+            if answer.trouble:
+                return Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble)
             if answer.is_ok or not path:
                 return Health(status=HealthStatus.READY, server=self._name, since=since)
             if answer.status not in NO_SUCH_PAGE:
                 break
-        assert isinstance(answer, Answer)  # noqa: S101 - for the type checker: there is at least one path
         said = f"The model server answered {answer.status} to a health check: {said_of(answer)}".removesuffix(": ")
         status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
         return Health(status=status, detail=said, is_locked=answer.status in NO_ENTRY)
@@ -211,7 +313,6 @@ class HttpBase(ABC):
         return self._runs.run(request, self._follow)
 
     def knows(self, remote: str) -> bool:
-        """Return False: a run is its connection."""
         return False
 
     async def cancel(self, prediction_id: str) -> bool:
@@ -220,76 +321,77 @@ class HttpBase(ABC):
 
     async def shutdown(self) -> bool:
         """Return False: a plain HTTP server cannot be asked to end."""
-        self._count_as_new()
+        self._starts += 1
         return False
 
     async def aclose(self) -> None:
         await self._runs.aclose()
-        await self._connections.aclose()
-        await self._control.aclose()
+        await self._server.aclose()
 
     async def _ask(
         self,
         method: str,
         path: str,
         *,
-        connection: Connection | None = None,
         limit: int = MOST_ASKED_BYTES,
         timeout_s: float = ASK_TIMEOUT_S,
-    ) -> Answer | str:
-        """Ask something that is answered soon. Return the answer, or the reason why none came."""
+    ) -> Answer:
+        """Ask something that is answered soon. Never raises: an answer that did not come has its `trouble`."""
         try:
             async with asyncio.timeout(timeout_s):
-                response = await (connection or self._control).send(method, path)
+                response = await self._server.send(method, path)
                 async with aclosing(response):
-                    return await read_answer(response, limit)
+                    return await receive(response, limit)
         except TimeoutError:
-            return f"The model server did not answer within {timeout_s:g} s"
+            return Answer(trouble=f"The model server did not answer within {timeout_s:g} s")
         except httpx.TransportError as exc:
-            return f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}"
+            return Answer(trouble=f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}")
 
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         """Return the end of a run whose connection broke or was never made."""
-        self._count_as_new()
+        self._starts += 1  # it may have restarted
         return connection_lost(exc, has_begun=has_begun)
 
-    def _count_as_new(self) -> None:
-        """Count a new start of the server, since it may have restarted."""
-        self._starts += 1
 
-
-async def post(
-    connection: Connection, path: str, body: bytes, *feeds: Reporter, limit: int, trace: TraceHeaders = NO_TRACE
-) -> Answer:
-    """Send one request, for one run or for several, and read the answer.
-
-    Raises `httpx.TransportError` when the connection breaks.
-    """
-
-    def sent() -> None:
-        for feed in feeds:
-            feed.sent()
-
-    response = await connection.send("POST", path, content=body, trace=trace, sent=sent)
-    async with aclosing(response):
-        for feed in feeds:
-            feed.answered()
-            if response.is_success:
-                feed.begin()
-        return await read_answer(response, limit)
-
-
-async def read_answer(response: Exchange, limit: int) -> Answer:
+async def receive(response: Exchange, limit: int) -> Answer:
     """Read up to `limit` bytes of a 2xx answer, and up to 64 KiB of any other."""
     body, complete = await read_body(response, limit if response.is_success else min(limit, REFUSAL_BYTES))
-    return Answer(
-        status=response.status_code,
-        body=body,
-        complete=complete,
-        retry_after=response.headers.get("retry-after"),
-        content_type=response.headers.get("content-type", ""),
-        headers=response.headers,
-    )
+    return Answer(status=response.status_code, body=body, complete=complete, headers=response.headers)
+
+
+class MappedRunner(HttpBase):
+    """The base of runners whose configuration maps inputs to requests and answers to outputs."""
+
+    def __init__(self, config: MappedConfig, options: RunnerOptions) -> None:
+        super().__init__(
+            options,
+            name=str(config.__struct_config__.tag),
+            health_paths=[config.health],
+            schema=openapi(config.input_schema, config.output_schema, title=config.model),
+        )
+        self._config = config
+        self._path = self._path_in(config.path)
+
+    async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> Answer:
+        """Send one request, for one run or for several, and read the answer.
+
+        Raises `httpx.TransportError` when the connection breaks.
+        """
+
+        def sent() -> None:
+            for feed in feeds:
+                feed.sent()
+
+        response = await self._server.send("POST", self._path, content=body, trace=trace, sent=sent)
+        async with aclosing(response):
+            for feed in feeds:
+                feed.answered()
+                if response.is_success:
+                    feed.begin()
+            return await receive(response, self._max_body)
+
+    def _path_in(self, template: str) -> str:
+        return template.replace("{model}", quote(self._config.model, safe=""))
 
 
 def openapi(given: dict[str, Any] | None, output: dict[str, Any] | None, *, title: str) -> Raw | None:

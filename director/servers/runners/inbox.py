@@ -195,13 +195,15 @@ class Arrivals:
                 del self._runs[prediction_id]
 
     def routes(self) -> list[Route]:
-        """Return the routes, to be mounted where the model server can reach them."""
         return [Route("/uploads/{secret}/{name:path}", self._receive, methods=["PUT"])]
 
     async def _receive(self, request: Request) -> Response:
         if not secrets.compare_digest(request.path_params["secret"].encode(), self._secret):
             return Response(status_code=404)
-        run = self._run_of(request.headers.get("x-prediction-id"))
+        prediction_id = request.headers.get("x-prediction-id")
+        run = self._runs.get(prediction_id or "")
+        if prediction_id is None and len(self._runs) == 1:  # coglet before 0.23 does not send the id
+            run = next(iter(self._runs.values()))
         if run is None:
             log.warning("a file came that belongs to no run here")
             return Response(status_code=404)
@@ -220,11 +222,6 @@ class Arrivals:
             log.warning("files of a run come at the same time: coglet may not list them in the model's order")
             self._warned = True
         return Response(status_code=410 if run.is_over else 201, headers={"location": name})
-
-    def _run_of(self, prediction_id: str | None) -> _Run | None:
-        if prediction_id is None and len(self._runs) == 1:  # coglet before 0.23 does not send the id
-            return next(iter(self._runs.values()))
-        return self._runs.get(prediction_id or "")
 
 
 def _content_type(said: str) -> str:
@@ -252,7 +249,6 @@ class Mailbox:
         self._arrived.set()
 
     async def get(self) -> bytes:
-        """Wait for the oldest callback."""
         while not self._bodies:
             self._arrived.clear()
             await self._arrived.wait()

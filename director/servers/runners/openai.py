@@ -6,7 +6,6 @@ off is not an end, and a run is never sent twice.
 """
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final, Literal
 
@@ -18,21 +17,21 @@ from msgspec.structs import replace
 from director.core.runner_config import OpenAiConfig
 from director.core.trace_context import TraceHeaders
 from director.core.view import joined
-from director.servers.runners.connections import NO_HEADERS, Connection, read_out
-from director.servers.runners.feed import Feed
-from director.servers.runners.http_answers import NULL, OUTCOMES, refused, too_large
-from director.servers.runners.http_base import HttpBase, openapi, read_answer
-from director.servers.runners.runner import (
-    Capabilities,
-    Ended,
-    Health,
-    Measured,
-    Outcome,
-    Produced,
-    RunRequest,
+from director.servers.runners.answers import (
+    EVENT_STREAM,
+    NULL,
+    OUTCOMES,
+    FrameTooLarge,
+    SseParser,
+    Unreadable,
+    one_line,
+    read_json,
+    refused,
+    too_large,
 )
-from director.servers.runners.sse import EVENT_STREAM, FrameTooLarge, SseParser
-from director.servers.runners.untrusted import Unreadable, one_line, read_json
+from director.servers.runners.connections import read_out
+from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, openapi, receive
+from director.servers.runners.runner import Capabilities, Ended, Health, Measured, Outcome, Produced, RunRequest
 
 Endpoint = Literal["chat", "completions"]
 
@@ -140,7 +139,6 @@ def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bo
 
 
 def read_chunk(data: bytes) -> Chunk:
-    """Read one event of the stream. Raises `Unreadable`."""
     chunk = read_json(data, _Chunk)
     if chunk.error is not None:
         error = _Error(chunk.error) if isinstance(chunk.error, str) else chunk.error
@@ -160,7 +158,6 @@ def read_chunk(data: bytes) -> Chunk:
 
 
 def schemas(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the schemas of input and output, for callers."""
     known = CHAT_ONLY | COMMON
     properties = {
         name: {"title": name.replace("_", " ").title(), "x-order": order, **known[name]}
@@ -179,24 +176,12 @@ class _Models(Struct):
 
 
 class OpenAiRunner(HttpBase):
-    """Drives one server; `max_body` is the most that is read of one output."""
-
     capabilities = Capabilities(streams=True)
 
-    def __init__(
-        self, url: str, config: OpenAiConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
-    ) -> None:
+    def __init__(self, config: OpenAiConfig, options: RunnerOptions) -> None:
         base = config.path.rstrip("/")
-        given, output = schemas(config.endpoint)
-        super().__init__(
-            url,
-            name="openai",
-            slots=slots,
-            max_body=max_body,
-            health_paths=[config.health, f"{base}/models"],
-            schema=openapi(given, output, title=config.model),
-            headers=headers,
-        )
+        schema = openapi(*schemas(config.endpoint), title=config.model)
+        super().__init__(options, name="openai", health_paths=[config.health, f"{base}/models"], schema=schema)
         self._config = config
         self._path = base + PATHS[config.endpoint]
         self._models_path = f"{base}/models"
@@ -213,10 +198,9 @@ class OpenAiRunner(HttpBase):
 
     async def _first_model(self) -> str:
         answer = await self._ask("GET", self._models_path, limit=MOST_MODELS_BYTES)
-        if isinstance(answer, str) or not answer.is_ok:
-            return ""
         with suppress(Unreadable):
-            return next((model.id for model in read_json(answer.body, _Models).data), "")
+            if answer.is_ok:
+                return next((model.id for model in read_json(answer.body, _Models).data), "")
         return ""
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
@@ -227,22 +211,19 @@ class OpenAiRunner(HttpBase):
         except (InvalidInput, msgspec.DecodeError) as exc:
             return Ended(outcome=Outcome.INVALID, error=str(exc))
         reader = _Reader(request, feed, self._max_body)
-        async with self._connections.lend() as connection:
-            try:
-                return await self._stream(connection, body, reader, feed, trace=request.trace)
-            except httpx.TransportError as exc:
-                return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
+        try:
+            return await self._stream(body, reader, feed, trace=request.trace)
+        except httpx.TransportError as exc:
+            return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
 
-    async def _stream(
-        self, connection: Connection, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders
-    ) -> Ended:
-        response = await connection.send(
+    async def _stream(self, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders) -> Ended:
+        response = await self._server.send(
             "POST", self._path, content=body, accept=EVENT_STREAM, trace=trace, sent=feed.sent
         )
         async with aclosing(response):
             feed.answered()
             if not response.is_success:
-                return refused(await read_answer(response, self._max_body))
+                return refused(await receive(response, self._max_body))
             if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
                 return NOT_STREAMED
             feed.begin()
@@ -254,6 +235,9 @@ class OpenAiRunner(HttpBase):
                         return ended
                     await feed.room()
         return reader.closed()
+
+
+make = OpenAiRunner
 
 
 class _Reader:
@@ -290,7 +274,6 @@ class _Reader:
         return self.with_output(Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF)
 
     def with_output(self, ended: Ended) -> Ended:
-        """Return the end with all output before it."""
         output = joined(self._items)
         if output is None and ended.outcome is Outcome.SUCCEEDED:
             output = NO_OUTPUT

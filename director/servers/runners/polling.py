@@ -9,23 +9,32 @@ import asyncio
 import hashlib
 import math
 import socket
-from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 import httpx
-from msgspec import Raw
+import msgspec
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
-from director.servers.runners.connections import NO_HEADERS, Connection
-from director.servers.runners.feed import Feed
-from director.servers.runners.http_answers import Answer, mapped_end, mapped_error, read_document, refused, too_large
-from director.servers.runners.http_base import HUNG_UP, HttpBase, openapi, post
+from director.servers.runners.answers import (
+    NO_ENTRY,
+    Answer,
+    Unreadable,
+    locked,
+    mapped_end,
+    mapped_error,
+    one_line,
+    read_document,
+    read_json,
+    refused,
+    too_large,
+)
+from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
-from director.servers.runners.untrusted import NO_ENTRY, Unreadable, locked, one_line, read_json
 
 MOST_ID_CHARS: Final = 256
 # a server that has not stopped a run for this long will not; shorter than the executor's own limit
@@ -44,25 +53,12 @@ class PollStatus(Enum):
     CANCELED = "canceled"
 
 
-class PollingRunner(HttpBase):
-    """Drives one server; `max_body` is the most that is read of one answer."""
-
+class PollingRunner(MappedRunner):
     capabilities = Capabilities(resumes=True)
+    _config: PollingConfig
 
-    def __init__(
-        self, url: str, config: PollingConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
-    ) -> None:
-        super().__init__(
-            url,
-            name="polling",
-            slots=slots,
-            max_body=max_body,
-            health_paths=[config.health],
-            schema=openapi(config.input_schema, config.output_schema, title=config.model),
-            headers=headers,
-        )
-        self._config = config
-        self._path = config.path.replace("{model}", quote(config.model, safe=""))
+    def __init__(self, config: PollingConfig, options: RunnerOptions) -> None:
+        super().__init__(config, options)
         self._words = {word.casefold(): status for status in PollStatus for word in getattr(config, status.value)}
         self._jobs: dict[str, _Job] = {}
         self._left: set[asyncio.Task[Ended | None]] = set()
@@ -95,24 +91,23 @@ class PollingRunner(HttpBase):
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
         job = self._jobs[request.id] = _Job(
             request.remote.removeprefix(self._scope) if self.knows(request.remote) else "",
-            until=asyncio.get_running_loop().time() + self._config.longest_s,
+            asyncio.get_running_loop().time() + self._config.longest_s,
         )
         try:
-            async with self._connections.lend() as connection:
-                if not job.id and (refusal := await self._submit(connection, request, job, feed)) is not None:
-                    return refusal
-                feed.add(Accepted(self._scope + job.id), size=len(job.id))
-                if job.is_unwanted:
-                    await self._stop(job)
-                return await self._until_ended(connection, job) or self._leave(job)
+            if not job.id and (refusal := await self._submit(request, job, feed)) is not None:
+                return refusal
+            feed.add(Accepted(self._scope + job.id), size=len(job.id))
+            if job.unwanted_since < math.inf:
+                await self._stop(job)
+            return await self._until_ended(job) or self._leave(job)
         finally:
             if self._jobs.get(request.id) is job:
                 del self._jobs[request.id]
 
-    async def _submit(self, connection: Connection, request: RunRequest, job: "_Job", feed: Feed) -> Ended | None:
+    async def _submit(self, request: RunRequest, job: "_Job", feed: Feed) -> Ended | None:
         try:
             body = self._config.input.fill(request.input)
-            answer = await post(connection, self._path, body, feed, limit=self._max_body, trace=request.trace)
+            answer = await self._post(body, feed, trace=request.trace)
         except httpx.TransportError as exc:
             return self._lost(exc, has_begun=feed.has_begun)
         if not answer.is_ok:
@@ -126,28 +121,21 @@ class PollingRunner(HttpBase):
     def _leave(self, job: "_Job") -> Ended:
         """End the prediction, while the slot stays in use until the run is over."""
         job.is_left = True
-        rest = asyncio.create_task(self._rest_of(job), name=f"rest of {job.id}")
+        rest = asyncio.create_task(self._until_ended(job), name=f"rest of {job.id}")
         self._left.add(rest)
         rest.add_done_callback(self._left.discard)
         return replace(HUNG_UP, goes_on=rest)
 
-    async def _rest_of(self, job: "_Job") -> Ended | None:
-        async with self._connections.lend() as connection:
-            return await self._until_ended(connection, job)
-
-    def _does_not_stop(self, job: "_Job") -> bool:
-        patience_s = UNHEEDED_S if self._config.cancel_endpoint_template else 0.0
-        return not job.is_left and asyncio.get_running_loop().time() - job.unwanted_since >= patience_s
-
-    async def _until_ended(self, connection: Connection, job: "_Job") -> Ended | None:
+    async def _until_ended(self, job: "_Job") -> Ended | None:
         """Poll until the end. None if the run is to be stopped and does not stop."""
         now = asyncio.get_running_loop().time
         config, silent_since = self._config, math.inf
+        patience_s = UNHEEDED_S if config.cancel_endpoint_template else 0.0
         while (asked_at := now()) < job.until:
-            if self._does_not_stop(job):
+            if not job.is_left and asked_at - job.unwanted_since >= patience_s:
                 return None
             path = self._path_of(config.poll_endpoint_template, job)
-            answer = await self._ask("GET", path, connection=connection, limit=self._max_body, timeout_s=config.away_s)
+            answer = await self._ask("GET", path, limit=self._max_body, timeout_s=config.away_s)
             pause_s = config.interval_s
             match self._read(answer):
                 case Ended() as ended:
@@ -157,7 +145,9 @@ class PollingRunner(HttpBase):
                         silent_since, asked_at
                     )  # not since the last answer, which may be an interval ago
                     if now() - silent_since >= config.away_s:
-                        return self._given_up(trouble, is_away=isinstance(answer, str))
+                        is_away = bool(answer.trouble)
+                        self._starts += is_away
+                        return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
                     pause_s = min(pause_s, config.away_s)
                 case None:
                     silent_since = math.inf
@@ -165,10 +155,10 @@ class PollingRunner(HttpBase):
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
-    def _read(self, answer: Answer | str) -> Ended | str | None:
+    def _read(self, answer: Answer) -> Ended | str | None:
         """Read an answer to a poll: the end, None for no news, or text that says why it cannot be understood."""
-        if isinstance(answer, str):
-            return answer
+        if answer.trouble:
+            return answer.trouble
         if answer.status in FORGOTTEN:
             return Ended(outcome=Outcome.LOST, error=f"{refused(answer).error}: the run is not known there any more")
         if answer.status in NO_ENTRY:  # the run goes on, for a director with the right key
@@ -203,37 +193,29 @@ class PollingRunner(HttpBase):
                     error=f"The model server says that the run is {one_line(word)!r}, a word that is not configured",
                 )
 
-    def _given_up(self, trouble: str, *, is_away: bool) -> Ended:
-        if is_away:
-            self._count_as_new()
-        return Ended(outcome=Outcome.LOST, error=trouble, server_is_dead=is_away)
-
     async def _stop(self, job: "_Job") -> bool:
         if not self._config.cancel_endpoint_template:
             return False
         path = self._path_of(self._config.cancel_endpoint_template, job)
-        answer = await self._ask(self._config.cancel_method, path)
-        return not isinstance(answer, str) and answer.is_ok
+        return (await self._ask(self._config.cancel_method, path)).is_ok
 
     def _path_of(self, template: str, job: "_Job") -> str:
-        return template.replace("{model}", quote(self._config.model, safe="")).replace("{id}", quote(job.id, safe=""))
+        return self._path_in(template).replace("{id}", quote(job.id, safe=""))
 
 
-class _Job:
+make = PollingRunner
+
+
+class _Job(Struct, eq=False):
     """A run on the server. `id`: the server's name for it, '' while unknown. `until`: when its time is up. `is_left`:
     the prediction has ended before it. `wake`: poll now.
     """
 
-    def __init__(self, name: str, *, until: float) -> None:
-        self.id = name
-        self.until = until
-        self.unwanted_since = math.inf
-        self.is_left = False
-        self.wake = asyncio.Event()
-
-    @property
-    def is_unwanted(self) -> bool:
-        return self.unwanted_since < math.inf
+    id: str
+    until: float
+    unwanted_since: float = math.inf
+    is_left: bool = False
+    wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     async def pause(self, seconds: float) -> None:
         """Wait until it is time to poll again."""

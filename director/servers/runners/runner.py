@@ -38,9 +38,7 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """One look at a server. `detail` is for people: why it is not ready, in one line. `is_locked`: it does not let the
-    director in.
-    """
+    """One look at a server. `detail`: why it is not ready. `is_locked`: it does not let the director in."""
 
     status: HealthStatus
     detail: str = ""
@@ -56,10 +54,9 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class Batch:
-    """Runs that go to a server in one request and share one slot. Knows which runs are still to come, and when the
-    last has left.
+    """Runs that go to a server in one request and share one slot, at most `most`.
 
-    `most`: places for this many runs. `on_gathered` is called once no more will come. `ends`: the outcomes of its runs.
+    `on_gathered` is called once no more will come. `ends`: the outcomes of its runs.
     """
 
     def __init__(self, most: int) -> None:
@@ -93,7 +90,6 @@ class Place:
         self.batch = batch
 
     def come(self) -> None:
-        """Note that its run has come."""
         self.batch._came(self)
 
     def leave(self) -> bool:
@@ -150,8 +146,8 @@ class Produced(Struct, frozen=True, tag="produced"):
 
 
 class ServerFile(Struct, frozen=True, kw_only=True, eq=False):
-    """A file that the server sent beside its output. `digest`: its SHA-256. `blocks` yields it from its beginning,
-    however often it is called.
+    """A file that the server sent beside its output. `digest`: SHA-256. `blocks` yields it from its beginning each
+    time.
     """
 
     content_type: str
@@ -174,8 +170,6 @@ class Unreceived(Struct, frozen=True, tag="unreceived"):
 
 
 class Logged(Struct, frozen=True, tag="logged"):
-    """More text that the model printed."""
-
     text: str
 
 
@@ -196,9 +190,7 @@ class Restarted(Struct, frozen=True, tag="restarted"):
 class Remainder(Protocol):
     """The rest of a run that the director does not wait for; an asyncio task is one."""
 
-    def add_done_callback(self, call: Callable[[Any], object], /) -> None:
-        """Call `call` once it is over."""
-        ...
+    def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
@@ -223,7 +215,8 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     goes_on: Remainder | None = None
 
 
-RunEvent = Began | Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted | Ended
+Progress = Accepted | Produced | Received | Unreceived | Logged | Measured | Restarted
+RunEvent = Began | Progress | Ended
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
@@ -246,8 +239,6 @@ Hear = Callable[[RunEvent], None]
 
 
 class Runner(Protocol):
-    """One model server."""
-
     url: str
     capabilities: Capabilities
 

@@ -412,7 +412,7 @@ async def test_time_of_the_store_does_not_count_against_the_caller(
     api: httpx.AsyncClient, store: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.files.multipart.JUDGED_S", 0.5)
-    take = LocalFiles.take
+    put = LocalFiles.put
 
     async def slowly(
         self: LocalFiles, name: CallerFileName, blocks: AsyncIterator[bytes], *, content_type: str
@@ -422,9 +422,9 @@ async def test_time_of_the_store_does_not_count_against_the_caller(
                 await anyio.sleep(0.6)
                 yield block
 
-        await take(self, name, dawdling(), content_type=content_type)
+        await put(self, name, dawdling(), content_type=content_type)
 
-    monkeypatch.setattr(LocalFiles, "take", slowly)
+    monkeypatch.setattr(LocalFiles, "put", slowly)
     await upload(api, b"x" * 300_000)
 
 

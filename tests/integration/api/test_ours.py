@@ -12,10 +12,9 @@ from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, new_prediction_id
 from director.core.settings import ApiSettings
-from director.files.choose import output_store_in, store_in
+from director.files.choose import ApiFiles, output_store_in, store_in
 from director.files.links import Links
 from director.files.store import FileName, file_name
-from director.files.through_api import ApiFiles
 from tests.support.api import BASE, api_client
 from tests.support.servers import RedisServer
 
@@ -61,7 +60,7 @@ async def test_file_put_by_a_director_is_served_at_its_address(
         if way == "whole":
             await store.put(NAME, BYTES, content_type="image/png")
         else:
-            await store.take(NAME, pieces(), content_type="image/png")
+            await store.put(NAME, pieces(), content_type="image/png")
     answer = await api.get(await store.url(NAME, base=BASE, expires_s=in_s(60)))
     assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
     assert answer.content == BYTES

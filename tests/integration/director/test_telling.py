@@ -17,6 +17,7 @@ from director.core.clock import SystemClock
 from director.core.ids import partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
+from director.core.settings import DirectorSettings
 from director.execution.active_claims import ActiveClaims
 from director.execution.executor import Executor
 from director.execution.tracker import Limits
@@ -186,7 +187,7 @@ class Paced:
             post=self._post,
             limits=Limits(),
             policy=Policy(),
-            run_limit_s=60,
+            settings=DirectorSettings(run_limit_s=60),
             dice=lambda: 0.5,
         )
         await executor.execute(claim, Permit(server, server.since))

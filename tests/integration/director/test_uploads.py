@@ -147,7 +147,7 @@ async def test_hanging_store_blocks_no_other_prediction(
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(3600)
 
-        monkeypatch.setattr(director._storing._store, "take", hang)
+        monkeypatch.setattr(director._storing._store, "put", hang)
         assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
 
 

@@ -11,7 +11,7 @@ import msgspec
 import uvloop
 
 from director.broker.redis_client import blocking_client, client
-from director.servers.runners.connections import Connections, read_body
+from director.servers.runners.connections import OneServer, read_body
 from tests.bench.sides.prototype.gathered import Gathered
 from tests.bench.sides.prototype.steps import CONSUMER, FINISH, GROUP, STREAM, record
 
@@ -42,14 +42,13 @@ class Slots:
 async def direct(redis_url: str, model_url: str, many: int) -> None:
     """Until it is ended."""
     redis, waiting = client(redis_url), blocking_client(redis_url, block_s=BLOCK_MS / 1000)
-    calls, connections, slots = Gathered(redis), Connections(model_url, keep=many), Slots(many)
+    calls, server, slots = Gathered(redis), OneServer(model_url, keep=many), Slots(many)
     finish = await redis.script_load(FINISH)
 
     async def run(entry: bytes, fields: dict[bytes, bytes]) -> None:
-        async with connections.lend() as connection:
-            response = await connection.send("POST", "/run", content=b'{"input":%b}' % fields[b"input"])
-            body, _ = await read_body(response, MOST_BYTES)
-            await response.aclose()
+        response = await server.send("POST", "/run", content=b'{"input":%b}' % fields[b"input"])
+        body, _ = await read_body(response, MOST_BYTES)
+        await response.aclose()
         slots.give_back()
         output = bytes(msgspec.json.decode(body, type=dict[str, msgspec.Raw])["output"])
         prediction_id = fields[b"id"].decode()

@@ -1,16 +1,15 @@
-"""Run several predictions in one request, on a server that answers one POST with several outputs, as for embeddings.
+"""Run predictions on a server that answers a POST with the output.
 
-The predictions of one claim go together as far as their inputs allow it, and each ends by itself. A prediction that is
-stopped leaves the others as they are. A request that failed is sent again in halves, until the prediction to blame
-fails alone. If the items of an answer cannot be matched to the predictions, no prediction gets an output.
+Sends the filled template, and takes output, error and metrics from where the configuration points to. Never sends a run
+twice, and shows nothing before its end. A run is stopped by hanging up.
 """
 
 import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, Final
 
 import httpx
 import msgspec
@@ -19,13 +18,62 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
-from director.servers.runners.connections import NO_HEADERS
-from director.servers.runners.feed import Reporter
-from director.servers.runners.http_answers import mapped_end, mapped_error
-from director.servers.runners.http_base import post
-from director.servers.runners.http_sync import HttpRunner
-from director.servers.runners.runner import Batch, Capabilities, Ended, Outcome, RunRequest
-from director.servers.runners.untrusted import Unreadable, read_json
+from director.servers.runners.answers import (
+    Answer,
+    Unreadable,
+    file_end,
+    mapped_end,
+    mapped_error,
+    read_document,
+    read_json,
+    refused,
+    too_large,
+)
+from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions
+from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, RunRequest
+
+ACCEPTED: Final = 202
+
+
+class HttpRunner(MappedRunner, OneAnswer):
+    _config: HttpConfig
+
+    async def hear(self, request: RunRequest, hear: Hear) -> None:
+        await self._runs.hear(request, self._follow, hear)
+
+    async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
+        body = self._config.input.fill(request.input)
+        try:
+            answer = await self._post(body, feed, trace=request.trace)
+        except httpx.TransportError as exc:
+            return self._lost(exc, has_begun=feed.has_begun)
+        if answer.is_file:
+            return file_end(answer)
+        document = self._document(answer)
+        return document if isinstance(document, Ended) else mapped_end(document, self._config)
+
+    def _document(self, answer: Answer) -> Raw | Ended:
+        """Return the JSON of an answer that has an output, else the end that the answer is."""
+        if not answer.is_ok:
+            return refused(answer, error=self._config.error)
+        if not answer.complete:
+            return too_large(self._max_body)
+        if answer.status == ACCEPTED:
+            return Ended(outcome=Outcome.FAILED, error="The model server answered 202: it has to be polled")
+        try:
+            document = read_document(answer.body)
+        except Unreadable as exc:
+            return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
+        if error := mapped_error(document, self._config.error):
+            return Ended(outcome=Outcome.FAILED, error=error)
+        return document
+
+
+# Run several predictions in one request, on a server that answers one POST with several outputs, as for embeddings.
+#
+# The predictions of one claim go together as far as their inputs allow it, and each ends by itself. A prediction that
+# is stopped leaves the others as they are. A request that failed is sent again in halves, until the prediction to
+# blame fails alone. If the items of an answer cannot be matched to the predictions, no prediction gets an output.
 
 MOST: Final = 2**48  # above it, rounding alone may be whole units
 DIGITS: Final = 6
@@ -47,7 +95,7 @@ class BatchRun(Struct, eq=False):
     end: asyncio.Future[Ended]
 
 
-Send = Callable[[Sequence[BatchRun]], Awaitable[Sequence[Ended] | Ended]]
+Send = Callable[[Sequence[BatchRun]], Coroutine[Any, Any, Sequence[Ended] | Ended]]
 """Sends one request: the end of each run, or one end that the request as a whole came to."""
 
 
@@ -69,7 +117,6 @@ class Rounds:
 
     @property
     def is_over(self) -> bool:
-        """True if no run is left."""
         return not self._runs
 
     async def end_of(self, run: BatchRun) -> Ended:
@@ -100,7 +147,7 @@ class Rounds:
                 await self._gathered.wait()
         while sent := self._next():
             self._sent = sent
-            self._request = asyncio.create_task(self._ask(sent))
+            self._request = asyncio.create_task(self._send(sent))
             await asyncio.wait({self._request})
             if not self._request.cancelled():
                 self._tell(sent, self._request)
@@ -117,9 +164,6 @@ class Rounds:
             if sent := [run for run in self._waiting.popleft() if not run.end.done()]:
                 return sent
         return []
-
-    async def _ask(self, sent: list[BatchRun]) -> Sequence[Ended] | Ended:
-        return await self._send(sent)
 
     def _tell(self, sent: list[BatchRun], request: asyncio.Task[Sequence[Ended] | Ended]) -> None:
         left = [run for run in sent if not run.end.done()]
@@ -151,10 +195,8 @@ class Rounds:
 class HttpBatchRunner(HttpRunner):
     """Runs the predictions of a batch as one request. A prediction without a place in a batch goes alone."""
 
-    def __init__(
-        self, url: str, config: HttpConfig, *, slots: int = 1, max_body: int, headers: Mapping[str, str] = NO_HEADERS
-    ) -> None:
-        super().__init__(url, config, slots=slots, max_body=max_body, headers=headers)
+    def __init__(self, config: HttpConfig, options: RunnerOptions) -> None:
+        super().__init__(config, options)
         self._batch = config.batch or BatchConfig()
         self.capabilities = Capabilities(batches=self._batch.most)
         self._rounds: dict[Batch, Rounds] = {}
@@ -184,11 +226,10 @@ class HttpBatchRunner(HttpRunner):
         body = self._config.input.fill(*(run.request.input for run in runs))
         feeds = [run.feed for run in runs]
         trace = runs[0].request.trace  # a request has one trace: the other runs are in spans of their own
-        async with self._connections.lend() as connection:
-            try:
-                answer = await post(connection, self._path, body, *feeds, limit=self._max_body, trace=trace)
-            except httpx.TransportError as exc:
-                return [self._lost(exc, has_begun=feed.has_begun) for feed in feeds]
+        try:
+            answer = await self._post(body, *feeds, trace=trace)
+        except httpx.TransportError as exc:
+            return [self._lost(exc, has_begun=feed.has_begun) for feed in feeds]
         document = self._document(answer)
         if isinstance(document, Ended):
             return document
@@ -276,3 +317,7 @@ def _number(text: bytes) -> float | None:
     except Unreadable:
         return None
     return number if 0 <= number <= MOST else None
+
+
+def make(config: HttpConfig, options: RunnerOptions) -> HttpRunner:
+    return (HttpRunner if config.batch is None else HttpBatchRunner)(config, options)
