@@ -14,7 +14,7 @@ from director.cli.backend import Backend, audited, on_backend, redis_url
 from director.cli.output import print_json
 
 if TYPE_CHECKING:
-    from director.broker.scripts import Rotated
+    from director.broker.replies import Rotated
     from director.store.accounts import Usage, Written
     from director.store.administration import MadeToken
     from director.store.suspensions import Ended

@@ -10,7 +10,7 @@ from director.cli.output import fitted, print_json, progress
 from director.core.words import share, span
 
 if TYPE_CHECKING:
-    from director.broker.scripts import QueueStats
+    from director.broker.replies import QueueStats
     from director.core.ids import QueueName
     from director.core.policy import Burns
     from director.core.schema import SetupRun

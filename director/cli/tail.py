@@ -13,7 +13,7 @@ from director.cli.backend import Backend, on_backend
 
 if TYPE_CHECKING:
     from director.audit.log import Entry
-    from director.broker.scripts import Replayed
+    from director.broker.replies import Replayed
     from director.core.ids import PredictionId
 
 

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from director.core.clock import Clock
 from director.core.ids import QueueName
 from director.core.view import iso

@@ -10,7 +10,8 @@ from typing import Final, get_args
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker.scripts import Demand, Scripts
+from director.broker.replies import Demand
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue
 from director.core.ids import MODEL_NAME, QUEUE_NAME, QueueName, queue_name

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from director.core.ids import QueueName
 from director.core.view import iso
 from director.store.directors import DirectorFound

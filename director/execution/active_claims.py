@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Final
 
-from director.broker.scripts import Hold
+from director.broker.replies import Hold
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Claim, Token

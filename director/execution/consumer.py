@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 from redis import exceptions
 
-from director.broker.scripts import Claims, Scripts
+from director.broker.replies import Claims
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName

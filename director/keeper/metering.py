@@ -2,7 +2,7 @@
 
 from typing import Final, get_args
 
-from director.broker.scripts import Repair, Requeued
+from director.broker.replies import Repair, Requeued
 from director.core.ids import QueueName
 from director.keeper.observer import Observer, StateCollector
 from director.runtime.metrics.registry import RedisMeter, Registry, WebhookMeter

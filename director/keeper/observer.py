@@ -19,7 +19,8 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.durability import check
 from director.broker.redis_client import infos, pipelined, text
-from director.broker.scripts import QueueStats, Scripts
+from director.broker.replies import QueueStats
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue, UnsafeBackend
 from director.core.ids import Partition, PredictionId, QueueName

@@ -9,7 +9,8 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
-from director.broker.scripts import Requeued, Scripts
+from director.broker.replies import Requeued
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName

@@ -10,7 +10,8 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
-from director.broker.scripts import Repair, Scripts
+from director.broker.replies import Repair
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName
 from director.keeper.registry import Registry

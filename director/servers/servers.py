@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.broker.scripts import Readiness
+from director.broker.replies import Readiness
 from director.servers.permits import Permits
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers.runners.untrusted import SERVER_AUTH

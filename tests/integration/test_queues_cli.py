@@ -9,7 +9,7 @@ from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.scripts import Admission
+from director.broker.replies import Admission
 from director.cli.queues import MODES, MOST_STREAMS, report, table
 from director.core.errors import QueueRefused
 from director.core.policy import MAX_STREAMS, Burn, Burns, Objective, Objectives, Policy

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from prometheus_client import parser
 
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from director.core.ids import QueueName
 from director.keeper.observer import OF_QUEUES, Seen, StateCollector, folded
 from director.runtime.metrics.registry import OPEN_METRICS, PLAIN, RedisMeter, Registry
