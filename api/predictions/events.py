@@ -15,9 +15,9 @@ from api.request import Request, prediction_id_of
 from api.response import json_response
 from api.route import Answer, Parameter, Route
 from director.broker.replies import Redelivered
-from director.core.event_log import EventView, shown_event
 from director.core.ids import PredictionId
 from director.core.schema import Known
+from director.core.view import EventView, shown_event
 from director.diagnosis.story import Owed, tell
 
 PAGE: Final = 100

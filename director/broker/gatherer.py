@@ -150,8 +150,11 @@ class Gatherer:
         self.redis = redis
         self._meter = meter
         self._slots = redis.slots if isinstance(redis, Cluster) else None
-        self._pipes = Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
-        self._routes = None if self._slots is None else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
+        self._pipes: Pipes | ClusterPipes = (
+            Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
+            if self._slots is None
+            else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
+        )
         self._at_once = AT_ONCE if at_once is None else {**AT_ONCE, Traffic.SMALL: at_once}
         self._scripts: dict[str, Script] = {}
         self._waiting: dict[Way, deque[Call]] = {}
@@ -218,8 +221,6 @@ class Gatherer:
             if sending := set().union(*self._sending.values()):
                 await asyncio.wait(sending)
         await self._pipes.aclose()
-        if self._routes is not None:
-            await self._routes.aclose()
 
     def _send(self, way: Way) -> None:
         sending, waiting = self._sending[way], self._waiting.get(way)
@@ -269,11 +270,7 @@ class Gatherer:
         Raises if some were not answered; others may be.
         """
         began = time.perf_counter()
-        commands = [call.command for call in calls]
-        if self._routes is None:
-            replies = await self._pipes.ask(commands, answers=len(calls))
-        else:
-            replies = await self._routes.ask(commands, [call.key for call in calls])
+        replies = await self._pipes.ask([call.command for call in calls], [call.key for call in calls])
         took_s = time.perf_counter() - began
         unknown: list[Call] = []
         lost: list[Exception] = []

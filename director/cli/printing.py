@@ -9,9 +9,8 @@ import msgspec
 from director.audit.log import Entry
 from director.cli.client import Seen
 from director.cli.output import cut, harmless, json_line, one_line, printable, ticker
-from director.core.event_log import EventView
 from director.core.states import Status
-from director.core.view import iso
+from director.core.view import EventView, iso
 
 # a piece that is a file has a line of its own; other pieces form one text
 OWN_LINE: Final = ("data:", "http://", "https://")

@@ -110,8 +110,8 @@ async def _follow_one(backend: Backend, prediction_id: "PredictionId", *, is_jso
     from director.cli.output import print_json
     from director.cli.printing import EventPrinter
     from director.core.errors import SettingsError
-    from director.core.event_log import shown_event
     from director.core.states import TERMINAL
+    from director.core.view import shown_event
 
     printer, after = EventPrinter(sys.stdout, sys.stderr), 0
 

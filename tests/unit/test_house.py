@@ -44,7 +44,7 @@ PURE = (
     "director.broker.keys",
     "director.core.account_limits",
     "director.core.errors",
-    "director.core.event_log",
+    "director.core.view",
     "director.core.figures",
     "director.core.ids",
     "director.core.json_pointer",
