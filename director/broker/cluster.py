@@ -38,11 +38,6 @@ ASK_TIMEOUT_S: Final = 2.0
 ASK_EVERY_S: Final = 0.2
 
 
-def is_cluster_url(url: str) -> bool:
-    """Return whether the URL names the nodes of a Cluster."""
-    return url.partition("://")[0] in ("redis+cluster", "rediss+cluster")
-
-
 def cluster_pool(url: str, **options: Any) -> "ClusterPool":
     """Return a pool of connections to the masters of a Cluster. Raises as `direct_pool` does."""
     match = CLUSTER_URL.fullmatch(url)

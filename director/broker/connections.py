@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from redis import exceptions
 from redis._parsers import _AsyncHiredisParser
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
@@ -227,11 +227,6 @@ def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
     return checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
 
 
-def is_sentinel_url(url: str) -> bool:
-    """Return whether the URL names Sentinels rather than a server."""
-    return url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel")
-
-
 def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
     """Return a pool of connections to the server that the Sentinels name as master. Raises as `direct_pool` does.
 
@@ -281,13 +276,9 @@ class _Sentinels(Sentinel):
             raise MasterNotFoundError(f"what answers is no Sentinel, or refuses us: {exc}") from exc
         finally:
             for sentinel in self.sentinels:
-                await _close_idle(sentinel)
+                # connections in use belong to another question in progress
+                await sentinel.connection_pool.disconnect(inuse_connections=False)
         return address
-
-
-async def _close_idle(redis: Redis) -> None:
-    # connections in use belong to another question in progress
-    await redis.connection_pool.disconnect(inuse_connections=False)
 
 
 def address(text: str, port: int) -> tuple[str, int]:

@@ -73,11 +73,6 @@ def _words(text: str) -> set[str]:
     return set(WORDS.findall(COMMENT.sub("", text)))
 
 
-def _led_by(parts: Sequence[str], text: str) -> str:
-    shebang, _, body = text.partition("\n")
-    return "\n".join([shebang, *map(_file, parts), body])
-
-
 def _file(name: str) -> str:
     return files("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
@@ -114,7 +109,8 @@ class Script(Struct, frozen=True):
 
     @classmethod
     def load(cls, name: str, *, first: Sequence[str] = ()) -> "Script":
-        text = _led_by(first, source(name))
+        shebang, _, body = source(name).partition("\n")
+        text = "\n".join([shebang, *map(_file, first), body])
         return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -87,8 +87,5 @@ def _explained(exc: msgspec.ValidationError) -> str:
     [number] = (kind for kind in kinds if isinstance(kind, FloatType | IntType))
     word = "whole number" if isinstance(number, IntType) else "number"
     others = f", {NO_LIMIT} or {DEFAULT}" if len(kinds) > 1 else f" or {DEFAULT}"
-    return f"{name}: a {word} from {_plain(number.ge)} to {_plain(number.le)}{others}"
-
-
-def _plain(number: float | None) -> str:
-    return f"{number or 0:.5f}".rstrip("0").rstrip(".")
+    least, most = (f"{bound or 0:.5f}".rstrip("0").rstrip(".") for bound in (number.ge, number.le))
+    return f"{name}: a {word} from {least} to {most}{others}"

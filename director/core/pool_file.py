@@ -73,11 +73,8 @@ def read_pool(path: Path, base: DirectorSettings) -> tuple[DirectorSettings, ...
 def label_of(settings: DirectorSettings) -> str:
     """Return a model's name within the pool: its queue's name, as far as the table states it."""
     version = settings.version.removeprefix("sha256:")[:12]
-    return settings.model + (f":{version}" if version else "") + _kind(settings)
-
-
-def _kind(settings: DirectorSettings) -> str:
-    return "" if settings.kind == "prediction" else f"~{settings.kind}"
+    kind = "" if settings.kind == "prediction" else f"~{settings.kind}"
+    return settings.model + (f":{version}" if version else "") + kind
 
 
 def _tables(path: Path) -> Sequence[Mapping[str, Any]]:
