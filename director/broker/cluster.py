@@ -118,9 +118,7 @@ class ClusterPool(BlockingConnectionPool):
         return known
 
     def redirected(self, by: Redis, exc: exceptions.AskError) -> Redis:
-        """Return the client for the node that a redirect names. A server that does not know its own host leaves the
-        host out.
-        """
+        """Return the client for the node that a redirect names. A server may not know its own host."""
         where = exc.host or str(by.connection_pool.connection_kwargs["host"]), int(exc.port)
         if isinstance(exc, exceptions.MovedError):
             self._owners[exc.slot_id] = where
@@ -183,8 +181,8 @@ class ClusterPool(BlockingConnectionPool):
         self._owners = doubtful
 
     async def _ask(self, where: Address) -> tuple[bool, list[Address | None]]:
-        """Return whether this node finds the Cluster healthy, and the owner of each slot. A cut-off node knows old
-        masters only.
+        """Return whether this node finds the Cluster healthy, and each slot's owner. A cut-off node knows old masters
+        only.
         """
         host, port = where
         brief = {"max_connections": 1, "socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
@@ -216,9 +214,8 @@ DOUBTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions
 
 
 class Cluster(Redis):
-    """A client with the interface of `Redis`. All keys of one command must have one slot.
-
-    A pipeline is one write to each master. A command without a key goes to any master.
+    """A client with the interface of `Redis`: a pipeline is one write to each master. A command without a key goes to
+    any.
     """
 
     @property

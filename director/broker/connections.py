@@ -218,8 +218,7 @@ def was_sent(exc: Exception) -> bool:
 
 
 def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
-    """Return a pool of connections to the one server of a URL. Raises ValueError or TypeError for a URL that is
-    malformed.
+    """Return a pool of connections to the one server of a URL. Raises ValueError or TypeError for a malformed URL.
 
     `options` win over the URL: a time-out that is too short would break every wait.
     """

@@ -181,9 +181,7 @@ class Gatherer:
         traffic: Traffic = Traffic.SMALL,
         answer_bytes: int = 0,
     ) -> "asyncio.Future[Any]":
-        """Start a call without awaiting it, for a caller with more to send in the same write. It runs on without a
-        task.
-        """
+        """Start a call without awaiting it, for a caller with more to send in the same write. It needs no task."""
         loop = asyncio.get_running_loop()
         # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
         script, command = self._script(name), self.packed(name, keys, args)
@@ -261,10 +259,7 @@ class Gatherer:
             _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
-        """Send all in one pipeline; return the calls whose script the server does not know.
-
-        Raises if some were not answered; others may be.
-        """
+        """Send all in one pipeline; return the calls with an unknown script. Raises if others were not answered."""
         began = time.perf_counter()
         replies = await self._pipes.ask([call.command for call in calls], [call.key for call in calls])
         took_s = time.perf_counter() - began

@@ -155,10 +155,7 @@ versions = _single("versions", permanent="catalogue")
 
 
 def models(order: Literal["created", "latest"]) -> str:
-    """zset · every model → when it, or its latest version, was made, ms. Written with each new model or version.
-
-    May name a model that is gone. Permanent.
-    """
+    """zset · every model, and some that are gone → when it, or its latest version, was made, ms. Permanent."""
     return f"models:{order}"
 
 

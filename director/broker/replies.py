@@ -173,7 +173,6 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
     @property
     def has_more(self) -> bool:
-        """Whether there are events after these."""
         return self.next <= self.last
 
 

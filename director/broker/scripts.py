@@ -94,10 +94,7 @@ class Scripts:
     async def unregister(
         self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
     ) -> Unregistered:
-        """Forget an empty queue that no director serves, or return the reason why not; nothing is written then.
-
-        `only_asks`: write nothing in any case.
-        """
+        """Forget an empty queue without directors, or return why not and write nothing. `only_asks`: never write."""
         args: list[Arg] = [queue, ms(alive_s), "1" if only_asks else "", given(now_ms)]
         return cast(Unregistered, (await self._call("unregister", [keys.meta(queue)], args)).decode())
 
@@ -422,7 +419,7 @@ class Scripts:
         idempotency: tuple[str, str],
         instead_of: PredictionId | None,
     ) -> Bound | None:
-        """Bind an idempotency key to this prediction, or to none. Returns the binding that stands instead, or None on
+        """Bind an idempotency key to this prediction, or to none. Returns the binding that stands instead, None on
         success.
 
         `idempotency`: (key's digest, body's fingerprint). `instead_of`: the prediction that the key may be taken from.
@@ -621,9 +618,7 @@ class Scripts:
         remote: str = "",
         now_ms: int | None = None,
     ) -> Advanced:
-        """Write that the run began `ran_ms` ago, new events, and the server's own name of the run (`remote`) if it is
-        new.
-        """
+        """Write that the run began `ran_ms` ago, new events, and the server's own name of the run if new (`remote`)."""
         args: list[Arg] = [prediction_id, token, seq, given(ran_ms), given(now_ms), remote]
         args += chain.from_iterable(events)
         word, *known = await self._call("advance", [keys.record(prediction_id)], args)
@@ -684,8 +679,8 @@ class Scripts:
     # Keepers, for queues, owed webhooks and dead letters. They never take a claim whose lease is still good.
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
-        """Note contact with this run of the server. Returns its time in ms, and the seconds that keepers had contact
-        with it.
+        """Note contact with this run of the server. Returns its time in ms, and for how many seconds keepers had
+        contact.
         """
         at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), given(now_ms)])
         return at, lasted / 1000
@@ -734,9 +729,7 @@ class Scripts:
         return int(await self._call("promote", [keys.delayed(queue)], [queue, limit, given(now_ms)]))
 
     async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
-        """End predictions that waited past their deadline and notify directors of running ones. Returns (ended,
-        notified).
-        """
+        """End predictions that wait past their deadline and notify directors of running ones. Returns both counts."""
         ended, told = await self._call("expire", [keys.deadline(queue)], [limit, given(now_ms)])
         return ended, told
 
@@ -801,9 +794,7 @@ class Scripts:
         site: str,
         now_ms: int | None = None,
     ) -> list[Departed]:
-        """Take the waiting ones of these (id, account) pairs out of their queue. Returns the new state of each, in
-        order.
-        """
+        """Take the waiting ones of these (id, account) pairs out of their queue. Returns each one's state, in order."""
         args: list[Arg] = [queue, site, given(now_ms), *chain.from_iterable(ids)]
         reply = await self._call("depart", [keys.live(queue)], args)
         return [word.decode() for word in reply]
@@ -891,9 +882,7 @@ def _fill(rate: float) -> int:
 
 
 def _filing(input_bytes: int) -> Traffic:
-    """Return the traffic of `enlist` and `enqueue`, which go one after the other. Only the input makes such a call
-    large.
-    """
+    """Return the traffic of `enlist` and `enqueue`, which keep their order. Only the input makes such a call large."""
     return Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
 
 

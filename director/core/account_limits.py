@@ -79,7 +79,6 @@ UNLIMITED: Final = AccountLimits()
 
 
 def _explained(exc: msgspec.ValidationError) -> str:
-    """Describe in plain words the valid range of the limit that the error names."""
     name = str(exc).partition(" - at `$.")[2].rstrip("`")
     fields = cast(StructType, type_info(AccountLimits)).fields
     [asked] = (field.type for field in fields if field.name == name)

@@ -64,8 +64,7 @@ def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sam
 
 
 def arrivals_s(samples: Sequence[Sample], lane: str, over_s: float, *, now_ms: int) -> float:
-    """Return the predictions per second that came into a lane over the last `over_s`. `samples` are in the order of
-    time.
+    """Return the predictions per second that came into a lane over the last `over_s`. `samples` are in order of time.
 
     The first sample after a gap without a keeper counts arrivals of the whole gap, so they are spread over it.
     """

@@ -37,7 +37,6 @@ def trace_headers(traceparents: Sequence[str], tracestates: Sequence[str]) -> Tr
 
 
 def _parent(text: str) -> str | None:
-    """Return the header in version 00, the version known here, or None if it is malformed."""
     found = TRACEPARENT.fullmatch(text)
     if found is None:
         return None

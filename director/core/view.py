@@ -120,7 +120,6 @@ def iso(at_ms: int) -> str:
 
 @lru_cache(maxsize=64)
 def _second(at_s: int) -> str:
-    """Return the part that all times of one second share."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().removesuffix("+00:00")
 
 

@@ -58,7 +58,6 @@ PURE = (
     "director.core.signing",
     "director.core.states",
     "director.core.trace_context",
-    "director.core.view",
     "director.core.webhook_url",
     "director.diagnosis.sizing",
     "director.diagnosis.story",
