@@ -261,7 +261,8 @@ class Gatherer:
     async def _send_once(self, calls: list[Call]) -> list[Call]:
         """Send all in one pipeline; return the calls with an unknown script. Raises if others were not answered."""
         began = time.perf_counter()
-        replies = await self._pipes.ask([call.command for call in calls], [call.key for call in calls])
+        names = () if self._slots is None else [call.key for call in calls]
+        replies = await self._pipes.ask([call.command for call in calls], names)
         took_s = time.perf_counter() - began
         unknown: list[Call] = []
         lost: list[Exception] = []
