@@ -15,7 +15,7 @@ from starlette.requests import Request
 from api.errors import compute_exhausted, credit_exhausted, rate_limited, storage_full
 from api.response import RawHeaders, carry, raw
 from api.services import services_of
-from director.broker.scripts import Allowance
+from director.broker.replies import Allowance
 from director.core.account_limits import Bucket, BucketName
 from director.core.ids import PredictionId, QueueName
 from director.store.accounts import Account

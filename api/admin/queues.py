@@ -20,7 +20,7 @@ from api.predictions.events import number_of
 from api.request import Request, decode_json, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
 from api.route import Answer, Body, Parameter, Route
-from director.broker.scripts import Admission, QueueStats
+from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import QUEUE_END, QueueName

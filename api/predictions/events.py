@@ -14,10 +14,10 @@ from api.errors import InvalidField, Moved, Problem, data_removed, invalid_input
 from api.request import Request, prediction_id_of
 from api.response import json_response
 from api.route import Answer, Parameter, Route
-from director.broker.scripts import Redelivered
-from director.core.event_log import EventView, shown_event
+from director.broker.replies import Redelivered
 from director.core.ids import PredictionId
 from director.core.schema import Known
+from director.core.view import EventView, shown_event
 from director.diagnosis.story import Owed, tell
 
 PAGE: Final = 100

@@ -18,7 +18,7 @@ from api.request import Request
 from api.services import Services
 from api.sites.placing import Wanted, names_a_file, place
 from api.sites.sites import sites_of, where_it_is
-from director.broker.scripts import Accepted
+from director.broker.replies import Accepted
 from director.core.errors import BackendUnavailable, QueueError
 from director.core.ids import Kind, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard

@@ -33,7 +33,7 @@ from api.request import Request
 from api.response import base_url, json_response
 from api.services import Services
 from api.sites.sites import services_at, sites_of
-from director.broker.scripts import Accepted
+from director.broker.replies import Accepted
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import LANES, PredictionId
 from director.core.schema import Outlook, Record, Stored

@@ -17,7 +17,8 @@ import anyio
 
 from api.predictions.stream_events import KEEP_ALIVE, Mark, Teller
 from api.predictions.waiters import Waiters
-from director.broker.scripts import Replayed, Scripts
+from director.broker.replies import Replayed
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId

@@ -20,8 +20,7 @@ from msgspec import Struct
 from api.errors import invalid_header
 from api.services import Services
 from api.sites.sites import Site, Sites
-from director.broker.scripts import Accepted
-from director.broker.scripts.caller import Bound
+from director.broker.replies import Accepted, Bound
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from director.core.ids import PredictionId, created_ms_of, new_prediction_id
 from director.store.accounts import Account

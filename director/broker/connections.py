@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from redis import exceptions
 from redis._parsers import _AsyncHiredisParser
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
@@ -218,18 +218,12 @@ def was_sent(exc: Exception) -> bool:
 
 
 def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
-    """Return a pool of connections to the one server of a URL. Raises ValueError or TypeError for a URL that is
-    malformed.
+    """Return a pool of connections to the one server of a URL. Raises ValueError or TypeError for a malformed URL.
 
     `options` win over the URL: a time-out that is too short would break every wait.
     """
     known = dict(parse_url(url))
     return checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
-
-
-def is_sentinel_url(url: str) -> bool:
-    """Return whether the URL names Sentinels rather than a server."""
-    return url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel")
 
 
 def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
@@ -281,13 +275,9 @@ class _Sentinels(Sentinel):
             raise MasterNotFoundError(f"what answers is no Sentinel, or refuses us: {exc}") from exc
         finally:
             for sentinel in self.sentinels:
-                await _close_idle(sentinel)
+                # connections in use belong to another question in progress
+                await sentinel.connection_pool.disconnect(inuse_connections=False)
         return address
-
-
-async def _close_idle(redis: Redis) -> None:
-    # connections in use belong to another question in progress
-    await redis.connection_pool.disconnect(inuse_connections=False)
 
 
 def address(text: str, port: int) -> tuple[str, int]:

@@ -71,7 +71,12 @@ async def _check(redis: Redis, settings: CommonSettings, *, is_alone: bool) -> S
         reached = {"memory", settings.assume_durability, *IMPLIED[settings.assume_durability]}
     else:
         config = {str(name): str(value) for name, value in answer.items()}
-        _refuse_eviction(config)
+        policy = config.get("maxmemory-policy", "noeviction")
+        if policy != "noeviction":
+            raise UnsafeBackend(
+                f"The server's maxmemory-policy is {policy}: it would drop whole queues. "
+                "Set `maxmemory-policy noeviction`."
+            )
         reached = levels(config)
     level = next(word for word in STRONGEST_FIRST if word in reached)
     if settings.durability not in reached:
@@ -92,11 +97,3 @@ def levels(config: Mapping[str, str]) -> set[str]:
         if int(config.get("min-replicas-to-write", "0")) > 0:
             reached.add("replicated")
     return reached
-
-
-def _refuse_eviction(config: Mapping[str, str]) -> None:
-    policy = config.get("maxmemory-policy", "noeviction")
-    if policy != "noeviction":
-        raise UnsafeBackend(
-            f"The server's maxmemory-policy is {policy}: it would drop whole queues. Set `maxmemory-policy noeviction`."
-        )

@@ -73,11 +73,6 @@ def _words(text: str) -> set[str]:
     return set(WORDS.findall(COMMENT.sub("", text)))
 
 
-def _led_by(parts: Sequence[str], text: str) -> str:
-    shebang, _, body = text.partition("\n")
-    return "\n".join([shebang, *map(_file, parts), body])
-
-
 def _file(name: str) -> str:
     return files("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
@@ -114,7 +109,8 @@ class Script(Struct, frozen=True):
 
     @classmethod
     def load(cls, name: str, *, first: Sequence[str] = ()) -> "Script":
-        text = _led_by(first, source(name))
+        shebang, _, body = source(name).partition("\n")
+        text = "\n".join([shebang, *map(_file, first), body])
         return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -150,8 +146,11 @@ class Gatherer:
         self.redis = redis
         self._meter = meter
         self._slots = redis.slots if isinstance(redis, Cluster) else None
-        self._pipes = Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
-        self._routes = None if self._slots is None else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
+        self._pipes: Pipes | ClusterPipes = (
+            Pipes(redis, timeout_s=SOCKET_TIMEOUT_S)
+            if self._slots is None
+            else ClusterPipes(self._slots, timeout_s=SOCKET_TIMEOUT_S)
+        )
         self._at_once = AT_ONCE if at_once is None else {**AT_ONCE, Traffic.SMALL: at_once}
         self._scripts: dict[str, Script] = {}
         self._waiting: dict[Way, deque[Call]] = {}
@@ -182,9 +181,7 @@ class Gatherer:
         traffic: Traffic = Traffic.SMALL,
         answer_bytes: int = 0,
     ) -> "asyncio.Future[Any]":
-        """Start a call without awaiting it, for a caller with more to send in the same write. It runs on without a
-        task.
-        """
+        """Start a call without awaiting it, for a caller with more to send in the same write. It needs no task."""
         loop = asyncio.get_running_loop()
         # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
         script, command = self._script(name), self.packed(name, keys, args)
@@ -218,8 +215,6 @@ class Gatherer:
             if sending := set().union(*self._sending.values()):
                 await asyncio.wait(sending)
         await self._pipes.aclose()
-        if self._routes is not None:
-            await self._routes.aclose()
 
     def _send(self, way: Way) -> None:
         sending, waiting = self._sending[way], self._waiting.get(way)
@@ -264,16 +259,10 @@ class Gatherer:
             _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
-        """Send all in one pipeline; return the calls whose script the server does not know.
-
-        Raises if some were not answered; others may be.
-        """
+        """Send all in one pipeline; return the calls with an unknown script. Raises if others were not answered."""
         began = time.perf_counter()
-        commands = [call.command for call in calls]
-        if self._routes is None:
-            replies = await self._pipes.ask(commands, answers=len(calls))
-        else:
-            replies = await self._routes.ask(commands, [call.key for call in calls])
+        names = () if self._slots is None else [call.key for call in calls]
+        replies = await self._pipes.ask([call.command for call in calls], names)
         took_s = time.perf_counter() - began
         unknown: list[Call] = []
         lost: list[Exception] = []

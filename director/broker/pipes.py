@@ -33,8 +33,8 @@ class Pipes:
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
-    async def ask(self, commands: Sequence[bytes], *, answers: int) -> list[Any]:
-        """Send packed commands and return that many answers; an error reply is one of them.
+    async def ask(self, commands: Sequence[bytes], names: Sequence[str] = ()) -> list[Any]:
+        """Send packed commands and return an answer to each, which may be an error reply. `names` are not needed.
 
         Raises redis' ConnectionError or TimeoutError; whether the commands were carried out is then unknown.
         """
@@ -43,7 +43,7 @@ class Pipes:
         try:
             with Patience(connection, self._timeout_s, sending=sum(map(len, commands))):
                 await connection.send_packed_command(commands, check_health=False)
-                replies = [await _reply(connection) for _ in range(answers)]
+                replies = [await _reply(connection) for _ in commands]
             is_good = not connection.should_reconnect()  # type: ignore[no-untyped-call]
         except TimeoutError as exc:
             raise exceptions.TimeoutError("Redis did not answer in time") from exc
@@ -152,10 +152,8 @@ class ClusterPipes:
         if pipes is None:
             pipes = self._pipes[node] = Pipes(node, timeout_s=self._timeout_s)
         try:
-            replies = await pipes.ask(commands, answers=len(commands))
+            replies = self._slots.heard(await pipes.ask(commands))
         except DOUBTS as exc:
             self._slots.doubt()
             return [exc] * len(commands)
-        if any(isinstance(reply, exceptions.ClusterDownError) for reply in replies):
-            self._slots.doubt()
         return [moving() if asks(reply) else reply for reply in replies]

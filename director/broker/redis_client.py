@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 
-from director.broker.cluster import Cluster, cluster_pool, is_cluster_url
-from director.broker.connections import NO_RETRIES, direct_pool, is_sentinel_url, sentinel_pool
+from director.broker.cluster import Cluster, cluster_pool
+from director.broker.connections import NO_RETRIES, direct_pool, sentinel_pool
 from director.core.errors import BackendUnavailable, SettingsError
 
 Reply = TypeVar("Reply")
@@ -68,11 +68,14 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
         "max_connections": connections,
         "timeout": SOCKET_TIMEOUT_S,
     }
-    make: Callable[..., BlockingConnectionPool] = sentinel_pool if is_sentinel_url(url) else direct_pool
     try:
-        if is_cluster_url(url):
-            return Cluster.from_pool(cluster_pool(url, **options))
-        return Redis.from_pool(make(url, **options))
+        match url.partition("://")[0].partition("+")[2]:
+            case "cluster":
+                return Cluster.from_pool(cluster_pool(url, **options))
+            case "sentinel":
+                return Redis.from_pool(sentinel_pool(url, **options))
+            case _:
+                return Redis.from_pool(direct_pool(url, **options))
     except (ValueError, TypeError):
         raise SettingsError(
             f"The Redis URL is malformed ({describe(url)}). Use redis://host:port/db, rediss://…, unix:///path, "

@@ -114,10 +114,7 @@ async def check_rights(redis: Redis) -> None:
 
 
 async def refused(redis: Redis) -> list[str] | None:
-    """Return the server's refusal of each command that it would refuse, or None if ACL DRYRUN is not allowed.
-
-    Raises BackendUnavailable.
-    """
+    """Return the server's refusals, or None if ACL DRYRUN is not allowed. Raises BackendUnavailable."""
     untyped: Any = redis
     try:
         user = text(await ask(lambda: untyped.execute_command("ACL WHOAMI")))

@@ -8,7 +8,7 @@ from typing import Final, get_args
 import anyio
 import msgspec
 
-from director.broker.scripts import Admission, QueueStats
+from director.broker.replies import Admission, QueueStats
 from director.cli.arguments import arg, flag, whole
 from director.cli.backend import Backend, connected, typist
 from director.cli.operators import QUEUE, operator

@@ -13,7 +13,7 @@ import msgspec
 
 from director.audit.log import KINDS, AuditLog, Entry, Following
 from director.broker.keys import queue_partition
-from director.broker.scripts import Replayed
+from director.broker.replies import Replayed
 from director.cli.arguments import EXAMPLE_ID, JSON, REDIS, arg, command
 from director.cli.backend import Backend, on_backend
 from director.cli.operators import prediction_id
@@ -21,10 +21,9 @@ from director.cli.output import harmless, printable
 from director.cli.printing import Pieces
 from director.cli.tables import cut, json_line, line_width, print_json
 from director.core.errors import BackendUnavailable, SettingsError
-from director.core.event_log import EventView, shown_event
 from director.core.ids import PredictionId
 from director.core.states import TERMINAL
-from director.core.view import iso
+from director.core.view import EventView, iso, shown_event
 
 T = TypeVar("T")
 

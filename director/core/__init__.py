@@ -1,3 +1,1 @@
-"""Define predictions, their settings and their formats. This package runs nothing and imports no other package of
-director.
-"""
+"""Define predictions, their settings and their formats. This package runs nothing and imports no other package."""

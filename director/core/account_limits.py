@@ -79,7 +79,6 @@ UNLIMITED: Final = AccountLimits()
 
 
 def _explained(exc: msgspec.ValidationError) -> str:
-    """Describe in plain words the valid range of the limit that the error names."""
     name = str(exc).partition(" - at `$.")[2].rstrip("`")
     fields = cast(StructType, type_info(AccountLimits)).fields
     [asked] = (field.type for field in fields if field.name == name)
@@ -87,8 +86,5 @@ def _explained(exc: msgspec.ValidationError) -> str:
     [number] = (kind for kind in kinds if isinstance(kind, FloatType | IntType))
     word = "whole number" if isinstance(number, IntType) else "number"
     others = f", {NO_LIMIT} or {DEFAULT}" if len(kinds) > 1 else f" or {DEFAULT}"
-    return f"{name}: a {word} from {_plain(number.ge)} to {_plain(number.le)}{others}"
-
-
-def _plain(number: float | None) -> str:
-    return f"{number or 0:.5f}".rstrip("0").rstrip(".")
+    least, most = (f"{bound or 0:.5f}".rstrip("0").rstrip(".") for bound in (number.ge, number.le))
+    return f"{name}: a {word} from {least} to {most}{others}"

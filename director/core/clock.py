@@ -14,15 +14,12 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds that never go back, for durations."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""
-        ...
 
 
 class SystemClock:

@@ -1,15 +1,4 @@
-"""Define every error that can leave this package. Each docstring says who can act.
-
-DirectorError
-├── SettingsError            operator: a setting is missing, malformed or contradicts another
-├── BackendUnavailable       no action: Redis is away, slow, loading, full or read-only; retry later
-├── UnsafeBackend            operator: Redis would lose what it accepts
-└── QueueError
-    ├── UnknownModel         caller: there is no such model
-    ├── UnknownQueue         operator: no director ever registered this model
-    ├── IdempotencyMismatch  caller: one key, two different bodies
-    └── QueueRefused         caller: retry later, or ask for less
-"""
+"""Define every error that can leave this package. Each docstring says what to do about it."""
 
 
 class DirectorError(Exception):

@@ -5,7 +5,7 @@ predictions only: trainings have their own duration and servers.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,13 +20,13 @@ from director.core.webhook_url import HOST_NAME
 # The URL of a model server is judged by its form, before any request. Nothing is resolved or connected. Messages never
 # repeat a part that may be secret: a user, a password, a query.
 
-SCHEMES: Final = ("http", "https")
-
 
 def check_server_url(url: str, *, said_as: str = "--server") -> None:
     """Raises SettingsError that says what is wrong with the URL. `said_as`: the option or field that gave it."""
     if why := _what_is_wrong(url):
-        raise SettingsError(f"The {said_as} URL {_shown(url)} {why}. Give it like http://127.0.0.1:5000.")
+        # cut all before the last @: a password that was not escaped must not come through
+        shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0]
+        raise SettingsError(f"The {said_as} URL {shown!r} {why}. Give it like http://127.0.0.1:5000.")
 
 
 def _what_is_wrong(url: str) -> str:
@@ -38,29 +38,18 @@ def _what_is_wrong(url: str) -> str:
         parts.port  # noqa: B018 - read to be judged
     except ValueError:
         return "is malformed"
-    return next((why for is_so, why in _faults(parts) if is_so), "")
-
-
-def _faults(parts: SplitResult) -> tuple[tuple[bool, str], ...]:
-    return (
-        (parts.scheme not in SCHEMES, "has no http:// or https:// in front"),
-        (not parts.hostname, "has no host"),
-        (not _is_host(parts), "has a host that is neither a name in ASCII nor an address"),
+    host = parts.hostname or ""
+    is_host = ":" in host or HOST_NAME.fullmatch(host) is not None  # urlsplit has checked the brackets
+    faults = (
+        (parts.scheme not in ("http", "https"), "has no http:// or https:// in front"),
+        (not host, "has no host"),
+        (not is_host, "has a host that is neither a name in ASCII nor an address"),
         (parts.port == 0, "has no port that can be asked"),
         ("@" in parts.netloc, "has a user or a password, and none is sent"),
         # paths are appended to it
         (bool(parts.query or parts.fragment), "has a query or a fragment, and none is sent"),
     )
-
-
-def _is_host(parts: SplitResult) -> bool:
-    host = parts.hostname or ""
-    return ":" in host or HOST_NAME.fullmatch(host) is not None  # urlsplit has checked the brackets
-
-
-def _shown(url: str) -> str:
-    # cut all before the last @: a password that was not escaped must not come through
-    return repr(url.rpartition("@")[2].partition("?")[0].partition("#")[0])
+    return next((why for is_so, why in faults if is_so), "")
 
 
 LONGEST_S: Final = 30 * 86400.0
@@ -86,7 +75,8 @@ class _ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
 
 def _bounded(setting: Any) -> Any:
-    most = MOST.get(setting.__origin__) if all(meta.le is None for meta in setting.__metadata__) else None
+    bounds = getattr(setting, "__metadata__", ())
+    most = MOST.get(setting.__origin__) if bounds and all(meta.le is None for meta in bounds) else None
     return setting if most is None else Annotated[setting, Meta(le=most)]
 
 
@@ -137,11 +127,7 @@ def over(config: ModelConfig, settings: DirectorSettings) -> DirectorSettings:
         given["objectives"] = encode(config.objectives)
     if config.runner is not None:
         text = msgspec.json.encode(config.runner).decode()
-        given |= {"runner": _kind(text), "runner_config": text}
+        given |= {"runner": str(decode_runner_config(text).__struct_config__.tag), "runner_config": text}
     if config.servers is not None and not settings.servers:
         given["servers"] = config.servers
     return replace(settings, **given)
-
-
-def _kind(text: str) -> str:
-    return str(decode_runner_config(text).__struct_config__.tag)

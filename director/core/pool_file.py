@@ -73,11 +73,8 @@ def read_pool(path: Path, base: DirectorSettings) -> tuple[DirectorSettings, ...
 def label_of(settings: DirectorSettings) -> str:
     """Return a model's name within the pool: its queue's name, as far as the table states it."""
     version = settings.version.removeprefix("sha256:")[:12]
-    return settings.model + (f":{version}" if version else "") + _kind(settings)
-
-
-def _kind(settings: DirectorSettings) -> str:
-    return "" if settings.kind == "prediction" else f"~{settings.kind}"
+    kind = "" if settings.kind == "prediction" else f"~{settings.kind}"
+    return settings.model + (f":{version}" if version else "") + kind
 
 
 def _tables(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -102,7 +99,6 @@ def _tables(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _settings(table: Mapping[str, Any], base: DirectorSettings, folder: Path) -> DirectorSettings:
-    """Return one table's settings on top of the environment's."""
     for name in table:
         _check_known(name)
     for name in ("name", "servers"):
@@ -131,7 +127,7 @@ def _check_known(name: str) -> None:
 
 
 def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the settings for the runner: its kind, and its configuration as JSON or the path of a file."""
+    """Return the runner's settings: its kind, and its configuration as JSON or the path of a file."""
     if not given.keys() & {"runner", "runner_config"}:
         return {}
     kind, config = given.get("runner", ""), given.get("runner_config", {})

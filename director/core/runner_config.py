@@ -60,7 +60,6 @@ class Template:
 
     @property
     def has_each(self) -> bool:
-        """Return whether it takes several inputs."""
         return bool(self._each)
 
     def fill(self, given: Raw, *others: Raw) -> bytes:
@@ -77,8 +76,6 @@ class Template:
 
 
 class _Reader:
-    """Reads one template within its bounds."""
-
     def __init__(self) -> None:
         self._left = MOST_PLACES
         self.each: list[_Taken] = []
@@ -159,9 +156,7 @@ class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
 
 
 class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
-    """A Cog server. `fast`: ask for no progress unless the prediction is streamed, since progress costs the server
-    time.
-    """
+    """A Cog server. `fast`: ask for no progress unless the prediction is streamed, since progress costs time."""
 
     fast: bool = False
 
@@ -187,12 +182,11 @@ class MappedConfig(_Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if "{model}" in self.path and not self.model:
             raise ValueError("`path` has {model} in it, and `model` is missing")
-        if self.input.has_each and not self._takes_batches:
+        has_batch = isinstance(self, HttpConfig) and self.batch is not None
+        if self.input.has_each and not has_batch:
             raise ValueError("`input` has $each in it, which is for an http server with `batch`")
-
-    @property
-    def _takes_batches(self) -> bool:
-        return False
+        if has_batch and not self.input.has_each:
+            raise ValueError("`batch` needs $each in `input`, where what is different in each prediction goes")
 
 
 class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,15 +213,6 @@ class HttpConfig(MappedConfig, frozen=True, kw_only=True, tag="http"):
     """
 
     batch: BatchConfig | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self._takes_batches and not self.input.has_each:
-            raise ValueError("`batch` needs $each in `input`, where what is different in each prediction goes")
-
-    @property
-    def _takes_batches(self) -> bool:
-        return self.batch is not None
 
 
 class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
@@ -296,10 +281,7 @@ class WrongRunnerConfig(ValueError):
 
 
 def runner_config(kind: str, given: str) -> RunnerConfig:
-    """Read the settings' configuration: a JSON object, the path of a .json or .toml file, or empty for all defaults.
-
-    Raises SettingsError.
-    """
+    """Read the setting: a JSON object, the path of a .json or .toml file, or ''. Raises SettingsError."""
     try:
         if not given or given.lstrip().startswith("{"):
             return decode_runner_config(given or "{}", kind=kind)

@@ -6,7 +6,7 @@ so sums are always right.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -19,7 +19,8 @@ GAP_MS: Final = 2 * PERIOD_S * 1000
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """One queue at one moment, and its counts since the sample before. Mappings are per lane.
+    """One queue at one moment, and its counts since the sample before. Fields are in the order of sample.lua's line,
+    mappings are per lane.
 
     `late`: waiting predictions that are past their lane's objective. `waited_ms`: sum over all starts. `met`, `missed`:
     starts within their lane's objective, or not.
@@ -41,38 +42,20 @@ class Sample(Struct, frozen=True, kw_only=True):
     @property
     def is_idle(self) -> bool:
         """Whether the queue was empty and nothing had happened. The next sample then comes with the next event."""
-        counted = (
-            *self.waiting.values(),
-            self.claimed,
-            self.delayed,
-            *self.accepted.values(),
-            self.started,
-            self.ended,
-        )
-        return not any(counted)
+        counted = (self.claimed, self.delayed, self.started, self.ended)
+        return not any((*counted, *self.waiting.values(), *self.accepted.values()))
+
+
+PER_LANE: Final = frozenset({"waiting", "late", "accepted", "met", "missed"})
 
 
 def parse(line: bytes) -> Sample:
     """Parse one line as sample.lua writes it. A newer release may append more."""
-    numbers = iter([int(number) for number in line.split()])
-
-    def per_lane() -> dict[str, int]:
-        return {lane: next(numbers) for lane in LANES}
-
-    return Sample(  # evaluated in this order, which is the script's
-        at_ms=next(numbers),
-        waiting=per_lane(),
-        claimed=next(numbers),
-        delayed=next(numbers),
-        oldest_ms=next(numbers),
-        late=per_lane(),
-        accepted=per_lane(),
-        started=next(numbers),
-        ended=next(numbers),
-        waited_ms=next(numbers),
-        met=per_lane(),
-        missed=per_lane(),
-    )
+    numbers = map(int, line.split())
+    fields: dict[str, Any] = {}
+    for name in Sample.__struct_fields__:
+        fields[name] = {lane: next(numbers) for lane in LANES} if name in PER_LANE else next(numbers)
+    return Sample(**fields)
 
 
 def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sample]:
@@ -81,8 +64,7 @@ def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sam
 
 
 def arrivals_s(samples: Sequence[Sample], lane: str, over_s: float, *, now_ms: int) -> float:
-    """Return the predictions per second that came into a lane over the last `over_s`. `samples` are in the order of
-    time.
+    """Return the predictions per second that came into a lane over the last `over_s`. `samples` are in order of time.
 
     The first sample after a gap without a keeper counts arrivals of the whole gap, so they are spread over it.
     """

@@ -251,7 +251,7 @@ class Known(Struct, frozen=True, kw_only=True):
 # A record's history of attempts that did not end its prediction. Pure; `lua/lib/settle.lua` writes it.
 
 
-class Spent(Struct, frozen=True, kw_only=True):
+class Spent(Struct, frozen=True):
     """One attempt that was used up: its director, its time and the reason why it ended. Times in ms."""
 
     number: int
@@ -263,12 +263,10 @@ class Spent(Struct, frozen=True, kw_only=True):
 
 def spent_attempts(history: str) -> tuple[Spent, ...]:
     """Parse a history, oldest first: number, holder, claimed, ended and code of each, separated by semicolons."""
-    return tuple(_spent(*line.split(" ", 4)) for line in history.split(";") if line)
-
-
-def _spent(number: str, director: str, claimed: str, ended: str, code: str) -> Spent:
-    return Spent(
-        number=int(number), director=director, claimed=int(claimed) if claimed else None, ended=int(ended), code=code
+    attempts = (line.split(" ", 4) for line in history.split(";") if line)
+    return tuple(
+        Spent(int(number), director, int(claimed) if claimed else None, int(ended), code)
+        for number, director, claimed, ended, code in attempts
     )
 
 

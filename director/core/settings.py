@@ -1,11 +1,14 @@
 """Read settings from environment variables: one frozen struct per process, read once at start.
 
-A field `lease_s` of any struct is the variable `DIRECTOR_LEASE_S`. The descriptions are the documentation.
+A field `lease_s` of any struct is the variable `DIRECTOR_LEASE_S`. The text below a field is its documentation.
 """
 
+import ast
+import inspect
 import os
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -13,7 +16,7 @@ from msgspec import Meta, Struct
 from director.core.account_limits import AccountLimits, Bytes, Compute, Count, Rate, Retention
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME, QUEUE_NAME
-from director.core.policy import BreakerMode, Objectives, OnLost, Policy, decode_objectives
+from director.core.policy import BreakerMode, OnLost, Policy, decode_objectives
 from director.core.runner_config import RunnerKind
 
 PREFIX = "DIRECTOR_"
@@ -23,321 +26,211 @@ WEBHOOK_SCHEDULE = "2s,5s,15s,30s,1m,2m,5m,30m,2h,5h,10h,14h,20h,24h"
 RunKind = Literal["prediction", "training", "procedure"]
 OnSilence = Literal["hold", "release"]
 
+HEADER: Final = r"\A([A-Za-z0-9-]{1,64}: [\x21-\x7e]([\x20-\x7e]{0,4096}[\x21-\x7e])?)?\Z"
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0)]
+SomeSeconds = Annotated[float, Meta(gt=0)]
+
 AnySettings = TypeVar("AnySettings", bound="CommonSettings")
 
 
 class CommonSettings(Struct, frozen=True, kw_only=True):
     """Settings of every process."""
 
-    redis_url: Annotated[
-        str,
-        Meta(
-            description="Redis or Valkey: redis://, rediss://, unix://, "
-            "redis+sentinel://h1,h2/name or redis+cluster://h1,h2."
-        ),
-    ] = "redis://127.0.0.1:6379/0"
-    durability: Annotated[
-        str,
-        Meta(
-            pattern="^(always|everysec|replicated|memory)$",
-            description="Weakest accepted durability of the server: always, everysec, replicated or memory.",
-        ),
-    ] = "always"
-    assume_durability: Annotated[
-        str,
-        Meta(
-            pattern="^(|always|everysec|replicated|memory)$",
-            description="The server's durability, for a server that forbids CONFIG GET.",
-        ),
-    ] = ""
-    log_level: Annotated[
-        str, Meta(pattern="^(debug|info|warning|error)$", description="Lowest level that is logged.")
-    ] = "info"
-    trace_accounts: Annotated[bool, Meta(description="Put account names into spans.")] = False
-    files_dir: Annotated[
-        str, Meta(description="Folder for files, shared by all processes; empty: no files are stored.")
-    ] = ""
-    files_url: Annotated[
-        str,
-        Meta(
-            pattern=r"^$|^(s3|https?)://\S+$",
-            description="Bucket for files instead of a folder: s3://bucket/prefix?endpoint=…&region=…. "
-            "Directors may also name the API that has the folder: http://api:8080.",
-        ),
-    ] = ""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """Redis or Valkey: redis://, rediss://, unix://, redis+sentinel://h1,h2/name or redis+cluster://h1,h2."""
+    durability: Annotated[str, Meta(pattern="^(always|everysec|replicated|memory)$")] = "always"
+    """Weakest accepted durability of the server: always, everysec, replicated or memory."""
+    assume_durability: Annotated[str, Meta(pattern="^(|always|everysec|replicated|memory)$")] = ""
+    """The server's durability, for a server that forbids CONFIG GET."""
+    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+    """Lowest level that is logged."""
+    trace_accounts: bool = False
+    """Put account names into spans."""
+    files_dir: str = ""
+    """Folder for files, shared by all processes; empty: no files are stored."""
+    files_url: Annotated[str, Meta(pattern=r"^$|^(s3|https?)://\S+$")] = ""
+    """Bucket for files instead of a folder: s3://bucket/prefix?endpoint=…&region=…. Directors may also name the API
+    that has the folder: http://api:8080.
+    """
 
 
 class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Settings of the API."""
 
-    sites: Annotated[
-        str,
-        Meta(description="TOML file of several Redis servers to serve together; empty: only DIRECTOR_REDIS_URL."),
-    ] = ""
-    host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port the API listens on.")] = 8080
-    public_url: Annotated[
-        str, Meta(description="Base of the URLs in answers, without /v1; empty: the request's own.")
-    ] = ""
-    trusted_proxies: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Addresses or networks of proxies whose X-Forwarded-Proto and -Host are trusted; empty: none."
-        ),
-    ] = ()
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 1 << 20
-    max_batch_bytes: Annotated[int, Meta(ge=1024, description="Largest body of a batch of predictions.")] = 16 << 20
-    max_waits: Annotated[
-        int, Meta(ge=1, description="Held responses (Prefer: wait) at once; further requests get 201.")
-    ] = 10_000
-    max_streams: Annotated[int, Meta(ge=1, description="Readers of event streams at once; further ones get 503.")] = (
-        10_000
-    )
-    metrics_token: Annotated[
-        str,
-        Meta(
-            pattern=r"\A([\x21-\x7e]{16,})?\Z",
-            description="Token for GET /metrics, at least 16 characters; tokens with scope admin work too.",
-        ),
-    ] = ""
-    listing_ttl_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            description="Age at which a prediction leaves the lists; more than the longest wait plus a "
-            "record's lifetime.",
-        ),
-    ] = 30 * 86400.0
-    files_ttl_s: Annotated[float, Meta(ge=60, description="Lifetime of a file that a caller uploads.")] = 86400.0
-    cache_s: Annotated[float, Meta(ge=0, description="Age at which a cached token or model is read again.")] = 5.0
-    account_rate: Annotated[Rate | None, Meta(description="Creates per second and account; empty: no limit.")] = None
-    account_burst: Annotated[Count | None, Meta(description="Creates at once; empty: one second's worth.")] = None
-    account_read_rate: Annotated[
-        Rate | None, Meta(description="Other requests per second and account; empty: no limit.")
-    ] = None
-    account_read_burst: Annotated[
-        Count | None, Meta(description="Other requests at once; empty: one second's worth.")
-    ] = None
-    account_max_queued: Annotated[
-        Count | None, Meta(description="Waiting predictions of an account in one queue; empty: no limit.")
-    ] = None
-    account_max_running: Annotated[
-        Count | None, Meta(description="Running predictions of an account in one queue; empty: no limit.")
-    ] = None
-    account_compute_s_per_day: Annotated[
-        Compute | None, Meta(description="Compute seconds of an account per UTC day; empty: no limit.")
-    ] = None
-    account_compute_s_total: Annotated[
-        Compute | None, Meta(description="Compute seconds of an account in total; empty: no limit.")
-    ] = None
-    account_data_ttl_s: Annotated[
-        Retention | None, Meta(description="Lifetime of an account's data after the end; empty: the model's.")
-    ] = None
-    account_max_files_bytes: Annotated[
-        Bytes | None, Meta(description="Bytes of stored files of an account, with outputs; empty: no limit.")
-    ] = None
+    sites: str = ""
+    """TOML file of several Redis servers to serve together; empty: only DIRECTOR_REDIS_URL."""
+    host: str = "127.0.0.1"
+    """Address the API listens on."""
+    port: Port = 8080
+    """Port the API listens on."""
+    public_url: str = ""
+    """Base of the URLs in answers, without /v1; empty: the request's own."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose X-Forwarded-Proto and -Host are trusted; empty: none."""
+    max_body_bytes: Annotated[int, Meta(ge=1024)] = 1 << 20
+    """Largest request body."""
+    max_batch_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
+    """Largest body of a batch of predictions."""
+    max_waits: Positive = 10_000
+    """Held responses (Prefer: wait) at once; further requests get 201."""
+    max_streams: Positive = 10_000
+    """Readers of event streams at once; further ones get 503."""
+    metrics_token: Annotated[str, Meta(pattern=r"\A([\x21-\x7e]{16,})?\Z")] = ""
+    """Token for GET /metrics, at least 16 characters; tokens with scope admin work too."""
+    listing_ttl_s: Annotated[float, Meta(ge=1)] = 30 * 86400.0
+    """Age at which a prediction leaves the lists; more than the longest wait plus a record's lifetime."""
+    files_ttl_s: Annotated[float, Meta(ge=60)] = 86400.0
+    """Lifetime of a file that a caller uploads."""
+    cache_s: Seconds = 5.0
+    """Age at which a cached token or model is read again."""
+    account_rate: Rate | None = None
+    """Creates per second and account; empty: no limit."""
+    account_burst: Count | None = None
+    """Creates at once; empty: one second's worth."""
+    account_read_rate: Rate | None = None
+    """Other requests per second and account; empty: no limit."""
+    account_read_burst: Count | None = None
+    """Other requests at once; empty: one second's worth."""
+    account_max_queued: Count | None = None
+    """Waiting predictions of an account in one queue; empty: no limit."""
+    account_max_running: Count | None = None
+    """Running predictions of an account in one queue; empty: no limit."""
+    account_compute_s_per_day: Compute | None = None
+    """Compute seconds of an account per UTC day; empty: no limit."""
+    account_compute_s_total: Compute | None = None
+    """Compute seconds of an account in total; empty: no limit."""
+    account_data_ttl_s: Retention | None = None
+    """Lifetime of an account's data after the end; empty: the model's."""
+    account_max_files_bytes: Bytes | None = None
+    """Bytes of stored files of an account, with outputs; empty: no limit."""
 
     @property
     def account_limits(self) -> AccountLimits:
         """The limits of accounts without limits of their own."""
-        return AccountLimits(
-            rate=self.account_rate,
-            burst=self.account_burst,
-            read_rate=self.account_read_rate,
-            read_burst=self.account_read_burst,
-            max_queued=self.account_max_queued,
-            max_running=self.account_max_running,
-            compute_s_per_day=self.account_compute_s_per_day,
-            compute_s_total=self.account_compute_s_total,
-            data_ttl_s=self.account_data_ttl_s,
-            max_files_bytes=self.account_max_files_bytes,
-        )
+        names = [name for name in AccountLimits.__struct_fields__ if name != "weight"]
+        return AccountLimits(**{name: getattr(self, f"account_{name}") for name in names})
 
 
 class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """Settings of one director and its model servers."""
 
-    files_base: Annotated[
-        str,
-        Meta(
-            pattern=r"^$|^https?://\S+$",
-            description="Base, without /v1, at which model servers reach the API for files; empty: the callers' base.",
-        ),
-    ] = ""
+    files_base: Annotated[str, Meta(pattern=r"^$|^https?://\S+$")] = ""
+    """Base, without /v1, at which model servers reach the API for files; empty: the callers' base."""
 
-    model: Annotated[str, Meta(pattern=f"^$|{MODEL_NAME}", description="owner/name of the model to serve.")] = ""
-    version: Annotated[
-        str,
-        Meta(
-            pattern=r"^$|^(sha256:)?[0-9a-f]{64}$",
-            description="Version id, 64 hex digits; empty: computed from the schema.",
-        ),
-    ] = ""
-    kind: Annotated[
-        RunKind, Meta(description="Kind of the model's requests to run: prediction, training or procedure.")
-    ] = "prediction"
-    latest: Annotated[
-        bool, Meta(description="Make this version the model's latest although it is not new: a rollback.")
-    ] = False
-    servers: Annotated[
-        tuple[str, ...], Meta(description="URLs of the model servers, one per GPU, separated by commas.")
-    ] = ()
-    also: Annotated[
-        tuple[Annotated[str, Meta(pattern=QUEUE_NAME)], ...],
-        Meta(max_length=8, description="Queues of other versions that the servers also run, separated by commas."),
-    ] = ()
-    runner: Annotated[
-        RunnerKind, Meta(description=f"Kind of the model servers: {', '.join(get_args(RunnerKind))}.")
-    ] = "cog"
-    runner_config: Annotated[
-        str, Meta(description="Configuration of the runner: a JSON object, or the path of a .json or .toml file.")
-    ] = ""
+    model: Annotated[str, Meta(pattern=f"^$|{MODEL_NAME}")] = ""
+    """owner/name of the model to serve."""
+    version: Annotated[str, Meta(pattern=r"^$|^(sha256:)?[0-9a-f]{64}$")] = ""
+    """Version id, 64 hex digits; empty: computed from the schema."""
+    kind: RunKind = "prediction"
+    """Kind of the model's requests to run: prediction, training or procedure."""
+    latest: bool = False
+    """Make this version the model's latest although it is not new: a rollback."""
+    servers: tuple[str, ...] = ()
+    """URLs of the model servers, one per GPU, separated by commas."""
+    also: Annotated[tuple[Annotated[str, Meta(pattern=QUEUE_NAME)], ...], Meta(max_length=8)] = ()
+    """Queues of other versions that the servers also run, separated by commas."""
+    runner: RunnerKind = "cog"
+    """Kind of the model servers: {values}."""
+    runner_config: str = ""
+    """Configuration of the runner: a JSON object, or the path of a .json or .toml file."""
     server_header: Annotated[
-        str,
-        Meta(
-            pattern=r"\A([A-Za-z0-9-]{1,64}: [\x21-\x7e]([\x20-\x7e]{0,4096}[\x21-\x7e])?)?\Z",
-            description="Secret header that model servers require on every request, as `authorization: Bearer KEY`.",
-        ),
+        str, Meta(pattern=r"\A([A-Za-z0-9-]{1,64}: [\x21-\x7e]([\x20-\x7e]{0,4096}[\x21-\x7e])?)?\Z")
     ] = ""
-    concurrent_predictions: Annotated[
-        int, Meta(ge=1, description="Predictions that one model server runs at once.")
-    ] = 1
-    max_failures: Annotated[
-        int, Meta(ge=0, description="Failed runs in a row after which a server rests and restarts; 0: never.")
-    ] = 5
-    setup_retry_s: Annotated[
-        float, Meta(ge=0, description="Time after which a Cog server with a failed setup is restarted; 0: never.")
-    ] = 0
-    batch_cost: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="Largest total cost of the runs at once, or of one request; a larger one goes alone. 0: any.",
-        ),
-    ] = 0
-    batch_size: Annotated[
-        int, Meta(ge=0, description="Most predictions at once, or in one request; 0: one per slot.")
-    ] = 0
-    batch_wait_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="How long the first prediction of an empty queue waits for others to join its request.",
-        ),
-    ] = 2.0
-    lease_s: Annotated[
-        float, Meta(gt=0, description="Time without a heartbeat after which a claim may be recovered.")
-    ] = 15.0
-    run_limit_s: Annotated[float, Meta(gt=0, description="Longest run of one attempt.")] = 1800.0
-    attempts: Annotated[int, Meta(ge=1, le=20, description="Attempts before a prediction becomes a dead letter.")] = 3
-    on_lost: Annotated[
-        OnLost,
-        Meta(
-            description="For a run that began and lost its director or server, or was drained: retry, or "
-            "fail if nothing may run twice."
-        ),
-    ] = "retry"
-    backoff_s: Annotated[
-        float, Meta(ge=0, description="Longest wait before the second attempt; doubles for each later one.")
-    ] = 1.0
-    backoff_cap_s: Annotated[float, Meta(ge=0, description="Longest wait before another attempt.")] = 60.0
-    lifetime_s: Annotated[
-        float, Meta(ge=0, description="Age at which a waiting or running prediction is ended; 0: never.")
-    ] = 0
-    breaker_after: Annotated[
-        int, Meta(ge=0, description="Server faults in a row after which the queue starts nothing; 0: never.")
-    ] = 5
-    breaker_cool_s: Annotated[
-        float, Meta(gt=0, description="Time until one prediction may try again; doubles each time.")
-    ] = 30.0
-    breaker_mode: Annotated[
-        BreakerMode, Meta(description="New predictions while nothing starts: hold them, or fail: refuse them with 503.")
-    ] = "hold"
-    objectives: Annotated[
-        str,
-        Meta(
-            description='Per lane, the share that starts within a time: `{"normal": {"share": 0.95, "within_s": 10}}`.'
-        ),
-    ] = ""
-    drain_s: Annotated[float, Meta(ge=0, description="Time to finish running work after SIGTERM.")] = 30.0
-    end_servers: Annotated[
-        bool, Meta(description="Ask its Cog servers to end after a drain, for servers that ignore SIGTERM.")
-    ] = False
-    health_port: Annotated[
-        int, Meta(ge=0, le=65535, description="Port of the health endpoints and the inbox; 0: any free.")
-    ] = 0
-    health_host: Annotated[str, Meta(description="Address of that port.")] = "127.0.0.1"
-    streams: Annotated[int, Meta(ge=1, le=32, description="Streams per lane of a new queue.")] = 16
-    shard_size: Annotated[int, Meta(ge=1, le=32, description="Streams per tenant of a new queue.")] = 2
-    data_ttl_s: Annotated[float, Meta(ge=1, description="Lifetime of input, output and logs after the end.")] = 3600.0
-    record_ttl_s: Annotated[float, Meta(ge=1, description="Lifetime of the record after the end.")] = 7 * 86400.0
-    max_output_bytes: Annotated[
-        int, Meta(ge=1024, description="Largest output; a prediction with a larger one fails.")
-    ] = 8 << 20
-    max_files_bytes: Annotated[
-        int, Meta(ge=4096, description="Largest total of an output's files; a prediction with more fails.")
-    ] = 1 << 30
-    upload_secret: Annotated[
-        str,
-        Meta(
-            pattern=r"^$|^[A-Za-z0-9_-]{16,128}$",
-            description="Secret for uploads of Cog servers with `--upload-url http://127.0.0.1:PORT/uploads/SECRET/`.",
-        ),
-    ] = ""
-    coglet_dir: Annotated[
-        str,
-        Meta(
-            pattern=r"^$|^/[^/]+/(.*[^/])?$",
-            description="Where this process sees its servers' folder /tmp/coglet/predictions, to clean "
-            "it; empty: nowhere.",
-        ),
-    ] = ""
-    max_log_bytes: Annotated[int, Meta(ge=1024, description="Bytes of log text kept per prediction, from its end.")] = (
-        2 << 20
-    )
-    webhook_allow: Annotated[
-        str, Meta(description="Private receivers that are allowed: hosts, networks, the word loopback.")
-    ] = ""
-    webhook_schedule: Annotated[
-        str, Meta(description="Waits after each failed attempt to deliver a terminal webhook; then it is given up.")
-    ] = WEBHOOK_SCHEDULE
-    inline_text_bytes: Annotated[
-        int, Meta(ge=0, description="Largest text in a data URI that stays in an output if files are stored.")
-    ] = 4096
-    moderation_url: Annotated[
-        str,
-        Meta(description="URL to ask (POST id, model, output) before an output is released; empty: no check."),
-    ] = ""
-    moderation_secret: Annotated[
-        str, Meta(description="Secret that signs those requests, as for webhooks: whsec_ and base64.")
-    ] = ""
-    moderation_on_failure: Annotated[
-        OnSilence, Meta(description="Output without an answer: hold it and ask until the run limit, or release it.")
-    ] = "hold"
-    moderation_timeout_s: Annotated[float, Meta(gt=0, description="Time to answer such a request.")] = 10.0
-    setup_webhook: Annotated[
-        str,
-        Meta(description="URL that gets the result of each model server's setup (POST) with its logs; empty: none."),
-    ] = ""
-    setup_webhook_secret: Annotated[
-        str, Meta(description="Secret that signs those requests, as for webhooks: whsec_ and base64.")
-    ] = ""
-    webhook_interval_s: Annotated[float, Meta(ge=0, description="Shortest time between output or logs webhooks.")] = 0.5
+    """Secret header that model servers require on every request, as `authorization: Bearer KEY`."""
+    concurrent_predictions: Positive = 1
+    """Predictions that one model server runs at once."""
+    max_failures: Natural = 5
+    """Failed runs in a row after which a server rests and restarts; 0: never."""
+    setup_retry_s: Seconds = 0
+    """Time after which a Cog server with a failed setup is restarted; 0: never."""
+    batch_cost: Seconds = 0
+    """Largest total cost of the runs at once, or of one request; a larger one goes alone. 0: any."""
+    batch_size: Natural = 0
+    """Most predictions at once, or in one request; 0: one per slot."""
+    batch_wait_ms: Annotated[float, Meta(ge=0, le=100)] = 2.0
+    """How long the first prediction of an empty queue waits for others to join its request."""
+    lease_s: SomeSeconds = 15.0
+    """Time without a heartbeat after which a claim may be recovered."""
+    run_limit_s: SomeSeconds = 1800.0
+    """Longest run of one attempt."""
+    attempts: Annotated[int, Meta(ge=1, le=20)] = 3
+    """Attempts before a prediction becomes a dead letter."""
+    on_lost: OnLost = "retry"
+    """For a run that began and lost its director or server, or was drained: retry, or fail if nothing may run twice."""
+    backoff_s: Seconds = 1.0
+    """Longest wait before the second attempt; doubles for each later one."""
+    backoff_cap_s: Seconds = 60.0
+    """Longest wait before another attempt."""
+    lifetime_s: Seconds = 0
+    """Age at which a waiting or running prediction is ended; 0: never."""
+    breaker_after: Natural = 5
+    """Server faults in a row after which the queue starts nothing; 0: never."""
+    breaker_cool_s: SomeSeconds = 30.0
+    """Time until one prediction may try again; doubles each time."""
+    breaker_mode: BreakerMode = "hold"
+    """New predictions while nothing starts: hold them, or fail: refuse them with 503."""
+    objectives: str = ""
+    """Per lane, the share that starts within a time: `{"normal": {"share": 0.95, "within_s": 10}}`."""
+    drain_s: Seconds = 30.0
+    """Time to finish running work after SIGTERM."""
+    end_servers: bool = False
+    """Ask its Cog servers to end after a drain, for servers that ignore SIGTERM."""
+    health_port: Port = 0
+    """Port of the health endpoints and the inbox; 0: any free."""
+    health_host: str = "127.0.0.1"
+    """Address of that port."""
+    streams: Annotated[int, Meta(ge=1, le=32)] = 16
+    """Streams per lane of a new queue."""
+    shard_size: Annotated[int, Meta(ge=1, le=32)] = 2
+    """Streams per tenant of a new queue."""
+    data_ttl_s: Annotated[float, Meta(ge=1)] = 3600.0
+    """Lifetime of input, output and logs after the end."""
+    record_ttl_s: Annotated[float, Meta(ge=1)] = 7 * 86400.0
+    """Lifetime of the record after the end."""
+    max_output_bytes: Annotated[int, Meta(ge=1024)] = 8 << 20
+    """Largest output; a prediction with a larger one fails."""
+    max_files_bytes: Annotated[int, Meta(ge=4096)] = 1 << 30
+    """Largest total of an output's files; a prediction with more fails."""
+    upload_secret: Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9_-]{16,128}$")] = ""
+    """Secret for uploads of Cog servers with `--upload-url http://127.0.0.1:PORT/uploads/SECRET/`."""
+    coglet_dir: Annotated[str, Meta(pattern=r"^$|^/[^/]+/(.*[^/])?$")] = ""
+    """Where this process sees its servers' folder /tmp/coglet/predictions, to clean it; empty: nowhere."""
+    max_log_bytes: Annotated[int, Meta(ge=1024)] = 2 << 20
+    """Bytes of log text kept per prediction, from its end."""
+    webhook_allow: str = ""
+    """Private receivers that are allowed: hosts, networks, the word loopback."""
+    webhook_schedule: str = WEBHOOK_SCHEDULE
+    """Waits after each failed attempt to deliver a terminal webhook; then it is given up."""
+    inline_text_bytes: Natural = 4096
+    """Largest text in a data URI that stays in an output if files are stored."""
+    moderation_url: str = ""
+    """URL to ask (POST id, model, output) before an output is released; empty: no check."""
+    moderation_secret: str = ""
+    """Secret that signs those requests, as for webhooks: whsec_ and base64."""
+    moderation_on_failure: OnSilence = "hold"
+    """Output without an answer: hold it and ask until the run limit, or release it."""
+    moderation_timeout_s: SomeSeconds = 10.0
+    """Time to answer such a request."""
+    setup_webhook: str = ""
+    """URL that gets the result of each model server's setup (POST) with its logs; empty: none."""
+    setup_webhook_secret: str = ""
+    """Secret that signs those requests, as for webhooks: whsec_ and base64."""
+    webhook_interval_s: Seconds = 0.5
+    """Shortest time between output or logs webhooks."""
 
     @property
     def policy(self) -> Policy:
         """The policy for its queue. Raises SettingsError for malformed objectives."""
-        turned = {"size": self.shard_size, "lifetime_s": self.lifetime_s or None, "objectives": self._objectives}
-        same: dict[str, Any] = {name: getattr(self, name) for name in Policy.__struct_fields__ if name not in turned}
-        return Policy(**same | turned)
-
-    @property
-    def _objectives(self) -> Objectives:
         try:
-            return decode_objectives(self.objectives)
+            promised = decode_objectives(self.objectives)
         except SettingsError as exc:
             raise SettingsError(f"DIRECTOR_OBJECTIVES: {exc}") from exc
+        other: dict[str, Any] = {"size": self.shard_size, "lifetime_s": self.lifetime_s or None, "objectives": promised}
+        same = [name for name in Policy.__struct_fields__ if name not in other]
+        return Policy(**other, **{name: getattr(self, name) for name in same})
 
     @property
     def server_headers(self) -> dict[str, str]:
@@ -356,44 +249,37 @@ LIVE_SETTINGS: Final = (
 class KeeperSettings(CommonSettings, frozen=True, kw_only=True):
     """Settings of the keeper, which repairs queues and delivers owed webhooks."""
 
-    host: Annotated[str, Meta(description="Address of /livez, /readyz and /metrics.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port of /livez, /readyz and /metrics; 0: any free.")] = 0
-    metrics_queues: Annotated[
-        int, Meta(ge=0, le=10_000, description="Queues named in metrics; all others are shown as one.")
-    ] = 500
-    metrics_tenants: Annotated[
-        bool, Meta(description="Name in metrics the five accounts with the most waiting predictions in a queue.")
-    ] = False
-    scale_token: Annotated[
-        str, Meta(description="Bearer token for /scale/{queue}, for an autoscaler; empty: every request is refused.")
-    ] = ""
-    lease_s: Annotated[float, Meta(gt=0, description="Lease of the directors; sets the reaper's pace.")] = 15.0
-    webhook_allow: Annotated[
-        str, Meta(description="Private receivers that are allowed: hosts, networks, the word loopback.")
-    ] = ""
-    webhook_schedule: Annotated[
-        str, Meta(description="Waits after each failed attempt to deliver a terminal webhook; then it is given up.")
-    ] = WEBHOOK_SCHEDULE
+    host: str = "127.0.0.1"
+    """Address of /livez, /readyz and /metrics."""
+    port: Port = 0
+    """Port of /livez, /readyz and /metrics; 0: any free."""
+    metrics_queues: Annotated[int, Meta(ge=0, le=10_000)] = 500
+    """Queues named in metrics; all others are shown as one."""
+    metrics_tenants: bool = False
+    """Name in metrics the five accounts with the most waiting predictions in a queue."""
+    scale_token: str = ""
+    """Bearer token for /scale/{queue}, for an autoscaler; empty: every request is refused."""
+    lease_s: SomeSeconds = 15.0
+    """Lease of the directors; sets the reaper's pace."""
+    webhook_allow: str = ""
+    """Private receivers that are allowed: hosts, networks, the word loopback."""
+    webhook_schedule: str = WEBHOOK_SCHEDULE
+    """Waits after each failed attempt to deliver a terminal webhook; then it is given up."""
 
 
 class AuditSettings(CommonSettings, frozen=True, kw_only=True):
     """Settings of the process that carries the log to a sink."""
 
-    audit_to: Annotated[str, Meta(description="Target of the log: a file, or a URL.")] = ""
-    audit_name: Annotated[
-        str,
-        Meta(
-            pattern=r"^$|^[A-Za-z0-9._-]{1,128}$",
-            description="Name of a receiver's cursors; empty: derived from its URL.",
-        ),
-    ] = ""
-    audit_secret: Annotated[
-        str, Meta(description="Secret that signs batches to a URL, as for webhooks: whsec_ and base64.")
-    ] = ""
-    audit_once: Annotated[bool, Meta(description="Carry all present entries, then end.")] = False
-    webhook_allow: Annotated[
-        str, Meta(description="Private receivers that are allowed: hosts, networks, the word loopback.")
-    ] = ""
+    audit_to: str = ""
+    """Target of the log: a file, or a URL."""
+    audit_name: Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9._-]{1,128}$")] = ""
+    """Name of a receiver's cursors; empty: derived from its URL."""
+    audit_secret: str = ""
+    """Secret that signs batches to a URL, as for webhooks: whsec_ and base64."""
+    audit_once: bool = False
+    """Carry all present entries, then end."""
+    webhook_allow: str = ""
+    """Private receivers that are allowed: hosts, networks, the word loopback."""
 
 
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
@@ -422,12 +308,22 @@ def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
 
 def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
     """Return (variable, default, description) of each setting, for the README and `--help`."""
-    hints = get_type_hints(cls, include_extras=True)
+    declaring = [each for each in cls.mro() if issubclass(each, CommonSettings)]
+    texts = {name: text for each in reversed(declaring) for name, text in _texts(each)}
     rows = []
     for field in msgspec.structs.fields(cls):
-        meta = next(part for part in get_args(hints[field.name]) if isinstance(part, Meta))
-        rows.append((PREFIX + field.name.upper(), _shown(field.default), meta.description or ""))
+        text = texts[field.name].replace("{values}", ", ".join(map(str, get_args(field.type))))
+        rows.append((PREFIX + field.name.upper(), _shown(field.default), text))
     return rows
+
+
+def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
+    """Iterate over the fields that a class adds, each with the text below it."""
+    [declared] = ast.parse(inspect.getsource(cls)).body
+    for field, text in pairwise(cast(ast.ClassDef, declared).body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                yield name, " ".join(words.split())
 
 
 def _split(text: str, kind: Any) -> object:

@@ -37,7 +37,6 @@ def trace_headers(traceparents: Sequence[str], tracestates: Sequence[str]) -> Tr
 
 
 def _parent(text: str) -> str | None:
-    """Return the header in version 00, the version known here, or None if it is malformed."""
     found = TRACEPARENT.fullmatch(text)
     if found is None:
         return None
@@ -53,12 +52,8 @@ def _state(text: str) -> str:
     keys = [found[1] for member in members if (found := MEMBER.fullmatch(member))]
     if not len(members) == len(keys) == len(set(keys)) <= MOST_MEMBERS:
         return ""
-    if _length(members) > MOST_CHARS:
+    if len(",".join(members)) > MOST_CHARS:
         members = [member for member in members if len(member) <= LONG]
-    while _length(members) > MOST_CHARS:
+    while len(",".join(members)) > MOST_CHARS:
         members.pop()
     return ",".join(members)
-
-
-def _length(members: Sequence[str]) -> int:
-    return sum(map(len, members)) + max(0, len(members) - 1)

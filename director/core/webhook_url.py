@@ -46,10 +46,8 @@ def parse_webhook_url(text: str) -> str | None:
 
 
 def host_of(url: str) -> str:
-    """Return the host, with its port unless it is the scheme's default. Only this part may be shown; the rest may be
+    """Return the host, with its port unless it is the scheme's default; '?' for an unusable URL. The rest may be
     secret.
-
-    '?' for a URL that cannot be used.
     """
     try:
         return read_webhook_url(url).authority

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Burns, burns

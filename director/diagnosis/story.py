@@ -8,11 +8,10 @@ from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
-from director.core.event_log import DeliveryAttempt, delivery_attempt
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Eta, Known, Outlook, Place, Record, spent_attempts
 from director.core.states import Status
-from director.core.view import iso, place
+from director.core.view import DeliveryAttempt, delivery_attempt, iso, place
 from director.core.webhook_url import host_of
 
 CROWD: Final = 20

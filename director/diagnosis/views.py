@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct, convert
 from msgspec.structs import asdict
 
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from director.core.ids import QueueName
 from director.core.view import iso
 from director.store.directors import DirectorFound

@@ -23,7 +23,8 @@ from redis.asyncio.connection import AbstractConnection
 
 from director.broker import keys
 from director.broker.cluster import Cluster
-from director.broker.scripts import Claims, Scripts
+from director.broker.replies import Claims
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName

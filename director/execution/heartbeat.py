@@ -20,7 +20,8 @@ from redis.asyncio import Redis
 
 from director import __version__
 from director.broker import keys
-from director.broker.scripts import Hold, Scripts
+from director.broker.replies import Hold
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName

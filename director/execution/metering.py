@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from director.broker.scripts import Requeued
+from director.broker.replies import Requeued
 from director.core.ids import LANES, QueueName
 from director.core.schema import Record, spent_attempts
 from director.core.states import Status

@@ -20,7 +20,8 @@ from prometheus_client.registry import Collector
 from director.broker import keys
 from director.broker.durability import check
 from director.broker.redis_client import infos, pipelined, text
-from director.broker.scripts import QueueStats, Repair, Requeued, Scripts
+from director.broker.replies import QueueStats, Repair, Requeued
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import UnknownQueue, UnsafeBackend
 from director.core.ids import PredictionId, QueueName

@@ -21,7 +21,8 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import infos, pipelined
-from director.broker.scripts import Requeued, Scripts
+from director.broker.replies import Requeued
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import LANES, PredictionId, QueueName

@@ -8,7 +8,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.broker.scripts import Repair, Scripts
+from director.broker.replies import Repair
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName
 from director.core.samples import MOST, PERIOD_S

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.broker.scripts import Readiness
+from director.broker.replies import Readiness
 from director.servers.runners.answers import SERVER_AUTH
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
 from director.servers.server import UNSEEN, Permit, Permits, Server

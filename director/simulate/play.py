@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker.gatherer import Gatherer
-from director.broker.scripts import Admission, Claims, Scripts
+from director.broker.replies import Admission, Claims
+from director.broker.scripts import Scripts
 from director.core.account_limits import Count
 from director.core.errors import QueueRefused, SettingsError
 from director.core.ids import LANES, PredictionId, QueueName, new_prediction_id, queue_name

@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from director.broker.scripts import Rotated, Scripts
+from director.broker.replies import Rotated
+from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED
 from director.core.ids import QueueName
 from director.core.signing import new_secret

@@ -17,7 +17,8 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text, texts
-from director.broker.scripts import Arrived, Departed, Scripts
+from director.broker.replies import Arrived, Departed
+from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import PredictionId, QueueName, lowest_id_at, model_and_kind

@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
-from director.broker.scripts import Deployed, Scripts
+from director.broker.replies import Deployed
+from director.broker.scripts import Scripts
 from director.core.clock import Clock
 
 MOST: Final = 1_000  # of one account

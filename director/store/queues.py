@@ -13,7 +13,8 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
-from director.broker.scripts import Admission, QueueStats, Scripts
+from director.broker.replies import Admission, QueueStats
+from director.broker.scripts import Scripts
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import LANES, MODEL_NAME, QueueName, model_and_kind, queue_name
 from director.store.catalog import Catalog

@@ -16,7 +16,8 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
-from director.broker.scripts import Scripts, Unregistered
+from director.broker.replies import Unregistered
+from director.broker.scripts import Scripts
 from director.core.errors import UnknownModel
 from director.core.ids import PredictionId, QueueName, queue_name, version_id
 from director.core.policy import Policy

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from director.broker.scripts import Accepted, Claims, Scripts
+from director.broker.replies import Accepted, Claims
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId
 from tests.bench.fairness import FairnessOptions, fairness_figures
 

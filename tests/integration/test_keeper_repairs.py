@@ -9,7 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.scripts import Requeued, Scripts
+from director.broker.replies import Requeued
+from director.broker.scripts import Scripts
 from director.core.ids import LANES, PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim

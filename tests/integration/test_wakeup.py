@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import blocking_client
-from director.broker.scripts import Claims
+from director.broker.replies import Claims
 from director.core.clock import SystemClock
 from director.execution.consumer import Wakeup
 from tests.support.eventually import eventually

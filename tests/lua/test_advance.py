@@ -3,7 +3,7 @@
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Advanced
+from director.broker.replies import Advanced
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 

@@ -3,8 +3,7 @@
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Scripts
-from director.broker.scripts.caller import IDEMPOTENCY_TTL_MS
+from director.broker.scripts import IDEMPOTENCY_TTL_MS, Scripts
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, new_prediction_id
 from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, QueueDriver

@@ -16,7 +16,8 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.gatherer import Arg, Gatherer
 from director.broker.redis_client import client
-from director.broker.scripts import Migrated, Scripts
+from director.broker.replies import Migrated
+from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.clock import SystemClock
 from director.core.ids import lowest_id_at, partition_of, queue_name

@@ -3,7 +3,7 @@
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from tests.support.queue_driver import QueueDriver
 
 pytestmark = pytest.mark.anyio

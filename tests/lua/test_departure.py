@@ -10,8 +10,8 @@ import pytest
 from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
-from director.broker.scripts import Arrived, Scripts
-from director.broker.scripts.mover import CAME_TTL_MS
+from director.broker.replies import Arrived
+from director.broker.scripts import CAME_TTL_MS, Scripts
 from director.core.clock import SystemClock
 from director.core.errors import IdempotencyMismatch, SettingsError, UnknownQueue
 from director.core.ids import PredictionId, QueueName, queue_name

@@ -3,7 +3,7 @@
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Accepted
+from director.broker.replies import Accepted
 from director.core.errors import IdempotencyMismatch, UnknownQueue
 from director.core.ids import QueueName
 from tests.support.keyspace import dump

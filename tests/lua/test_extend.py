@@ -3,7 +3,7 @@
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Readiness
+from director.broker.replies import Readiness
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 pytestmark = pytest.mark.anyio

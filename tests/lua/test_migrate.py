@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Migrated
+from director.broker.replies import Migrated
 from director.core.errors import UnknownQueue
 from director.core.ids import LANES, PredictionId, QueueName, queue_name
 from director.core.policy import Policy

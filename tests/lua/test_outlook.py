@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from director.broker.scripts import Accepted, Readiness
+from director.broker.replies import Accepted, Readiness
 from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy, shard

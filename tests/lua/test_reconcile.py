@@ -6,7 +6,7 @@ from unittest.mock import ANY
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Repair
+from director.broker.replies import Repair
 from director.core.ids import LANES, PredictionId
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Redelivered
+from director.broker.replies import Redelivered
 from director.core.ids import PredictionId, partition_of
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, QueueDriver

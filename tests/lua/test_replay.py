@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Replayed
+from director.broker.replies import Replayed
 from director.core.ids import PredictionId
 from director.core.schema import LIFE
 from tests.support.keyspace import dump

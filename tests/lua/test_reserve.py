@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from director.broker import keys
+from director.broker.replies import Allowance
 from director.broker.scripts import Scripts
-from director.broker.scripts.accounts import Allowance
 from director.core.account_limits import Bucket
 
 pytestmark = pytest.mark.anyio

@@ -4,8 +4,7 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.scripts import Scripts
-from director.broker.scripts.accounts import MOST_FORMER
+from director.broker.scripts import MOST_FORMER, Scripts
 from director.core.signing import new_secret
 from director.store.accounts import Accounts
 from tests.support.clock import FakeClock

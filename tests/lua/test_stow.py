@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.scripts import Scripts, Stowed
+from director.broker.replies import Stowed
+from director.broker.scripts import Scripts
 from tests.support.keyspace import dump
 
 pytestmark = pytest.mark.anyio

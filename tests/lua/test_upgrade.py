@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from director.broker import keys
-from director.broker.scripts import Repair
+from director.broker.replies import Repair
 from director.core.ids import PredictionId
 from director.core.policy import Policy
 from director.core.schema import Claim

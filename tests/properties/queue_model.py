@@ -7,7 +7,8 @@ the choice as an argument and checks that it was allowed.
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from director.broker.scripts import MOST_CLAIMS, Admission, Departed, Hold, Requeued, Stayed
+from director.broker.replies import Admission, Departed, Hold, Requeued, Stayed
+from director.broker.scripts import MOST_CLAIMS
 from director.core.ids import PredictionId
 from tests.properties.breaker_model import ModelBreaker
 

@@ -8,7 +8,8 @@ from itertools import count as counter
 from typing import Any, Final
 
 from director.broker import keys
-from director.broker.scripts import Admission, Claims, Hold, QueueStats, Repair, Requeued, Scripts
+from director.broker.replies import Admission, Claims, Hold, QueueStats, Repair, Requeued
+from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.policy import shard
 from director.core.schema import Claim, Outlook, Record

@@ -10,7 +10,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 from redis import exceptions
 
-from director.broker.scripts import Ceased, Claims
+from director.broker.replies import Ceased, Claims
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.ids import QueueName
 from director.core.schema import Claim

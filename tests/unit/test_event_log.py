@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from director.core.event_log import shown_event
 from director.core.schema import Event
+from director.core.view import shown_event
 
 AT = 1_800_000_000_000
 LATER = {"next_at": "2027-01-15T08:00:05.000Z"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from director.core.ids import QueueName
 from director.core.policy import Burn
 from director.core.view import iso

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from prometheus_client import parser
 
-from director.broker.scripts import QueueStats
+from director.broker.replies import QueueStats
 from director.core.ids import QueueName
 from director.keeper.metrics import OF_QUEUES, Seen, families, folded
 from director.runtime.metric_table import ALL, METRICS, OTHER, Metric, QueueNames

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import director.execution.active_claims
-from director.broker.scripts import Advanced, Scripts
+from director.broker.replies import Advanced
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.schema import Claim, NewEvent

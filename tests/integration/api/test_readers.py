@@ -15,7 +15,8 @@ from api.predictions.stream_events import KEEP_ALIVE, REMOVED, Mark
 from api.predictions.stream_readers import Readers
 from api.predictions.waiters import Waiters
 from director.broker import keys
-from director.broker.scripts import Replayed, Scripts
+from director.broker.replies import Replayed
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from director.broker import keys
-from director.broker.scripts.caller import IDEMPOTENCY_TTL_MS
+from director.broker.scripts import IDEMPOTENCY_TTL_MS
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id, site_of

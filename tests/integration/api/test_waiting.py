@@ -20,7 +20,8 @@ from redis.exceptions import RedisError
 from api.predictions import glances, intake
 from api.predictions import waiters as api_waiters
 from director.broker import keys
-from director.broker.scripts import Accepted, Scripts
+from director.broker.replies import Accepted
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName, queue_name

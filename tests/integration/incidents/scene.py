@@ -23,7 +23,8 @@ from redis.asyncio import Redis
 
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
-from director.broker.scripts import Readiness, Scripts
+from director.broker.replies import Readiness
+from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy

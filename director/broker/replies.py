@@ -1,0 +1,234 @@
+"""State the replies of scripts as types, and parse the parts that several replies share."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from director.core.ids import LANES, PredictionId
+from director.core.policy import NONE, Objectives
+from director.core.schema import Claim, Event, Outlook
+from director.core.states import TERMINAL, Status
+
+Admission = Literal["absorb", "bounded", "reject"]
+Unregistered = Literal["done", "live", "dead", "served"]
+
+
+class QueueStats(Struct, frozen=True, kw_only=True):
+    """One queue at one moment. `oldest_ms`: age of the oldest prediction that is not terminal.
+
+    `service_ms`: how long a recent run keeps a slot, 0 if unknown; `service_cost`: the declared cost of such a run.
+    `starting`, `setup_failed`, `server_auth`: directors whose servers are in this state. `leaving`: predictions on
+    their way to another server. `tally`: total counters.
+    """
+
+    high: int
+    normal: int
+    low: int
+    claimed: int
+    delayed: int
+    dead: int
+    live: int
+    oldest_ms: int
+    directors: int
+    streams: int
+    read: int
+    paused: bool
+    slots: int
+    service_ms: float
+    service_cost: float
+    mode: str
+    max_queued: int | None
+    breaker: str
+    starting: int
+    setup_failed: int
+    server_auth: int
+    leaving: int
+    objectives: Objectives = NONE
+    tally: dict[str, int]
+
+    @property
+    def waiting(self) -> int:
+        return self.high + self.normal + self.low
+
+    @property
+    def accepted(self) -> int:
+        """Predictions ever accepted. A revived dead letter is accepted, started and ended once more."""
+        return sum(self.tally.get(f"accepted:{lane}", 0) for lane in LANES)
+
+    @property
+    def started(self) -> int:
+        """Predictions that were handed out for the first time."""
+        return self.tally.get("started", 0)
+
+    @property
+    def ended(self) -> int:
+        return self.tally.get("ended", 0)
+
+
+class Demand(Struct, frozen=True, kw_only=True):
+    """Predictions that a queue runs, and could run now or soon, at server time `now_ms`; and all that waits per lane.
+
+    `slots_each`: of a director; `service_ms`: of a run; both 0 if unknown.
+    """
+
+    now_ms: int
+    runnable: int
+    running: int
+    high: int
+    normal: int
+    low: int
+    slots_each: float
+    service_ms: float
+    paused: bool
+    objectives: Objectives
+
+
+class Migrated(Struct, frozen=True, kw_only=True):
+    """One slice: the start of the next, -1 after the last; how many moved, and how many stay as claimed or held."""
+
+    next: int
+    moved: int
+    claimed: int
+    held: int
+
+
+Reserved = Literal["create", "read", "compute", "credit"]
+"""credit: compute over all days."""
+Rotated = Literal["rotated", "unknown", "full"]
+Deployed = Literal["written", "changed", "full"]
+
+
+class Allowance(Struct, frozen=True):
+    """The state of a limit after a request. `remaining` of `most`: requests, or seconds of compute.
+
+    `reset_ms`: until all of it is available again. `retry_after_ms`: until the request may be repeated, 0 if it was
+    allowed. For compute this is the limit with less left; credit does not come back with time, so both are 0.
+    """
+
+    limit: Reserved
+    allowed: bool
+    most: int
+    remaining: int
+    reset_ms: int
+    retry_after_ms: int
+
+
+class Stowed(Struct, frozen=True):
+    """Whether the files fit into the account's limit, and the bytes that the account keeps now."""
+
+    fits: bool
+    total: int
+
+
+Amended = Literal["done", "exists", "unknown"]
+Configured = Literal["done", "changed", "unknown"]
+Withdrawn = Literal["done", "versions"]
+Canceled = Literal["canceled", "asked", "over", "moved", "unknown"]
+Erased = Literal["erased", "unknown", "running"]
+Redelivered = Literal["owed", "unknown", "running", "unwanted", "removed"]
+
+
+class Accepted(Struct, frozen=True):
+    """The result of a submit. `replayed`: the idempotency key belongs to this older prediction."""
+
+    id: PredictionId
+    replayed: bool = False
+    created_ms: int = 0
+    deadline_ms: int | None = None
+    outlook: Outlook | None = None
+
+
+class Bound(NamedTuple):
+    """The prediction of an idempotency key, the request's fingerprint, and the key's age by the server's clock."""
+
+    id: PredictionId
+    fingerprint: str
+    age_ms: int
+
+
+class Replayed(Struct, frozen=True, kw_only=True):
+    """Some events of a prediction of `account`, and its state at that time.
+
+    `last`: number of the newest event. `next`: number of the event after these. `moved`: the server that the prediction
+    moved to, or ''.
+    """
+
+    account: str
+    status: Status
+    ticket: str
+    moved: str
+    last: int
+    next: int
+    events: tuple[Event, ...]
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether its events are gone, with all its data."""
+        return self.last == 0
+
+    @property
+    def has_more(self) -> bool:
+        return self.next <= self.last
+
+
+Hold = Literal["held", "lost", "user", "deadline"]
+"""State of a claim: held; lost; its caller asked to cancel; its deadline has passed."""
+Requeued = Literal["waiting", "delayed", "dead", "canceled", "late", "gone", "lost"]
+Readiness = Literal["ready", "starting", "setup_failed", "server_auth", "draining"]
+"""State of a director: `starting` has no ready server yet; `draining` claims nothing more."""
+Ceased = Literal["count", "empty", "budget", "bound", "paused", "open"]
+"""Why a call handed out no more. `bound`: one call looks at no more entries; `open`: the breaker is open."""
+
+
+class Claims(list[Claim]):
+    """The claims of one call, and why there were no more."""
+
+    def __init__(self, claims: Iterable[Claim] = (), *, why: Ceased = "empty") -> None:
+        super().__init__(claims)
+        self.why = why
+
+
+class Advanced(Struct, frozen=True):
+    """The state of a claim after its progress was written, the last event's number, and when the run began."""
+
+    hold: Hold
+    seq: int
+    started_ms: int | None
+
+
+Delivered = Literal["", "noted", "others"]
+"""'': nothing was noted, since it is no longer owed. `others`: it arrived, and others wait for the same host."""
+Repair = Literal["forgotten", "leased", "offered", "placed", "timed"]
+"""What reconcile did: dropped an id that is terminal or has no record; gave a claim its lease; made claims look into
+its stream or backlog; put it back in line; put its deadline back into the index."""
+Departed = Literal["leaving", "elsewhere", "claimed", "held", "gone"]
+"""State of a prediction that should leave. `elsewhere`: it leaves for a third server; `held`: its account is paused."""
+Arrived = Literal["here", "refused", "unknown"]
+"""`refused`: this move is refused for good; `unknown`: the queue is unknown."""
+Vacated = Literal["moved", "cancel", "stays"]
+Stayed = Literal["waiting", "delayed", "canceled", "gone"]
+
+
+def event(seq: int, entry: bytes) -> Event:
+    """Parse an entry of an event list."""
+    kind, at, data = entry.split(b" ", 2)
+    return Event(seq, kind.decode(), int(at), data)
+
+
+def hoped(reply: Sequence[bytes | int] | None) -> Outlook | None:
+    """Parse the outlook of a waiting prediction as lib/outlook returns it; None if it does not wait."""
+    if not reply:
+        return None
+    position, ahead, p50, p90, reason, detail = reply
+    words = reason.decode() if isinstance(reason, bytes) else ""
+    return Outlook(int(position), int(ahead), number(p50), number(p90), words, number(detail))
+
+
+def number(text: bytes | int) -> int | None:
+    """Parse a number of a reply; '' stands for a missing one."""
+    return None if text == b"" else int(float(text))

@@ -1,0 +1,906 @@
+"""Call every script with types: the one place that knows the order of KEYS and ARGV.
+
+Each file of lua/ has one method with its name; the script's header states what it promises. Without `now_ms` scripts
+use the server's clock: tests pass it to move time.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, Literal, cast, get_args
+
+import msgspec
+from msgspec import Raw
+
+from director.broker import keys
+from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
+from director.broker.redis_client import text
+from director.broker.replies import (
+    Accepted,
+    Admission,
+    Advanced,
+    Allowance,
+    Amended,
+    Arrived,
+    Bound,
+    Canceled,
+    Ceased,
+    Claims,
+    Configured,
+    Delivered,
+    Demand,
+    Departed,
+    Deployed,
+    Erased,
+    Hold,
+    Migrated,
+    QueueStats,
+    Readiness,
+    Redelivered,
+    Repair,
+    Replayed,
+    Requeued,
+    Reserved,
+    Rotated,
+    Stayed,
+    Stowed,
+    Unregistered,
+    Vacated,
+    Withdrawn,
+    event,
+    hoped,
+    number,
+)
+from director.core.account_limits import Bucket
+from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
+from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
+from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
+from director.core.schema import LIFE, Claim, Known, NewEvent, Record, Stored, Token, flat, pairs
+from director.core.states import Status
+from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.core.view import fold
+
+MOST_FORMER: Final = 4  # secrets that sign beside the current one: each adds a signature to every webhook's header
+IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
+MOST_CLAIMS = 20
+# As long as a call may be repeated, even by a mover that was frozen
+CAME_TTL_MS: Final = 30 * 86_400_000
+DELIVERED: Final[Sequence[Delivered]] = ("", "noted", "others")
+
+
+class Scripts:
+    """Every change of shared state. All methods raise BackendUnavailable while Redis cannot answer."""
+
+    def __init__(self, gatherer: Gatherer) -> None:
+        self._call = gatherer.call
+        self._begin = gatherer.begin
+        self._packed = gatherer.packed
+
+    # Whole queues: policy, streams, numbers and pauses. Only `migrate` moves predictions.
+
+    async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
+        """Register a queue, or refresh its policy. Returns False if its name belongs to another version."""
+        _refuse_streams(policy.streams)
+        promised = policy.objectives
+        args: list[Arg] = [version, policy.streams, min(policy.size, policy.streams), encode(promised)]
+        args += [ms(promised[lane].within_s if lane in promised else None) for lane in get_args(Lane)]
+        for name in policy.__struct_fields__:
+            value = getattr(policy, name)
+            if name.endswith("_s"):
+                args += [f"{name[:-2]}_ms", ms(value)]
+            elif name not in ("streams", "size", "objectives"):
+                args += [name, value]
+        return bool(await self._call("register", [keys.meta(queue)], args))
+
+    async def unregister(
+        self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
+    ) -> Unregistered:
+        """Forget an empty queue without directors, or return why not and write nothing. `only_asks`: never write."""
+        args: list[Arg] = [queue, ms(alive_s), "1" if only_asks else "", given(now_ms)]
+        return cast(Unregistered, (await self._call("unregister", [keys.meta(queue)], args)).decode())
+
+    async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
+        """Change the streams of each lane. Returns (streams that take new work, streams that are read)."""
+        _refuse_streams(streams)
+        taking, read = _known(queue, await self._call("resize", [keys.meta(queue)], [queue, streams]))
+        return taking, read
+
+    async def migrate(
+        self, queue: QueueName, *, to: QueueName, start: int, count: int, only_asks: bool, now_ms: int | None = None
+    ) -> Migrated | None:
+        """Move the waiting predictions of one slice to another queue of the model; None if that queue is unknown."""
+        args: list[Arg] = [queue, to, start, count, "1" if only_asks else "", given(now_ms)]
+        reply = await self._call("migrate", [keys.live(queue)], args)
+        return Migrated(**dict(zip(Migrated.__struct_fields__, reply, strict=True))) if reply else None
+
+    async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> QueueStats:
+        """Return the numbers of a queue. Raises UnknownQueue."""
+        reply = _known(queue, await self._call("stats", [keys.meta(queue)], [queue, given(now_ms)]))
+        fields: dict[str, Any] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))
+        for name in ("service_cost", "mode", "breaker", "max_queued"):
+            fields[name] = text(fields[name])
+        fields["max_queued"] = fields["max_queued"] or None
+        fields["mode"] = fields["mode"] or "absorb"
+        fields["objectives"] = _read_objectives(fields["objectives"])
+        fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
+        return msgspec.convert(fields, QueueStats, strict=False)
+
+    async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> Demand:
+        """Return what the queue runs, and what it could run now or within `soon_s`. Raises UnknownQueue."""
+        reply = _known(queue, await self._call("demand", [keys.meta(queue)], [queue, ms(soon_s), given(now_ms)]))
+        values = [text(value) if isinstance(value, bytes) else value for value in reply[:-1]]
+        fields = dict(zip(Demand.__struct_fields__, [*values, _read_objectives(reply[-1])], strict=True))
+        return msgspec.convert(fields, Demand, strict=False)
+
+    async def pause(
+        self,
+        queue: QueueName,
+        *,
+        paused: bool,
+        tenant: str = "",
+        revision: int | None = None,
+        now_ms: int | None = None,
+    ) -> None:
+        """Pause or resume one tenant, or the whole queue. Claims that are held run on.
+
+        `revision`: of the account's suspension; an older revision than the known one changes nothing.
+        """
+        args: list[Arg] = [queue, int(paused), tenant, given(now_ms), given(revision)]
+        _known(queue, await self._call("pause", [keys.meta(queue)], args))
+
+    async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None = None) -> None:
+        """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""
+        if (mode == "bounded") != (max_queued is not None):
+            raise ValueError("a bounded queue has max_queued, and no other has")
+        _known(queue, await self._call("bound", [keys.meta(queue)], [mode, given(max_queued)]))
+
+    async def limit(
+        self,
+        queue: QueueName,
+        tenant: str,
+        *,
+        weight: float,
+        most_running: int | Literal["kept"] | None,
+        revision: int = 0,
+    ) -> None:
+        """Set a tenant's weight and most running claims, for its waiting work too. `revision`: of the account's limits.
+
+        `kept`: leave the most running as it is.
+        """
+        args: list[Arg] = [queue, tenant, f"{weight:g}", given(most_running), revision]
+        _known(queue, await self._call("limit", [keys.meta(queue)], args))
+
+    # Limits of an account over its queues. Each account has its own slot.
+
+    async def reserve(
+        self,
+        account: str,
+        of: Bucket | int | None,
+        *,
+        id: str,  # noqa: A002 - the word for it
+        asked_s: float = 0,
+        in_all: int | None = None,
+        now_ms: int | None = None,
+    ) -> Allowance:
+        """Take one token of a bucket, or reserve `asked_s` seconds of compute. Nothing is taken if it is denied.
+
+        `of`: the bucket, or the seconds of compute per day; `in_all`: the seconds in total; None for no limit. `id` for
+        compute is the prediction's. Safe to repeat with the same id for at least half a minute.
+        """
+        if isinstance(of, Bucket):
+            args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0, ""]
+            most: Mapping[Reserved, int | None] = {of.name: of.burst}
+        else:
+            args = ["compute", id, ms(of), 0, ms(asked_s), ms(in_all)]
+            most = {"compute": of, "credit": in_all}
+        reply = await self._call("reserve", _keys(account), [*args, given(now_ms)])
+        allowed, remaining, reset_ms, retry_after_ms, limit = reply
+        if not isinstance(of, Bucket):
+            remaining //= 1000
+        denying = cast(Reserved, limit.decode())
+        return Allowance(denying, bool(allowed), most[denying] or 0, remaining, reset_ms, retry_after_ms)
+
+    async def spend(
+        self,
+        account: str,
+        *,
+        prediction_id: PredictionId | None = None,
+        spent_s: float = 0,
+        token: tuple[Bucket, str] | None = None,
+        now_ms: int | None = None,
+    ) -> tuple[bool, bool]:
+        """Replace a prediction's reserved compute by what it spent, and give back a token of the create bucket.
+
+        Returns for (token, compute) whether there was something to correct. Safe to repeat.
+        """
+        bucket, taken_by = token or (Bucket("create", 0, 0), "")
+        args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), given(now_ms)]
+        returned, corrected = await self._call("spend", _keys(account), args)
+        return bool(returned), bool(corrected)
+
+    async def stow(
+        self,
+        account: str,
+        name: str = "",
+        size: int = 0,
+        *,
+        most: int | None = None,
+        until_ms: int = 0,
+        now_ms: int | None = None,
+    ) -> Stowed:
+        """Count `size` bytes for one file, or for all files of one prediction, until `until_ms`. Size 0 removes it.
+
+        Without a name it only returns the current total. Safe to repeat.
+        """
+        written = [keys.stored(account), keys.stored_until(account)]
+        args: list[Arg] = [name, size, given(most), until_ms, given(now_ms)]
+        fits, more = False, True
+        while more and not fits:
+            fits, total, more = await self._call("stow", written, args)
+        return Stowed(fits=bool(fits), total=total)
+
+    async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> Rotated:
+        """Sign with this secret from now on, and with the former one for `keep_s` more; 0 drops all former secrets."""
+        args: list[Arg] = [secret, ms(keep_s), MOST_FORMER, given(now_ms)]
+        return cast(Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
+
+    async def deploy(
+        self, account: str, name: str, *, was: bytes, becomes: bytes, created_ms: int, most: int
+    ) -> Deployed:
+        """Write a deployment if it still equals `was`; empty bytes stand for a missing deployment."""
+        args: list[Arg] = [name, was, becomes, created_ms, most]
+        written = [keys.deployment(account, name), keys.deployments(account)]
+        return cast(Deployed, (await self._call("deploy", written, args)).decode())
+
+    # The catalogue, one key at a time, and the log of operators' changes. None touches a queue.
+
+    async def amend(
+        self,
+        model: str,
+        what: Literal["make", "change"],
+        *,
+        said: Mapping[str, str] | None = None,
+        nonce: str = "",
+    ) -> Amended:
+        """Make a model, or change its description. `nonce`: identifies the call that makes it. Safe to repeat."""
+        args: list[Arg] = [what, nonce, *chain.from_iterable((said or {}).items())]
+        return cast(Amended, (await self._call("amend", [keys.model(model)], args)).decode())
+
+    async def configure(
+        self, model: str, config: bytes, *, by: str, at_ms: int, was: int | None, nonce: str
+    ) -> tuple[Configured, int]:
+        """Write a model's config, b"" to remove it, and return the new revision. `nonce`: identifies the change."""
+        args: list[Arg] = [given(was), config, by, at_ms, nonce]
+        word, *revision = await self._call("configure", [keys.model(model)], args)
+        return cast(Configured, word.decode()), int(revision[0]) if revision else 0
+
+    async def note_setup(self, model: str, version: str, said: bytes) -> bool:
+        """Write how the version's last setup went. Returns False for an unknown version."""
+        return bool(await self._call("note_setup", [keys.version(model, version)], [said]))
+
+    async def withdraw(
+        self,
+        model: str,
+        what: Literal["model", "going", "gone"],
+        *,
+        version: str = "",
+        runs: int = 0,
+        latest: str = "",
+    ) -> Withdrawn:
+        """Remove a model, or note that one of its versions goes. Safe to repeat."""
+        args: list[Arg] = [what, version, runs, latest]
+        return cast(Withdrawn, (await self._call("withdraw", [keys.model(model)], args)).decode())
+
+    async def note(
+        self,
+        id: str,  # noqa: A002 - the word for it
+        *,
+        kind: str,
+        by: str,
+        account: str,
+        queue: str,
+        detail: bytes,
+        at_ms: int,
+    ) -> bool:
+        """Add one entry. Returns False if there is one of this id and kind already. `detail`: JSON."""
+        args: list[Arg] = [id, kind, by, account, queue, detail, at_ms]
+        return bool(await self._call("note", [keys.changes()], args))
+
+    # Requests of callers: accept a prediction, show it, cancel it. They hold no claim.
+
+    async def enqueue(
+        self,
+        prediction_id: PredictionId,
+        *,
+        queue: QueueName,
+        account: str,
+        model: str,
+        version: str,
+        kind: Kind = "",
+        deployment: str = "",
+        destination: str = "",
+        shard: Sequence[int],
+        input: bytes,  # noqa: A002 - the word for it
+        lane: str = "normal",
+        cost: float = 1,
+        url: str = "",
+        ticket: str = "",
+        webhook: str = "",
+        events: str = "",
+        lifetime_ms: int | None = None,
+        late: str = "",
+        start_by_ms: int | None = None,
+        affinity: str = "",
+        weight: float = 1,
+        most_queued: int | None = None,
+        most_running: int | None = None,
+        limits_rev: int = 0,
+        metered: bool = False,
+        data_ttl_s: float | None = None,
+        idempotency: tuple[str, str] | None = None,
+        is_bound: bool = False,
+        trace: TraceHeaders = NO_TRACE,
+        waiter: str = "",
+        now_ms: int | None = None,
+    ) -> Accepted:
+        """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
+
+        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of
+        revision `limits_rev`; the queue ignores an older revision than it knows. `metered`: its compute was reserved
+        and is corrected at its end. `data_ttl_s`: lifetime of its data after the end, None for the queue's. `trace`:
+        headers to pass on. `is_bound`: the key was bound to it before. `waiter`: the API process whose caller waits,
+        which is notified of the end. Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises
+        BackendUnavailable if its key went to a later one.
+        """
+        if lane not in LANES:  # no claim would ever look there
+            raise ValueError(f"unknown lane {lane}")
+        record = keys.record(prediction_id)
+        digest, fingerprint = idempotency or ("", "")
+        held = keys.idempotency(account=account, model=model, digest=digest) if digest else record
+        fields = flat(
+            {
+                "account": account,
+                "model": model,
+                "version": version,
+                "queue": queue,
+                "kind": kind,
+                "deployment": deployment,
+                "destination": destination,
+                "lane": lane,
+                "shard": ",".join(map(str, shard)),
+                "cost": f"{cost:g}",
+                "url": url,
+                "ticket": ticket,
+                "webhook": webhook,
+                "events": events,
+                "lifetime_ms": lifetime_ms,
+                "late": late,
+                "start_by_ms": start_by_ms,
+                "affinity": affinity,
+                "metered": int(metered) or None,
+                "data_ttl_ms": None if data_ttl_s is None else ms(data_ttl_s),
+                "weight": f"{weight:g}",
+                "most_queued": most_queued,
+                "most_running": most_running,
+                "limits_rev": limits_rev,
+                "bound": int(is_bound) or None,
+                "waiter": waiter,
+                **trace,
+            },
+        )
+        args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms), *fields]
+        names = [record, keys.input_data(prediction_id), held]
+        word, *rest = await self._call("enqueue", names, args, traffic=_filing(len(input)))
+        match word:
+            case b"created":
+                created, deadline, hope = rest if len(rest) > 1 else (rest[0], b"", None)
+                return Accepted(
+                    prediction_id,
+                    created_ms=int(created),
+                    deadline_ms=int(deadline) if deadline else None,
+                    outlook=hoped(hope),
+                )
+            case b"replayed":
+                return Accepted(PredictionId(rest[0].decode()), replayed=True)
+            case b"mismatch":
+                raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+            case b"late":
+                raise BackendUnavailable("the same request was placed again meanwhile")
+            case b"refused":
+                raise _refused(*rest)
+            case _:
+                raise UnknownQueue(queue)
+
+    async def bind(
+        self,
+        prediction_id: PredictionId | None,
+        *,
+        account: str,
+        model: str,
+        idempotency: tuple[str, str],
+        instead_of: PredictionId | None,
+    ) -> Bound | None:
+        """Bind an idempotency key to this prediction, or to none. Returns the binding that stands instead, None on
+        success.
+
+        `idempotency`: (key's digest, body's fingerprint). `instead_of`: the prediction that the key may be taken from.
+        """
+        digest, fingerprint = idempotency
+        key = keys.idempotency(account=account, model=model, digest=digest)
+        args: list[Arg] = [prediction_id or "", fingerprint, IDEMPOTENCY_TTL_MS, instead_of or ""]
+        held = await self._call("bind", [key], args)
+        return Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
+
+    def enlist(
+        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
+    ) -> "asyncio.Future[object]":
+        """Put an id on its account's list. Call it before `enqueue`. Ids below `oldest` may be dropped.
+
+        `input_bytes`: size of the input that `enqueue` sends next. Both calls then use the same kind of traffic.
+        """
+        names, args = [keys.listing(account, kind)], [prediction_id, oldest]
+        return self._begin("enlist", names, args, traffic=_filing(input_bytes))
+
+    async def get(
+        self,
+        prediction_id: PredictionId,
+        *,
+        outlook: bool = True,
+        whole: bool = True,
+        size: int | None = None,
+        now_ms: int | None = None,
+    ) -> Stored | None:
+        """Return one prediction as it is now, or None if it is unknown. `outlook`: include why it waits.
+
+        A large one takes a second round trip, so that no small call waits for it. Unless `whole`, large data is left
+        out instead, see `Stored.left_out`. `size`: bytes of its data if known, which saves a round trip.
+        """
+        if size is None:
+            stored = await self._get(prediction_id, given(now_ms), outlook, LARGE_BYTES)
+            if stored is None or not stored.left_out or not whole:
+                return stored
+            size = stored.left_out
+        return await self._get(prediction_id, given(now_ms), outlook, "", size=size)
+
+    async def _get(
+        self, prediction_id: PredictionId, now: Arg, outlook: bool, most: Arg, *, size: int = 0
+    ) -> Stored | None:
+        args: list[Arg] = [prediction_id, now, int(outlook), most]
+        traffic = Traffic.LARGE_READS if size else Traffic.SMALL
+        reply = await self._call("get", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=size)
+        if not reply:
+            return None
+        fields, data, ended, entries, hope, *left_out = reply
+        record = Record.parse(prediction_id, fields)
+        if left_out:
+            return Stored(record=record, input=None, left_out=left_out[0])
+        raw = Raw(data) if data else None
+        if not record.is_terminal:
+            output, logs = fold([event(seq, entry) for seq, entry in enumerate(entries, start=1)])
+            return Stored(record=record, input=raw, output=output, logs=logs, outlook=hoped(hope))
+        done = dict(pairs(ended))
+        output = Raw(done[b"output"]) if done.get(b"output") else None
+        return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
+
+    async def story(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Known | None:
+        """Return everything about one prediction but its large data, or None if it is unknown."""
+        reply = await self._call("story", [keys.record(prediction_id)], [prediction_id, given(now_ms)])
+        if not reply:
+            return None
+        at, fields, entries, hope, attempts, due, lease, owed, dead = reply
+        return Known(
+            now=at,
+            record=Record.parse(prediction_id, fields),
+            events=tuple(event(seq, entry) for seq, entry in zip(entries[::2], entries[1::2], strict=True)),
+            outlook=hoped(hope),
+            attempts=number(attempts),
+            due=number(due),
+            lease=number(lease),
+            owed=number(owed),
+            is_dead=bool(dead),
+        )
+
+    async def replay(
+        self, prediction_id: PredictionId, *, after: int, count: int, most_bytes: int, whole: bool = True
+    ) -> Replayed | None:
+        """Return its events after a number, or None if it is unknown. Stops at `count` events, or once `most_bytes`
+        are reached.
+
+        A number from before the last revival, or above the newest, belongs to a former list: all events are returned
+        then. One event may be larger than `most_bytes`; unless `whole`, the answer ends before it.
+        """
+        args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
+        # the size of the answer is not known before: a page may be as large as its bound, and what is whole larger
+        is_large = count > 0 and (whole or most_bytes >= LARGE_BYTES)
+        traffic, answer_bytes = (Traffic.LARGE_READS, BATCH_BYTES) if is_large else (Traffic.SMALL, 0)
+        names = [keys.record(prediction_id)]
+        reply = await self._call("replay", names, args, traffic=traffic, answer_bytes=answer_bytes)
+        if not reply:
+            return None
+        account, status, ticket, moved, last, first, *entries = reply
+        return Replayed(
+            account=account.decode(),
+            status=Status(status.decode()),
+            ticket=ticket.decode(),
+            moved=moved.decode(),
+            last=last,
+            next=first + len(entries),
+            events=tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first)),
+        )
+
+    async def redeliver(
+        self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
+    ) -> Redelivered:
+        """Owe its terminal webhook again, at once. `account`: the owner that it must have, or None for any."""
+        names = [keys.record(prediction_id), keys.owed(partition_of(prediction_id))]
+        args: list[Arg] = [prediction_id, account or "", given(now_ms)]
+        return cast(Redelivered, (await self._call("redeliver", names, args)).decode())
+
+    async def cancel(
+        self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
+    ) -> Canceled:
+        """End a waiting prediction, or ask the director of a running one to stop it."""
+        args: list[Arg] = [prediction_id, account, kind, given(now_ms)]
+        return cast(Canceled, (await self._call("cancel", [keys.record(prediction_id)], args)).decode())
+
+    async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Erased:
+        """Delete a terminal prediction with all its data but its files. Safe to repeat."""
+        names = [keys.record(prediction_id), keys.owed(partition_of(prediction_id))]
+        args: list[Arg] = [prediction_id, account, given(now_ms)]
+        return cast(Erased, (await self._call("erase", names, args)).decode())
+
+    # A claim, from taking to releasing it. Nothing is written once the claim is lost.
+
+    async def claim(
+        self,
+        queue: QueueName,
+        *,
+        consumer: str,
+        nonce: str,
+        count: int,
+        lease_s: float,
+        budget: float | None = None,
+        alone: bool = True,
+        warm: str = "",
+        send: Callable[[bytes], Awaitable[Any]] | None = None,
+        now_ms: int | None = None,
+    ) -> Claims:
+        """Claim up to `count`. Repeating a call with its nonce returns the same claims. A paused queue hands out
+        nothing.
+
+        `budget`: most that all may cost together; with `alone` the first is claimed at any cost. `warm`: the affinity
+        key that goes first within the tenant whose turn it is. `send`: sends the packed call once in its own way and
+        returns the reply; its errors pass through. Raises UnknownQueue.
+        """
+        args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, given(now_ms)]
+        args += [given(budget), int(alone), warm]
+        named = [keys.meta(queue)]
+        sent = self._call("claim", named, args) if send is None else send(self._packed("claim", named, args))
+        state, *handed = await sent
+        if state == b"unknown":
+            raise UnknownQueue(queue)
+        claims = Claims(why=cast(Ceased, (handed[0] if handed else state).decode()))
+        for raw_id, data, fields in handed[1:]:
+            prediction_id = PredictionId(raw_id.decode())
+            claims.append(Claim(Record.parse(prediction_id, fields), Raw(data or b"{}")))
+        return claims
+
+    async def extend(
+        self,
+        queue: QueueName,
+        *,
+        consumer: str,
+        lease_s: float,
+        claims: Iterable[tuple[PredictionId, Token]],
+        slots: int = 1,
+        state: Readiness = "ready",
+        about: bytes = b"",
+        now_ms: int | None = None,
+    ) -> list[Hold]:
+        """Extend the leases of all these claims and return one state for each, in order. A call without claims is a
+        heartbeat.
+
+        `slots`: of this director, busy or free. `state`: of its model servers. `about`: further facts about the
+        director, see director.store.directors.
+        """
+        args: list[Arg] = [queue, consumer, ms(lease_s), given(now_ms), slots, state, about]
+        args += chain.from_iterable(claims)
+        reply = await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.BEATS)
+        return [word.decode() for word in reply]
+
+    async def advance(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        seq: int,
+        ran_ms: int | None,
+        events: Sequence[NewEvent],
+        remote: str = "",
+        now_ms: int | None = None,
+    ) -> Advanced:
+        """Write that the run began `ran_ms` ago, new events, and the server's own name of the run if new (`remote`)."""
+        args: list[Arg] = [prediction_id, token, seq, given(ran_ms), given(now_ms), remote]
+        args += chain.from_iterable(events)
+        word, *known = await self._call("advance", [keys.record(prediction_id)], args)
+        last, started = known if known else (seq, None)
+        return Advanced(word.decode(), last, int(started) if started else None)
+
+    async def finish(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        status: Status,
+        error: str = "",
+        code: str = "",
+        output: bytes = b"",
+        logs: str = "",
+        metrics: bytes = b"",
+        ran_ms: int | None = None,
+        grace_s: float = 0,
+        over_ms: int = 0,
+        claimed_ms: int | None = None,
+        seq: int = 0,
+        events: Sequence[NewEvent] = (),
+        now_ms: int | None = None,
+    ) -> bool:
+        """Write the terminal record and remove the entry. Returns False if the claim is lost; nothing was written then.
+
+        `over_ms`: how long ago the run was over. `claimed_ms`: how long ago it was claimed, by the caller's clock.
+        `seq` and `events` as for `advance`: events that it did not write yet.
+        """
+        args: list[Arg] = [prediction_id, token, status, error, code, output, logs, metrics]
+        args += [given(ran_ms), ms(grace_s), seq, given(now_ms), over_ms, given(claimed_ms)]
+        args += chain.from_iterable(events)
+        return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
+
+    async def release(
+        self,
+        prediction_id: PredictionId,
+        *,
+        token: Token,
+        spent: bool,
+        delay_s: float = 0,
+        error: str = "",
+        code: str = "",
+        began: bool | None = None,
+        claimed_ms: int | None = None,
+        now_ms: int | None = None,
+    ) -> Requeued:
+        """Give a claim back, unspent or as a spent attempt. Returns the new state of the prediction.
+
+        `began`: whether its run began; None lets the record decide. If the queue allows no second run, a begun one ends
+        with `error` and `code`. `claimed_ms`: how long ago it was claimed, by the caller's clock.
+        """
+        args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code]
+        args += ["" if began is None else int(began), given(now_ms), given(claimed_ms)]
+        return cast(Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
+
+    # Keepers, for queues, owed webhooks and dead letters. They never take a claim whose lease is still good.
+
+    async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
+        """Note contact with this run of the server. Returns its time in ms, and for how many seconds keepers had
+        contact.
+        """
+        at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), given(now_ms)])
+        return at, lasted / 1000
+
+    async def reap(
+        self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
+    ) -> list[tuple[PredictionId, Requeued]]:
+        """Recover claims whose lease has expired. Returns the new state of each.
+
+        `lease_s`: of the directors. `now_ms`: the server time to judge by, which a keeper that was frozen would
+        overrun. For a lease before it the server's clock has not stepped.
+        """
+        args: list[Arg] = [limit, _jitter(), ms(lease_s), given(now_ms)]
+        return _outcomes(await self._call("reap", [keys.lease(queue), keys.directors(queue)], args))
+
+    async def recover(
+        self,
+        queue: QueueName,
+        lane: str,
+        number: int,
+        *,
+        cursor: str,
+        count: int,
+        idle_s: float,
+        now_ms: int | None = None,
+    ) -> tuple[str, list[tuple[PredictionId, Requeued]]]:
+        """Find claims of one stream that have no lease. Returns the cursor to continue from, '0-0' at the end."""
+        args: list[Arg] = [queue, cursor, count, ms(idle_s), _jitter(), given(now_ms)]
+        last, *recovered = await self._call("recover", [keys.stream(queue, lane, number)], args)
+        return last.decode(), _outcomes(recovered)
+
+    async def reconcile(
+        self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
+    ) -> tuple[int, list[tuple[PredictionId, Repair]]]:
+        """Repair one slice of the live ids. Returns where the next slice starts, 0 after the last."""
+        args: list[Arg] = [queue, start, count, ms(lease_s), given(now_ms)]
+        following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
+        return following, _outcomes(repaired)
+
+    async def retire(self, queue: QueueName, *, silent_s: float, now_ms: int | None = None) -> str:
+        """Forget one director that is silent for `silent_s` and has nothing pending. Returns its name, or ''."""
+        return text(await self._call("retire", [keys.directors(queue)], [queue, ms(silent_s), given(now_ms)]))
+
+    async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
+        """Put due retries back into their streams. Returns their number."""
+        return int(await self._call("promote", [keys.delayed(queue)], [queue, limit, given(now_ms)]))
+
+    async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
+        """End predictions that wait past their deadline and notify directors of running ones. Returns both counts."""
+        ended, told = await self._call("expire", [keys.deadline(queue)], [limit, given(now_ms)])
+        return ended, told
+
+    async def due(
+        self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
+    ) -> list[PredictionId]:
+        """Take terminal webhooks whose next attempt is due. They become due again after `hold_s`."""
+        args: list[Arg] = [limit, ms(hold_s), given(now_ms)]
+        return [PredictionId(name.decode()) for name in await self._call("due", [keys.owed(partition)], args)]
+
+    async def deliver(
+        self,
+        prediction_id: PredictionId,
+        *,
+        outcome: str,
+        delay_s: float | None,
+        revivals: int = 0,
+        status: int | None = None,
+        host: str = "?",
+        is_asked: bool = False,
+        known: int | None = None,
+        rule: str | None = None,
+        now_ms: int | None = None,
+    ) -> Delivered:
+        """Note the outcome of a terminal webhook's attempt. Without `delay_s` there is no other. `put_off` counts as
+        no attempt.
+
+        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `status`:
+        answered by `host`. `is_asked`: the host asked for this delay. `known`: attempts noted before this one. `rule`:
+        forbids the address.
+        """
+        partition = partition_of(prediction_id)
+        names = [keys.record(prediction_id), keys.owed(partition), keys.owed_to(partition, host)]
+        args: list[Arg] = [prediction_id, ms(delay_s), outcome, revivals, given(status), host, int(is_asked)]
+        args += [given(known), rule or "", given(now_ms)]
+        return DELIVERED[int(await self._call("deliver", names, args))]
+
+    async def sample(self, queue: QueueName, *, period_s: float, most: int, now_ms: int | None = None) -> bool:
+        """Add a sample of a queue unless this period has one, and keep `most`. Returns False for an idle queue."""
+        return bool(await self._call("sample", [keys.meta(queue)], [queue, ms(period_s), most, given(now_ms)]))
+
+    async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
+        """Make webhooks due that wait for a host which answers again. Returns their number."""
+        owed = [keys.owed(partition), keys.owed_to(partition, host)]
+        return int(await self._call("forward", owed, [limit, given(now_ms)]))
+
+    async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
+        """Return a dead letter to its queue. Returns False if it is not one, or its input is gone."""
+        return bool(await self._call("revive", [keys.record(prediction_id)], [prediction_id, given(now_ms)]))
+
+    async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
+        """Delete a dead letter. Returns False if it is not one."""
+        return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue, given(now_ms)]))
+
+    # Moves of predictions to another Redis server: out of a queue, into the other's, and a tombstone.
+
+    async def depart(
+        self,
+        queue: QueueName,
+        ids: Sequence[tuple[PredictionId, str]],
+        *,
+        site: str,
+        now_ms: int | None = None,
+    ) -> list[Departed]:
+        """Take the waiting ones of these (id, account) pairs out of their queue. Returns each one's state, in order."""
+        args: list[Arg] = [queue, site, given(now_ms), *chain.from_iterable(ids)]
+        reply = await self._call("depart", [keys.live(queue)], args)
+        return [word.decode() for word in reply]
+
+    async def arrive(
+        self,
+        prediction_id: PredictionId,
+        queue: QueueName,
+        *,
+        move: int,
+        record: Sequence[bytes] = (),
+        input: bytes = b"",  # noqa: A002 - the word for it
+        events: Sequence[bytes] = (),
+        idempotency: tuple[str, bytes, int] | None = None,
+        weight: float = 1,
+        most_running: int | None = None,
+        limits_rev: int = 0,
+        refuses: bool = False,
+        now_ms: int | None = None,
+    ) -> Arrived:
+        """Accept a prediction from another server, or with `refuses` refuse it for good.
+
+        `record`: flat fields. `idempotency`: the key, its value, and its remaining ms. `limits_rev` 0 keeps the
+        account's limits that the queue knows.
+        """
+        own = keys.record(prediction_id)
+        held, holds, held_ms = idempotency or (own, b"", 0)
+        names = [own, keys.input_data(prediction_id), keys.events(prediction_id), keys.came(prediction_id), held]
+        args: list[Arg] = [prediction_id, queue, move, int(refuses), CAME_TTL_MS, input, holds, held_ms]
+        args += [f"{weight:g}", given(most_running), limits_rev, given(now_ms), *record]
+        args += [part for entry in events for part in (b"", entry)]
+        # the same traffic for all sizes keeps the calls in order
+        reply = await self._call("arrive", names, args, traffic=Traffic.LARGE_WRITES)
+        return cast(Arrived, reply.decode())
+
+    async def vacate(
+        self, prediction_id: PredictionId, *, site: str, canceled: bool = False, now_ms: int | None = None
+    ) -> Vacated:
+        """Leave a tombstone for a prediction that arrived elsewhere. `canceled`: its caller's cancel was passed on."""
+        args: list[Arg] = [prediction_id, site, int(canceled), CAME_TTL_MS, given(now_ms)]
+        return cast(Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
+
+    async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> Stayed:
+        """Put a prediction back that the other server refused."""
+        args: list[Arg] = [prediction_id, site, given(now_ms)]
+        return cast(Stayed, (await self._call("stay", [keys.record(prediction_id)], args)).decode())
+
+
+def given(value: float | str | None) -> Arg:
+    """Convert a value for a script, None to ''. Without a time the script uses the server's clock."""
+    return "" if value is None else value
+
+
+def ms(seconds: float | None) -> int | Literal[""]:
+    """Convert seconds to the whole milliseconds that scripts take, None to ''."""
+    return "" if seconds is None else int(seconds * 1000)
+
+
+def _known(queue: QueueName, reply: Any) -> Any:
+    """Return a reply, which is empty for an unknown queue. Raises UnknownQueue."""
+    if not reply:
+        raise UnknownQueue(queue)
+    return reply
+
+
+def _read_objectives(found: bytes) -> Objectives:
+    try:
+        return decode_objectives(found)
+    except SettingsError:  # a newer release wrote it
+        return NONE
+
+
+def _refuse_streams(streams: int) -> None:
+    if not 1 <= streams <= MAX_STREAMS:  # beyond the bit mask an entry would never be read
+        raise ValueError(f"a lane has 1 to {MAX_STREAMS} streams, not {streams}")
+
+
+def _keys(account: str) -> list[str]:
+    return [keys.usage(account), keys.taken(account), keys.compute(account), keys.credit(account)]
+
+
+def _fill(rate: float) -> int:
+    """Return the fill rate as scripts take it: whole billionths of a token per millisecond, so nothing is rounded."""
+    return int(rate * 1_000_000)
+
+
+def _filing(input_bytes: int) -> Traffic:
+    """Return the traffic of `enlist` and `enqueue`, which keep their order. Only the input makes such a call large."""
+    return Traffic.LARGE_WRITES if input_bytes >= LARGE_BYTES // 2 else Traffic.SMALL
+
+
+def _refused(code: bytes, limit: bytes | int, retry_after_ms: bytes | int, eta_ms: bytes | int) -> QueueRefused:
+    return QueueRefused(
+        code.decode(),
+        limit=int(limit) if limit != b"" else None,
+        retry_after_s=max(1, math.ceil(int(retry_after_ms) / 1000)),
+        eta_s=int(eta_ms) / 1000 if eta_ms != b"" else None,
+    )
+
+
+def _jitter() -> float:
+    return random.random()  # noqa: S311 - spreads retries, guards nothing
+
+
+def _outcomes(reply: Sequence[bytes]) -> list[tuple[PredictionId, Any]]:
+    return [(PredictionId(name.decode()), word.decode()) for name, word in pairs(reply)]
