@@ -29,8 +29,7 @@ from api.predictions import events, listing, predictions, streams
 from api.request import Request
 from api.response import carried, proxy_networks
 from api.route import Handler, Route, routes_of
-from api.services import State
-from api.sites.sites import Plan, all_running, answer_at_site
+from api.sites.sites import Plan, State, all_running, answer_at_site
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings

@@ -10,7 +10,6 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from api.bodies import VersionRef
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
@@ -97,6 +96,13 @@ MOST_VERSIONS: Final = 250  # each has a schema, which may be a megabyte
 MOST_CARDS: Final = 5_000
 CARDS_AT_ONCE: Final = 200
 MOST_TEXT: Final = 1_000  # characters of a description
+
+
+class VersionRef(Struct, frozen=True, kw_only=True):
+    """The version that a text names: a model's latest, a model's pinned one, or a version by its id alone."""
+
+    model: str | None = None
+    version: str | None = None
 
 
 class Service(Struct, frozen=True):

@@ -17,7 +17,6 @@ from api.bodies import (
     PredictionRequest,
     TrainingRequest,
     VersionPredictionRequest,
-    VersionRef,
     parse_batch,
     parse_create,
     parse_model,
@@ -49,6 +48,7 @@ from api.errors import (
     problem_of,
 )
 from api.limits import take, taken_of
+from api.lookups import VersionRef
 from api.predictions.events import story_of
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind

@@ -11,20 +11,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import random
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypedDict, TypeVar
 
 import anyio
 from msgspec import Struct
 from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 
-from api.bodies import VersionRef
 from api.errors import Moved, invalid_header, not_found
-from api.lookups import Cache
+from api.lookups import Cache, VersionRef
 from api.metering import Meters
 from api.request import Request
 from api.route import Route
-from api.services import Clients, Services, State, running, services_of
+from api.services import Clients, Services, services_of
 from api.sites.placement import Candidate, Look, in_order
 from api.sites.table import SiteRow, SiteTable, read_sites
 from director.core.clock import Clock
@@ -310,6 +309,13 @@ async def version_named(request: BaseRequest, ref: VersionRef, account: Account)
     return await (services_of(request).lookups if sites is None else sites).named(ref, account)
 
 
+class State(TypedDict):
+    """The state that the lifespan gives to each request. `services`: those of the home, or of the only server."""
+
+    services: Services
+    sites: Sites | None
+
+
 class Plan(Struct, frozen=True):
     """The servers of this API, each with its clients. Without a `table` there is one server."""
 
@@ -333,19 +339,18 @@ async def all_running(
     async with AsyncExitStack() as stack:
         behind: list[Services] = []
         for place, (settings, clients) in enumerate(plan.servers):
-            services = await stack.enter_async_context(
-                running(
-                    settings,
-                    clients,
-                    meters,
-                    clock=clock,
-                    on_unsafe=_ignored if place else on_unsafe,
-                    tracing=tracing,
-                    site=plan.table.site[place].number if plan.table else 0,
-                    is_home=not place,
-                    believes=plan.table is not None,
-                )
+            services = Services(
+                settings,
+                clients,
+                meters,
+                clock=clock,
+                on_unsafe=_ignored if place else on_unsafe,
+                tracing=tracing,
+                site=plan.table.site[place].number if plan.table else 0,
+                is_home=not place,
+                believes=plan.table is not None,
             )
+            await stack.enter_async_context(services.running())
             behind.append(services)
         meters.watch(
             held=lambda: sum(services.waiters.waiting for services in behind),
