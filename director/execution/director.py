@@ -19,9 +19,6 @@ import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker.gatherer import Gatherer
-from director.broker.scripts import Scripts
-from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, model_and_kind, version_id
 from director.core.model_config import ModelConfig, check_server_url, over
@@ -50,10 +47,9 @@ from director.servers.server import Server
 from director.servers.servers import Servers
 from director.servers.setup_webhook import SetupWebhook
 from director.servers.trust import Trust
-from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
-from director.store.model_configs import ModelConfigs
-from director.store.removal import Removal, TrainedVersions
+from director.store.catalog import OPEN_SCHEMA
+from director.store.removal import TrainedVersions
+from director.store.services import Services
 from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
 from director.webhooks.terminal import Schedule, TerminalWebhooks
@@ -89,10 +85,9 @@ def check_settings(settings: DirectorSettings) -> None:
 class Shared(Struct, frozen=True, kw_only=True):
     """The connections and services that the directors of one process share. `waits`: their blocking connections."""
 
-    gatherer: Gatherer
+    services: Services
     waits: Redis
     sender: Sender
-    clock: Clock
     moderator: Moderator | None
     metering: Metering
     tracing: Tracing
@@ -103,21 +98,21 @@ class Director:
     """Claims and runs the predictions of one queue, and of the queues that are read beside it."""
 
     def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
-        clock, store = shared.clock, shared.store
+        services, store = shared.services, shared.store
+        clock = services.clock
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.servers = Servers([], clock.monotonic)
         self.claims = ActiveClaims()
         self.fleet = Fleet(self.servers, make=self._make_server, watch=self._watch)
         self._given = self._settings = settings
         self._shared = shared
-        self._redis = shared.gatherer.redis
         self._clock = clock
-        self._scripts = Scripts(shared.gatherer)
-        self._catalog = Catalog(self._redis, self._scripts, clock)
-        self._kinds = Kinds(self._redis, self._scripts, self._catalog)
+        self._scripts = services.scripts
+        self._catalog = services.catalog
+        self._kinds = services.kinds
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
-        self._configs = ModelConfigs(self._redis, self._scripts, clock)
+        self._configs = services.configs
         self._config = ModelConfig()
         self._config_error = ""
         self._heartbeat: Heartbeat | None = None
@@ -130,11 +125,10 @@ class Director:
         self._storing: Storing | None = None
         self._file_inputs: FileInputs | None = None
         if store is not None:
-            limit_s, files = settings.run_limit_s, CallerFiles(self._redis)
+            limit_s, files = settings.run_limit_s, CallerFiles(services.redis)
             self._storing = Storing(store, self._scripts, clock, run_limit_s=limit_s, data_ttl_s=settings.data_ttl_s)
             self._file_inputs = FileInputs(store, files, clock, base=settings.files_base, run_limit_s=limit_s)
-        removal = Removal(self._redis, self._scripts, self._catalog)
-        self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
+        self._trained = TrainedVersions(services.redis, services.catalog, services.removal, store=store)
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
@@ -304,7 +298,7 @@ class Director:
         settings, queue = self._settings, self._queue
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
-        accounts = Accounts(self._redis, clock=self._clock)
+        accounts = self._shared.services.accounts
         sender, tracing = self._shared.sender, self._shared.tracing
         terminal = TerminalWebhooks(self._scripts, accounts, sender, self._clock, self._schedule, tracing=tracing)
         terminal.on_told = self._shared.metering.webhooks.told
