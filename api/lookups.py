@@ -15,10 +15,9 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.core.search import Card
-from director.store.accounts import Account, Accounts
+from director.store.accounts import Account, Accounts, digest
 from director.store.catalog import Catalog, Version
 from director.store.models import Model
-from director.store.tokens import digest
 
 # The cache is bounded in size and drops values by age, or when `forget` is called.
 #

@@ -30,7 +30,7 @@ from director.core.samples import Sample
 from director.core.schema import Page, SetupRun
 from director.diagnosis.views import QueueView, view_of
 from director.store.accounts import ACCOUNT_NAME
-from director.store.living import LivePlace, LiveState, LiveView
+from director.store.predictions import LivePlace, LiveState, LiveView
 from director.store.queues import Moved, Tenant
 
 PATH: Final = "/admin/queues"

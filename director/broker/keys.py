@@ -55,7 +55,7 @@ def kick_channel(consumer: str) -> str:
 
 
 def ends_channel(waiter: str) -> str:
-    """channel · ends of predictions whose callers wait at this API process, see director.store.endings.
+    """channel · ends of predictions whose callers wait at this API process, see director.store.predictions.
 
     The name begins with `kick:` because the ACL user of every release may publish there.
     """

@@ -15,10 +15,8 @@ from director.cli.output import print_json
 
 if TYPE_CHECKING:
     from director.broker.scripts import Rotated
-    from director.store.accounts import Usage, Written
-    from director.store.administration import MadeToken
-    from director.store.suspensions import Ended
-    from director.store.tokens import Token
+    from director.store.accounts import Token, Usage, Written
+    from director.store.administration import Ended, MadeToken
 
 
 COLUMNS: Final = ("account", "limits")
@@ -414,8 +412,7 @@ def _check_token(account: str, lanes: Sequence[str], scopes: Sequence[str]) -> N
     """Raise SettingsError for wrong options, before Redis is asked."""
     from director.core.errors import SettingsError
     from director.core.ids import LANES
-    from director.store.accounts import refuse_name
-    from director.store.tokens import SCOPES
+    from director.store.accounts import SCOPES, refuse_name
 
     refuse_name(account)
     if not lanes or not set(lanes) <= set(LANES):

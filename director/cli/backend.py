@@ -37,17 +37,14 @@ class Backend:
         from director.diagnosis.overview import Overview
         from director.diagnosis.scaling import Scaling
         from director.store.accounts import Accounts
-        from director.store.administration import Administration
+        from director.store.administration import Administration, Suspensions
         from director.store.catalog import Catalog
         from director.store.changes import Changes
-        from director.store.collections import Collections, Examples
         from director.store.dead import DeadLetters
         from director.store.directors import Directors
-        from director.store.model_configs import ModelConfigs
+        from director.store.models import Collections, Examples, ModelConfigs
         from director.store.owed import Owed
-        from director.store.queue_history import QueueHistory
-        from director.store.queues import QueueAdministration, Queues
-        from director.store.suspensions import Suspensions
+        from director.store.queues import QueueAdministration, QueueHistory, Queues
 
         self.redis = redis
         self._gatherer = Gatherer(redis)

@@ -5,15 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from director.cli.arguments import (
-    EXAMPLE_ID,
-    CommandParser,
-    Commands,
-    add_action,
-    add_group,
-    add_json,
-    add_redis,
-)
+from director.cli.arguments import EXAMPLE_ID, CommandParser, Commands, add_action, add_group, add_json, add_redis
 from director.cli.backend import Backend, audited, on_backend, typist
 from director.cli.output import print_json
 
@@ -253,7 +245,7 @@ def _put(given: argparse.Namespace) -> int:
     import msgspec
 
     from director.core.errors import SettingsError
-    from director.store.collections import Collection
+    from director.store.models import Collection
 
     asked = {"name": given.name, "description": given.description, "models": given.models}
     try:

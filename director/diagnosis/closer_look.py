@@ -18,7 +18,7 @@ from director.core.policy import Burns, burns
 from director.core.schema import spent_attempts
 from director.diagnosis.findings import CROWDED, FAILING_AFTER, HOT, Closer, Heaviest, Letter, Neglected, work_of
 from director.store.owed import LATE_MS, Owed
-from director.store.queue_history import QueueHistory
+from director.store.queues import QueueHistory
 
 TRIES: Final = 3  # the quickest counts, since other work of this process may delay an answer
 MOST_CROWDED: Final = 10

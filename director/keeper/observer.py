@@ -28,7 +28,7 @@ from director.core.settings import KeeperSettings
 from director.keeper.registry import Registry
 from director.runtime.metrics.table import METRICS, OTHER, QueueNames
 from director.runtime.sweep import repeat, sweep
-from director.store.queue_history import QueueHistory
+from director.store.queues import QueueHistory
 
 Labels = tuple[str, ...]
 Fold = Callable[[float, float], float]

@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 
 from director.core.clock import Clock
 from director.runtime.sweep import repeat
-from director.store.suspensions import Suspensions
+from director.store.administration import Suspensions
 
 TICK_S: Final = 5.0
 LONGEST_S: Final = 10.0  # for one account, so that others get their turn

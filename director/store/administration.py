@@ -4,20 +4,146 @@ Every change is logged with its operator. Secrets are never logged. The caller h
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
+from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Rotated, Scripts
 from director.core.account_limits import UNLIMITED
-from director.core.ids import QueueName
+from director.core.clock import Clock
+from director.core.ids import Kind, PredictionId, QueueName
 from director.core.signing import new_secret
-from director.store.accounts import Accounts, AccountType, Policy, Reason, Written, refuse_name
+from director.store.accounts import Accounts, AccountType, Policy, Reason, Suspension, Token, Written, refuse_name
 from director.store.catalog import Catalog
 from director.store.changes import Changes
-from director.store.suspensions import Ended, Suspensions
-from director.store.tokens import Token
+from director.store.predictions import Listing
+
+# Keep a suspended account from running anything, and let it run again. Every step is safe to repeat, by any process.
+#
+# Once `suspend` has returned, nothing of the account is handed out in any queue. An API that does not know of the
+# suspension yet may still accept predictions, and they wait. Other accounts and queues that an operator paused are not
+# touched.
+#
+# The changes of an account are numbered. A queue follows the latest number that it has seen, so a late change undoes
+# nothing. A new queue is listed before it reads the suspensions, and a suspension is listed before it reads the
+# queues: one of the two sees the other.
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+CANCELS_AT_ONCE: Final = 100  # predictions per write that cancels
+SETTLED_S: Final = 600.0  # longer than an API caches an account
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """The predictions of a suspended account: `ended` in their queue, `asked` to stop, and `left` that have not ended
+    yet.
+    """
+
+    ended: int = 0
+    asked: int = 0
+    left: int = 0
+
+
+class Suspensions:
+    """Suspensions in Redis. All methods raise BackendUnavailable while Redis cannot answer: call again to continue."""
+
+    def __init__(self, redis: Redis, accounts: Accounts, catalog: Catalog, scripts: Scripts, clock: Clock) -> None:
+        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._accounts = accounts
+        self._catalog = catalog
+        self._scripts = scripts
+        self._listing = Listing(redis)
+        self._clock = clock
+
+    async def suspend(self, account: str, policy: Policy, reason: Reason, *, within_s: float) -> Ended:
+        """Hold or end all that the account has, for up to `within_s`. A keeper does the rest.
+
+        Raises SettingsError if the account does not exist.
+        """
+        await self._accounts.refuse_unknown(account)
+        await self._begin(account)
+        since_ms = self._clock.now_ms()
+        await self._accounts.set_suspension(account, Suspension(policy=policy, reason=reason, since_ms=since_ms))
+        return await self.settle(account, within_s=within_s)
+
+    async def resume(self, account: str) -> None:
+        """Let the account run again. Raises SettingsError if it does not exist."""
+        await self._accounts.refuse_unknown(account)
+        await self._begin(account)
+        await self._accounts.set_suspension(account, None)
+        await self.settle(account, within_s=0)
+
+    async def settle(self, account: str, *, within_s: float) -> Ended:
+        """Bring every queue into line with what is stored of the account."""
+        written = await self._accounts.written(account)
+        revision, suspension = written.suspension_rev, written.suspension
+        score = 2 * revision + (suspension is not None)
+        await ask(lambda: self._redis.zadd(keys.suspensions(), {account: score}, gt=True))
+        queues = await self._catalog.queues()
+        await asyncio.gather(
+            *(
+                self._scripts.pause(queue, paused=suspension is not None, tenant=account, revision=revision)
+                for queue in queues
+            )
+        )
+        if suspension is None or suspension.policy == "hold":
+            return Ended()
+        return await self._end(account, queues, within_s)
+
+    async def settle_all(self, *, within_s: float) -> int:
+        """Settle every account that was recently suspended or resumed, and return how many. Old settled ones are
+        forgotten.
+        """
+        found = await ask(lambda: self._redis.zrange(keys.settling(), 0, -1, withscores=True))
+        unfinished: set[float] = set()
+        for name, since_ms in found:
+            if (await self.settle(text(name), within_s=within_s)).left:
+                unfinished.add(since_ms)
+        old_ms = self._clock.now_ms() - SETTLED_S * 1000
+        for since_ms in {since_ms for _, since_ms in found if since_ms < old_ms} - unfinished:
+            # By time and not by name: the account may have been suspended again meanwhile.
+            await ask(partial(self._redis.zremrangebyscore, keys.settling(), since_ms, since_ms))
+        return len(found)
+
+    async def _begin(self, account: str) -> None:
+        """Note the account before anything changes: a keeper finishes whatever is cut short from here on."""
+        await ask(lambda: self._redis.zadd(keys.settling(), {account: self._clock.now_ms()}))
+
+    async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:
+        """Cancel its predictions, newest first, until as many were found as its queues count."""
+        until, counts = self._clock.monotonic() + within_s, Counter[str]()
+        here = await self._left(account, queues)
+        for kind in KINDS:
+            async for ids in self._listed(account, kind):
+                if counts["canceled"] + counts["asked"] >= here or self._clock.monotonic() >= until:
+                    break
+                cancels = (self._scripts.cancel(each, account=account, kind=kind) for each in ids)
+                counts.update(await asyncio.gather(*cancels))
+        left = await self._left(account, queues) if here else 0
+        return Ended(ended=counts["canceled"], asked=counts["asked"], left=left)
+
+    async def _listed(self, account: str, kind: Kind) -> AsyncIterator[list[PredictionId]]:
+        """Yield its ids of one kind in slices, newest first."""
+        high = "+"
+        while ids := await self._listing.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
+            yield ids
+            high = f"({ids[-1]}"
+
+    async def _left(self, account: str, queues: list[QueueName]) -> int:
+        """Count what waits and runs of the account, over all queues."""
+
+        def read(pipe: Any) -> None:
+            for queue in queues:
+                pipe.hget(keys.queued(queue), account)
+                pipe.hget(keys.running(queue), account)
+
+        return sum(int(count or 0) for count in await pipelined(self._redis, read))
+
 
 OF_QUEUES: Final = frozenset({"weight", "max_running"})
 

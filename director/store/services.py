@@ -7,20 +7,17 @@ from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.store.accounts import Accounts
-from director.store.administration import Administration
+from director.store.administration import Administration, Suspensions
 from director.store.catalog import Catalog, Kinds
 from director.store.changes import Changes
-from director.store.collections import Collections, Examples
 from director.store.dead import DeadLetters
 from director.store.deployments import Deployments
 from director.store.directors import Directors
-from director.store.living import IdempotencyKeys, Listing, Living
-from director.store.model_configs import ModelConfigs
+from director.store.models import Collections, Examples, ModelConfigs
 from director.store.owed import Owed
-from director.store.queue_history import QueueHistory
-from director.store.queues import QueueAdministration, Queues
+from director.store.predictions import IdempotencyKeys, Listing, Living
+from director.store.queues import QueueAdministration, QueueHistory, Queues
 from director.store.removal import Removal
-from director.store.suspensions import Suspensions
 
 
 class Services:

@@ -24,8 +24,8 @@ from director.core.policy import Policy as QueuePolicy
 from director.core.settings import ApiSettings
 from director.keeper.warden import Warden
 from director.store.accounts import TYPES, Accounts, Policy, Reason
+from director.store.administration import SETTLED_S, Ended, Suspensions
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.suspensions import SETTLED_S, Ended, Suspensions
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

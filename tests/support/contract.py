@@ -24,7 +24,7 @@ from director.files.local import LocalFiles
 from director.files.store import FileName
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog, Kinds
-from director.store.collections import Collection, Collections
+from director.store.models import Collection, Collections
 from tests.support.api import PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server

@@ -22,7 +22,7 @@ from director.files.local import LocalFiles
 from director.files.store import FileName
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
-from director.store.collections import Collection, Collections
+from director.store.models import Collection, Collections
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 

@@ -16,7 +16,7 @@ from replicate.exceptions import ReplicateError
 
 from director.core.ids import QueueName
 from director.store.accounts import Accounts
-from director.store.living import Listing
+from director.store.predictions import Listing
 from tests.support.api import LiveApi, live_api
 from tests.support.clients import javascript_client, python_2_client, run_script
 from tests.support.queue_driver import ACCOUNT, VERSION

@@ -19,7 +19,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog, Kinds
-from director.store.collections import Collection, Collections
+from director.store.models import Collection, Collections
 from tests.support.api import live_api
 from tests.support.authority import Authority
 from tests.support.cog import cog_process, free_port
