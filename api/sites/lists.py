@@ -69,7 +69,7 @@ class Lists:
         """
 
         async def read(source: Source) -> list[Listed]:
-            ids = await source.services.listing.ids(
+            ids = await source.services.predictions.ids(
                 account, kind, low=low, high=high, count=count, newest_first=newest_first
             )
             return [Listed(prediction_id, source) for prediction_id in ids]

@@ -109,7 +109,6 @@ class Director:
         self._clock = clock
         self._scripts = services.scripts
         self._catalog = services.catalog
-        self._kinds = services.kinds
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
         self._configs = services.configs
@@ -375,7 +374,7 @@ class Director:
     async def _recognize_once(self) -> None:
         model, version = self._settings.model, self._version or await self._version_shown()
         found = await self._catalog.version(model, version) if version else None
-        known = await self._kinds.of(found, self._kind) if found else None
+        known = await self._catalog.of_kind(found, self._kind) if found else None
         async with self._registering:
             if known is not None and self._queue is None:
                 self._version, self._queue = version, known.queue
@@ -420,7 +419,7 @@ class Director:
         async with self._registering:
             settings = self._settings
             self._version = self._version or version_id(settings.model, self._schema, b"")
-            self._queue = await self._kinds.register(
+            self._queue = await self._catalog.register_kind(
                 settings.model,
                 self._version,
                 self._kind,

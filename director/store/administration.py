@@ -22,7 +22,7 @@ from director.core.signing import new_secret
 from director.store.accounts import Accounts, AccountType, Policy, Reason, Suspension, Token, Written, refuse_name
 from director.store.catalog import Catalog
 from director.store.changes import Changes
-from director.store.predictions import Listing
+from director.store.predictions import Predictions
 
 # Keep a suspended account from running anything, and let it run again. Every step is safe to repeat, by any process.
 #
@@ -57,7 +57,7 @@ class Suspensions:
         self._accounts = accounts
         self._catalog = catalog
         self._scripts = scripts
-        self._listing = Listing(redis)
+        self._predictions = Predictions(redis)
         self._clock = clock
 
     async def suspend(self, account: str, policy: Policy, reason: Reason, *, within_s: float) -> Ended:
@@ -130,7 +130,7 @@ class Suspensions:
     async def _listed(self, account: str, kind: Kind) -> AsyncIterator[list[PredictionId]]:
         """Yield its ids of one kind in slices, newest first."""
         high = "+"
-        while ids := await self._listing.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
+        while ids := await self._predictions.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
             yield ids
             high = f"({ids[-1]}"
 

@@ -245,6 +245,45 @@ class Catalog:
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
         return await pipelined(self._redis, lambda pipe: [pipe.hget(key, field) for key in hashes])
 
+    async def of_kind(self, version: Version, kind: Kind) -> Version | None:
+        """Return the version with the queue for this kind of run, or None if no director has ever run this kind."""
+        if not kind:
+            return version
+        meta = keys.meta(queue_name(version.model, version.id, kind))
+        streams, size = await ask(lambda: self._redis.hmget(meta, ["streams", "size"]))
+        if streams is None or size is None:
+            return None
+        return replace(version, kind=kind, streams=int(streams), size=int(size))
+
+    async def register_kind(
+        self,
+        model: str,
+        version: str,
+        kind: Kind,
+        *,
+        schema: Raw,
+        server: str,
+        policy: Policy,
+        is_latest: bool = False,
+    ) -> QueueName:
+        """Register directors for this kind of run of a version, and return their queue. Safe to repeat.
+
+        For a version in the catalogue, a director of another kind than predictions writes only its own queue. Raises
+        SettingsError as `register` does.
+        """
+        if not kind or await self.version(model, version) is None:
+            mine = Policy() if kind else policy
+            predictions = await self.register(
+                model, version, schema=schema, server=server, policy=mine, is_latest=is_latest
+            )
+            if not kind:
+                return predictions
+        queue = queue_name(model, version, kind)
+        if not await self._scripts.register(queue, version=version, policy=policy):
+            raise SettingsError(f"Version {version} of {model} shares its first 12 digits with another.")
+        await list_queue(self._redis, self._scripts, queue)
+        return queue
+
 
 def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:
     return {name: text(value) for name, value in zip(names, values, strict=True) if value is not None}
@@ -264,54 +303,3 @@ def _version(model: str, version: str, values: Sequence[bytes | None], meta: Seq
         size=int(size),
         weights=found.get("weights", ""),
     )
-
-
-class Kinds:
-    """The queues of a version for its other kinds of run, beside the queue of its predictions.
-
-    All methods raise BackendUnavailable while Redis cannot answer.
-    """
-
-    def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog) -> None:
-        self._redis = redis
-        self._scripts = scripts
-        self._catalog = catalog
-
-    async def of(self, version: Version, kind: Kind) -> Version | None:
-        """Return the version with the queue for this kind of run, or None if no director has ever run this kind."""
-        if not kind:
-            return version
-        meta = keys.meta(queue_name(version.model, version.id, kind))
-        streams, size = await ask(lambda: self._redis.hmget(meta, ["streams", "size"]))
-        if streams is None or size is None:
-            return None
-        return replace(version, kind=kind, streams=int(streams), size=int(size))
-
-    async def register(
-        self,
-        model: str,
-        version: str,
-        kind: Kind,
-        *,
-        schema: Raw,
-        server: str,
-        policy: Policy,
-        is_latest: bool = False,
-    ) -> QueueName:
-        """Register directors for this kind of run of a version, and return their queue. Safe to repeat.
-
-        For a version in the catalogue, a director of another kind than predictions writes only its own queue. Raises
-        SettingsError as `Catalog.register` does.
-        """
-        if not kind or await self._catalog.version(model, version) is None:
-            mine = Policy() if kind else policy
-            predictions = await self._catalog.register(
-                model, version, schema=schema, server=server, policy=mine, is_latest=is_latest
-            )
-            if not kind:
-                return predictions
-        queue = queue_name(model, version, kind)
-        if not await self._scripts.register(queue, version=version, policy=policy):
-            raise SettingsError(f"Version {version} of {model} shares its first 12 digits with another.")
-        await list_queue(self._redis, self._scripts, queue)
-        return queue

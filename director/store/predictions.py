@@ -68,9 +68,8 @@ class LivePage(Struct, frozen=True):
     next: LivePlace | None
 
 
-class Living:
-    """The live predictions of one queue in pages, oldest first. All methods raise BackendUnavailable while Redis cannot
-    answer.
+class Predictions:
+    """Predictions in Redis. All methods raise BackendUnavailable while Redis cannot answer.
 
     Records are read without input and output, which may be large. Reads are bounded: a short page may have a next page.
     """
@@ -78,7 +77,42 @@ class Living:
     def __init__(self, redis: Redis) -> None:
         self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
 
-    async def page(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
+    async def ids(
+        self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
+    ) -> list[PredictionId]:
+        """Return at most `count` ids of an account's runs of one kind between two bounds, from one end on.
+
+        Bounds are in Redis's notation: `[id` includes the id, `(id` excludes it, `-` and `+` mean no bound. Ids may be
+        of predictions that were refused or whose record is gone, so readers skip what they do not find. No accepted one
+        is missing, since `enlist` writes it before the enqueue.
+        """
+        key = keys.listing(account, kind)
+        if newest_first:
+            found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))
+        else:
+            found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
+        return [PredictionId(text(name)) for name in found]
+
+    async def unlist(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
+        """Remove a refused prediction from its account's list."""
+        await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
+
+    async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
+        """Return the prediction that was accepted with this key, or None. Its record may be gone.
+
+        Only `enqueue` writes the keys, so a key may appear or end after this.
+        Raises IdempotencyMismatch if the key was used with another request.
+        """
+        key = keys.idempotency(account=account, model=model, digest=digest)
+        held = await ask(lambda: self._redis.get(key))
+        if held is None:
+            return None
+        known, _, of = text(held).partition(" ")
+        if of != fingerprint:
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        return PredictionId(known)
+
+    async def live(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
         """Return the oldest `count` behind a place, in one state or in any. Delayed ones come in the order they are
         due.
         """
@@ -159,61 +193,6 @@ def _view(name: PredictionId, fields: Sequence[str], lease: float | None, due: f
 
 def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
-
-
-class Listing:
-    """Which runs of each kind an account has, newest first: an index beside the records.
-
-    It may name predictions that were refused or whose record is gone, so readers skip what they do not find. It never
-    misses an accepted one, since `enlist` writes it before the enqueue. All methods raise BackendUnavailable while
-    Redis cannot answer.
-    """
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-
-    async def ids(
-        self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
-    ) -> list[PredictionId]:
-        """Return at most `count` ids between two bounds, from one end on.
-
-        Bounds are in Redis's notation: `[id` includes the id, `(id` excludes it, `-` and `+` mean no bound.
-        """
-        key = keys.listing(account, kind)
-        if newest_first:
-            found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))
-        else:
-            found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
-        return [PredictionId(text(name)) for name in found]
-
-    async def remove(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
-        """Remove a refused prediction from its account's list."""
-        await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
-
-
-class IdempotencyKeys:
-    """Reads idempotency keys before anything is enqueued. Only `enqueue` writes them, so a key may appear or end after
-    this.
-
-    All methods raise BackendUnavailable while Redis cannot answer.
-    """
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-
-    async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
-        """Return the prediction that was accepted with this key, or None. Its record may be gone.
-
-        Raises IdempotencyMismatch if the key was used with another request.
-        """
-        key = keys.idempotency(account=account, model=model, digest=digest)
-        held = await ask(lambda: self._redis.get(key))
-        if held is None:
-            return None
-        known, _, of = text(held).partition(" ")
-        if of != fingerprint:
-            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
-        return PredictionId(known)
 
 
 # Read the message with which a prediction's end reaches the API process that holds its caller's response open.
