@@ -1,7 +1,7 @@
-"""Store accounts: who may ask, what they may use, and the secrets that sign their webhooks.
+"""Store accounts and their tokens: who may ask, what they may use, and the secrets that sign their webhooks.
 
-Tokens are kept as digests only (`tokens.py`), so stored data cannot authenticate a caller. Webhook secrets are kept as
-they are, because signing needs them: a reader of them can sign as this service does.
+Of tokens only digests are kept, so stored data cannot authenticate a caller. Redis expires a token by itself. Webhook
+secrets are kept as they are, because signing needs them: a reader of them can sign as this service does.
 """
 
 import hashlib
@@ -21,10 +21,6 @@ from director.core.clock import Clock, SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.core.signing import new_secret
-
-# Store tokens: what each one may do, until when, and how an operator recognizes it without seeing the secret.
-#
-# Only digests are kept, so stored data cannot authenticate a caller. Redis expires a token by itself.
 
 # read: see what is there; run: create and cancel predictions; admin: operate on all accounts
 SCOPES: Final = ("read", "run", "admin")
@@ -76,10 +72,8 @@ class NewToken(Struct, frozen=True, kw_only=True):
 
 
 class Tokens:
-    """Tokens in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._clock = clock
 
     def new(
@@ -91,9 +85,7 @@ class Tokens:
         expires_ms: int | None,
         token: str | None = None,
     ) -> NewToken:
-        """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError that says what is
-        allowed.
-        """
+        """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError with what is allowed."""
         now_ms = self._clock.now_ms()
         if not lanes or not set(lanes) <= set(LANES):
             raise SettingsError(f"A token has lanes of {', '.join(LANES)}.")
@@ -199,7 +191,6 @@ def digest(token: str) -> str:
 
 
 def _token(name: str, fields: dict[str, str]) -> Token:
-    """Read a token from its hash. A token of 0.1.0 has no label, no expiry and no time of creation."""
     created, expires = fields.get("created"), fields.get("expires")
     return Token(
         id=name[:ID_DIGITS],
@@ -237,7 +228,7 @@ class Suspension(Struct, frozen=True, kw_only=True):
 
 
 class Account(Struct, frozen=True):
-    """The account of a token, with its lanes and limits. `limits_rev` counts the changes of the limits.
+    """The account of a token. `limits_rev` counts the changes of the limits.
 
     `token_id` and `expires_ms` belong to the token. `expires_ms` is None if the token does not expire.
     """
@@ -281,10 +272,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Accounts:
-    """Accounts and tokens in Redis. All methods raise BackendUnavailable while Redis cannot answer.
-
-    `defaults` are the limits of accounts that have none of their own.
-    """
+    """`defaults` are the limits of accounts that have none of their own."""
 
     def __init__(self, redis: Redis, defaults: AccountLimits = UNLIMITED, clock: Clock | None = None) -> None:
         self._redis = redis
@@ -312,17 +300,13 @@ class Accounts:
         expires_ms: int | None = None,
         token: str | None = None,
     ) -> str:
-        """Create a token, and its account if missing. Return the secret, which is never shown again.
-
-        Raises SettingsError for an invalid name, lane, scope, label or time.
-        """
+        """Create a token, and its account if missing. Return the secret, which is never shown again."""
         refuse_name(account)
         made = self.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms, token=token)
         await self.give_token(account, made)
         return made.secret
 
     async def give_token(self, account: str, made: NewToken) -> Token:
-        """Store a new token for this account, which is created if missing."""
         refuse_name(account)
         await self._make(account)
         return await self.tokens.add(account, made)
@@ -345,14 +329,11 @@ class Accounts:
         return await ask(write)
 
     async def revoke(self, token: str) -> bool:
-        """Revoke a token. Return False if it was not valid before."""
         found = await self.tokens.found(token)
         return found is not None and await self.tokens.remove(found)
 
     async def authenticate(self, token: str) -> Account | None:
-        """Return the account, or None if the token is unknown. The lookup is by digest, so its time reveals no other
-        token.
-        """
+        """Return the account, or None. The lookup is by digest, so its time reveals no other token."""
         found = await self.tokens.found(token)
         if found is None:
             return None
@@ -370,7 +351,6 @@ class Accounts:
         )
 
     async def names(self) -> list[str]:
-        """Return all accounts, sorted."""
         return sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
 
     async def exists(self, account: str) -> bool:
@@ -457,7 +437,6 @@ class Accounts:
         ]
 
     async def _bytes_of(self, files: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
-        """Return the total size of these files of each account."""
         sizes = await pipelined(
             self._redis, lambda pipe: [pipe.hmget(keys.stored(name), list(ids)) for name, ids in files.items()]
         )

@@ -24,11 +24,10 @@ from director.store.catalog import Catalog
 from director.store.changes import Changes
 from director.store.predictions import Predictions
 
-# Keep a suspended account from running anything, and let it run again. Every step is safe to repeat, by any process.
+# Keep a suspended account from running anything, and let it run again. Any process may repeat every step.
 #
 # Once `suspend` has returned, nothing of the account is handed out in any queue. An API that does not know of the
-# suspension yet may still accept predictions, and they wait. Other accounts and queues that an operator paused are not
-# touched.
+# suspension yet may still accept predictions, and they wait. Queues that an operator paused are not touched.
 #
 # The changes of an account are numbered. A queue follows the latest number that it has seen, so a late change undoes
 # nothing. A new queue is listed before it reads the suspensions, and a suspension is listed before it reads the
@@ -40,9 +39,7 @@ SETTLED_S: Final = 600.0  # longer than an API caches an account
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """The predictions of a suspended account: `ended` in their queue, `asked` to stop, and `left` that have not ended
-    yet.
-    """
+    """Predictions of a suspended account: `ended` in their queue, `asked` to stop, and `left` that have not ended yet."""
 
     ended: int = 0
     asked: int = 0
@@ -50,10 +47,10 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Suspensions:
-    """Suspensions in Redis. All methods raise BackendUnavailable while Redis cannot answer: call again to continue."""
+    """What is cut short continues at the next call."""
 
     def __init__(self, redis: Redis, accounts: Accounts, catalog: Catalog, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._accounts = accounts
         self._catalog = catalog
         self._scripts = scripts
@@ -72,7 +69,6 @@ class Suspensions:
         return await self.settle(account, within_s=within_s)
 
     async def resume(self, account: str) -> None:
-        """Let the account run again. Raises SettingsError if it does not exist."""
         await self._accounts.refuse_unknown(account)
         await self._begin(account)
         await self._accounts.set_suspension(account, None)
@@ -96,9 +92,7 @@ class Suspensions:
         return await self._end(account, queues, within_s)
 
     async def settle_all(self, *, within_s: float) -> int:
-        """Settle every account that was recently suspended or resumed, and return how many. Old settled ones are
-        forgotten.
-        """
+        """Settle each account that was recently suspended or resumed, and return how many. Forget old settled ones."""
         found = await ask(lambda: self._redis.zrange(keys.settling(), 0, -1, withscores=True))
         unfinished: set[float] = set()
         for name, since_ms in found:
@@ -128,14 +122,12 @@ class Suspensions:
         return Ended(ended=counts["canceled"], asked=counts["asked"], left=left)
 
     async def _listed(self, account: str, kind: Kind) -> AsyncIterator[list[PredictionId]]:
-        """Yield its ids of one kind in slices, newest first."""
         high = "+"
         while ids := await self._predictions.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
             yield ids
             high = f"({ids[-1]}"
 
     async def _left(self, account: str, queues: list[QueueName]) -> int:
-        """Count what waits and runs of the account, over all queues."""
 
         def read(pipe: Any) -> None:
             for queue in queues:
@@ -149,7 +141,7 @@ OF_QUEUES: Final = frozenset({"weight", "max_running"})
 
 
 class MadeToken(Struct, frozen=True):
-    """A new token and its secret, which is not shown again."""
+    """`secret` is not shown again."""
 
     token: Token
     secret: str
@@ -159,10 +151,7 @@ class MadeToken(Struct, frozen=True):
 
 
 class Administration:
-    """Changes to accounts. `by` names the operator. All methods raise BackendUnavailable while Redis cannot answer.
-
-    They raise SettingsError for an unknown account or an invalid value.
-    """
+    """`by` names the operator. Raises SettingsError for an unknown account or an invalid value."""
 
     def __init__(
         self, accounts: Accounts, catalog: Catalog, scripts: Scripts, suspensions: Suspensions, changes: Changes
@@ -174,7 +163,6 @@ class Administration:
         self._scripts = scripts
 
     async def create(self, name: str, kind: AccountType, *, by: str) -> bool:
-        """Create an account. Return False, and change nothing, if it exists."""
         refuse_name(name)
         async with self._changes.noting("account_created", by=by, account=name, type=kind) as noted:
             is_new = await self.accounts.create(name, kind)
@@ -187,9 +175,7 @@ class Administration:
             await self.accounts.set_type(name, kind)
 
     async def set_limits(self, name: str, limits: Mapping[str, str], *, by: str) -> Written:
-        """Store limits, and apply them in the queues where this account has predictions. Return all that is then
-        stored.
-        """
+        """Store limits, and apply them in all queues. Return all that is then stored."""
         async with self._changes.noting("limits_set", by=by, account=name, limits=limits):
             await self.accounts.set_limits(name, limits)
             written = await self.accounts.written(name)
@@ -198,14 +184,11 @@ class Administration:
         return written
 
     async def suspend(self, name: str, policy: Policy, reason: Reason, *, by: str, within_s: float) -> Ended:
-        """Let no prediction of the account start. With `end`, cancel what it has for up to `within_s`; a keeper does
-        the rest.
-        """
+        """Let no prediction start. With `end`, cancel what there is for up to `within_s`; a keeper does the rest."""
         async with self._changes.noting("account_suspended", by=by, account=name, policy=policy, reason=reason):
             return await self._suspensions.suspend(name, policy, reason, within_s=within_s)
 
     async def resume(self, name: str, *, by: str) -> None:
-        """Let the account run and create predictions again."""
         async with self._changes.noting("account_resumed", by=by, account=name):
             await self._suspensions.resume(name)
 
@@ -221,7 +204,6 @@ class Administration:
     async def create_token(
         self, name: str, *, scopes: Sequence[str], lanes: Sequence[str], label: str, expires_ms: int | None, by: str
     ) -> MadeToken:
-        """Create a token, and its account if missing."""
         refuse_name(name)
         made = self.accounts.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms)
         may = {"scopes": made.scopes, "lanes": made.lanes}
@@ -231,7 +213,6 @@ class Administration:
             return MadeToken(await self.accounts.give_token(name, made), made.secret)
 
     async def revoke(self, token: Token, *, by: str) -> bool:
-        """Revoke a token. Return False if it was not valid before."""
         async with self._changes.noting(
             "token_revoked", by=by, account=token.account, token=token.id, label=token.label
         ) as noted:
@@ -241,9 +222,7 @@ class Administration:
         return is_gone
 
     async def _tell_queues(self, name: str, written: Written) -> None:
-        """Apply limits to what already waits. Only the API knows the default of `max_running`: the next create brings
-        it.
-        """
+        """Apply limits to what waits. Only the API knows the default of `max_running`: the next create brings it."""
         limits = UNLIMITED.over(written.limits)
         most_running: int | Literal["kept"] | None = limits.max_running if "max_running" in written.limits else "kept"
 

@@ -33,8 +33,6 @@ Done = TypeVar("Done")
 
 
 class Site(Struct, frozen=True):
-    """One Redis server and the access to it."""
-
     redis: Redis
     scripts: Scripts
     accounts: Accounts
@@ -56,10 +54,7 @@ class Left(Struct, frozen=True, kw_only=True):
 
 
 class _Packed(Struct, frozen=True):
-    """All that moves with one prediction. `flat` is its record as the server returns it.
-
-    `held` is its idempotency key, the value of the key, and its remaining ms.
-    """
+    """All that moves with one prediction. `held`: its idempotency key, the value of the key, and its remaining ms."""
 
     record: Record
     flat: Sequence[bytes]
@@ -84,7 +79,7 @@ async def server_name(redis: Redis) -> str:
 
 
 class Departure:
-    """A move from one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
+    """Moves from one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
 
     def __init__(self, here: Site, there: Site, queue: QueueName, to: QueueName) -> None:
         if model_and_kind(queue) != model_and_kind(to):
@@ -129,9 +124,7 @@ class Departure:
                 return
 
     async def put_back(self) -> AsyncIterator[Left]:
-        """Put all that is on its way back into the queue here, unless it has arrived. Yield the progress after each
-        slice.
-        """
+        """Put what is on its way, and has not arrived, back into the queue here. Yield the progress after each slice."""
         await self._meet()
         done = Left()
         while ids := await self._on_the_way(done.elsewhere):
@@ -154,7 +147,6 @@ class Departure:
             raise SettingsError("That is the same Redis server twice: name the other queue instead.")
 
     async def _carried_on(self) -> AsyncIterator[Left]:
-        """Finish what an earlier call left between two steps."""
         done = Left()
         while ids := await self._on_the_way(done.elsewhere):
             records = [await self._record(prediction_id) for prediction_id in ids]
@@ -177,7 +169,6 @@ class Departure:
         return [PredictionId(text(name)) for name in await ask(read)]
 
     async def _look(self, ids: Sequence[PredictionId]) -> list[str]:
-        """Return what would happen to each prediction."""
         held = {text(name) for name in await ask(lambda: self._here.redis.smembers(keys.held(self._queue)))}
         held |= {text(name) for name in await ask(lambda: self._here.redis.hkeys(keys.suspended(self._queue)))}
         answers = []
@@ -239,9 +230,7 @@ class Departure:
         )
 
     async def _vacate(self, record: Record) -> bool:
-        """Leave a tombstone here for a prediction that has arrived, after passing on a cancel that its caller asked for
-        here.
-        """
+        """Leave a tombstone for a prediction that arrived, after passing on a cancel that its caller asked for here."""
         canceled = False
         while True:
             answer = await self._here.scripts.vacate(record.id, site=self._site, canceled=canceled)
@@ -284,7 +273,6 @@ class Departure:
         return [[text(value or b"") for value in row] for row in rows]
 
     async def _known(self, account: str) -> tuple[AccountLimits, int] | None:
-        """Return the account's limits there and their revision, or None if it is unknown there."""
         if account not in self._limits:
             accounts, known = self._there.accounts, None
             if await accounts.exists(account):

@@ -1,6 +1,7 @@
-"""Store what is said about each model: its description, its visibility, its examples. Versions are known by name only.
+"""Store what is said about each model: description, visibility, examples, configuration; and collections of models.
 
 Every account may see a public model; its owner and operators may see a private one. Only this module has that rule.
+Versions are known by name only.
 """
 
 import re
@@ -35,10 +36,9 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A named thing that can be run. '' means that nothing is said.
+    """A named thing that can be run. '' means that nothing is said, and for `latest` that there is no version.
 
-    `latest` is '' before the first version (see `Catalog.register`). `default_example` is the id of one of its
-    examples.
+    `default_example` is the id of one of its examples.
     """
 
     name: str
@@ -66,7 +66,6 @@ class Model(Struct, frozen=True, kw_only=True):
         return self.visibility == "public" or self.may_be_changed_by(account)
 
     def may_be_changed_by(self, account: Account) -> bool:
-        """May this account change and remove the model?"""
         return self.owner == account.name or "admin" in account.scopes
 
 
@@ -75,10 +74,8 @@ READ: Final = {"created" if name == "created_ms" else name: name for name in Mod
 
 
 class Models:
-    """Models in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
         self._clock = clock
 
@@ -128,7 +125,6 @@ class Models:
         return sorted((int(at_ms), text(name)) for name, at_ms in found)
 
     async def readme(self, name: str) -> str:
-        """Return the readme, '' without one."""
         found: bytes | None = await ask(lambda: self._redis.hget(keys.model(name), "readme"))
         return text(found or b"")
 
@@ -138,7 +134,6 @@ class Models:
         return [None if example is None else Raw(example) for example in found]
 
     async def example_bytes(self, models: Sequence[Model]) -> list[int]:
-        """Return the size of each default example."""
         return await self._of_examples("hstrlen", models)
 
     async def example_sizes(self, name: str) -> dict[str, int]:
@@ -154,7 +149,6 @@ class Models:
         return [Raw(example) for example in found if example is not None]
 
     async def get(self, name: str) -> Model | None:
-        """Return a model by "owner/name", or None."""
         [found] = await self.many([name])
         return found
 
@@ -190,10 +184,8 @@ def _model(name: str, values: Sequence[bytes | None]) -> Model | None:
     return msgspec.convert({**said, "name": name}, Model, strict=False)
 
 
-# Store the configurations of models, which operators write and directors read.
-#
-# Every change is logged with its operator and the names of the fields. Values are not logged, since a template may be
-# confidential. The caller has checked that the operator may.
+# Operators write configurations of models, and directors read them. Every change is logged with its operator and the
+# names of the fields. Values are not logged, since a template may be confidential. The caller checks the operator.
 
 OF_CONFIG: Final = ("created", "config_rev", "config", "config_at", "config_by")
 NO_CONFIG: Final = ModelConfig()
@@ -204,10 +196,8 @@ class ConfigChanged(SettingsError):
 
 
 class ModelConfigs:
-    """Configurations in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
         self._clock = clock
         self._changes = Changes(redis, scripts, clock)
@@ -254,9 +244,7 @@ class ModelConfigs:
         return await self.put(model, NO_CONFIG, by=by, was=was)
 
 
-# Store what operators publish about models: collections, example predictions, and the names of hardware.
-#
-# A collection is one value, and the last write wins. Visibility is not checked: a collection may name any model.
+# A collection is one value, and the last write wins. It may name any model: visibility is not checked.
 
 SLUG: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 # Until an operator names the hardware, clients need something to choose.
@@ -275,13 +263,11 @@ class Collection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Collections:
-    """Collections in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
 
     async def slugs(self) -> list[str]:
-        """Return all slugs, sorted. The collections of some may be gone."""
+        """Sorted. The collections of some may be gone."""
         return sorted(text(slug) for slug in await ask(lambda: self._redis.smembers(keys.collections())))
 
     async def get(self, slug: str) -> Collection | None:
@@ -341,12 +327,13 @@ MOST_EXAMPLE_BYTES: Final = 256 * 1024  # every answer that shows the model carr
 class Examples:
     """Predictions that operators show with a model: copies of input and output, since the record is deleted some day.
 
-    A copy has no webhook and no address of an event stream, because that address is a permission. All methods raise
-    BackendUnavailable while Redis cannot answer, and SettingsError for a prediction that cannot be shown.
+    A copy has no webhook and no address of an event stream, because that address is a permission. Raises
+    SettingsError for
+    a prediction that cannot be shown.
     """
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
 
     async def show(self, model: str, prediction_id: PredictionId, *, is_default: bool) -> None:

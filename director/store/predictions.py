@@ -1,4 +1,4 @@
-"""Read the live predictions of a queue, the runs that an account has, and the idempotency keys."""
+"""Read the live predictions of a queue, the runs that an account has, idempotency keys, and messages of an end."""
 
 import re
 from collections.abc import Sequence
@@ -26,9 +26,8 @@ FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "
 
 
 class LiveView(Struct, frozen=True, kw_only=True):
-    """A prediction that has not ended. `director` runs it, `due_at` is its earliest next attempt.
-
-    `code` says why its last attempt ended.
+    """A prediction that has not ended. `director` runs it, `due_at` is its earliest next attempt, `code` is of the
+    last.
     """
 
     id: PredictionId
@@ -56,26 +55,20 @@ class LivePlace(Struct, frozen=True):
 
     @classmethod
     def parse(cls, cursor: str) -> "LivePlace | None":
-        """Return None for text that is not a cursor."""
         match = PLACE.fullmatch(cursor)
         return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
 
 
 class LivePage(Struct, frozen=True):
-    """One page, and the position where the next page begins."""
-
     results: list[LiveView]
     next: LivePlace | None
 
 
 class Predictions:
-    """Predictions in Redis. All methods raise BackendUnavailable while Redis cannot answer.
-
-    Records are read without input and output, which may be large. Reads are bounded: a short page may have a next page.
-    """
+    """Records are read without input and output, which may be large. A short page may have a next page."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
 
     async def ids(
         self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
@@ -94,13 +87,11 @@ class Predictions:
         return [PredictionId(text(name)) for name in found]
 
     async def unlist(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
-        """Remove a refused prediction from its account's list."""
         await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
 
     async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
-        """Return the prediction that was accepted with this key, or None. Its record may be gone.
+        """Return the prediction that was accepted with this key, or None. Its record may be gone, and the key may end.
 
-        Only `enqueue` writes the keys, so a key may appear or end after this.
         Raises IdempotencyMismatch if the key was used with another request.
         """
         key = keys.idempotency(account=account, model=model, digest=digest)
@@ -113,9 +104,7 @@ class Predictions:
         return PredictionId(known)
 
     async def live(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
-        """Return the oldest `count` behind a place, in one state or in any. Delayed ones come in the order they are
-        due.
-        """
+        """Return the oldest `count` behind a place, in one state or in any. Delayed ones come as they are due."""
         if state == "running":
             return await self._running(queue, after, count)
         index = keys.delayed(queue) if state == "delayed" else keys.live(queue)
@@ -153,7 +142,6 @@ class Predictions:
         return [LivePlace(int(score), PredictionId(text(name))) for name, score in found]
 
     async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
-        """Return a view of each prediction, None if it ended meanwhile."""
 
         def read(pipe: Any) -> None:
             pipe.zmscore(keys.lease(queue), ids)
@@ -218,7 +206,6 @@ class Ending(Struct, frozen=True, kw_only=True):
     logs: str
 
     def of(self, filed: Stored) -> Stored:
-        """Return the prediction as it ended."""
         record = replace(
             filed.record,
             status=self.status,
@@ -233,9 +220,7 @@ class Ending(Struct, frozen=True, kw_only=True):
 
 
 def heard(message: bytes) -> tuple[PredictionId, Ending | None]:
-    """Return which prediction ended and its end. The end is None if the record must be read, or the message is not
-    understood.
-    """
+    """Return which prediction ended and its end: None if the record must be read, or the message is not understood."""
     head, _, rest = message.partition(b"\n")
     words = head.decode(errors="replace").split(" ")
     try:

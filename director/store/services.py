@@ -21,10 +21,9 @@ from director.store.removal import Removal
 
 
 class Services:
-    """Typed access to one Redis server. Building it connects to nothing.
+    """Building it connects to nothing. `limits` hold for accounts without limits of their own.
 
-    `limits` hold for accounts without limits of their own. `at_once` bounds the writes of scripts that are under way,
-    and `meter` is notified of each.
+    `at_once` bounds the writes of scripts that are under way, and `meter` is notified of each.
     """
 
     def __init__(
