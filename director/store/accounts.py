@@ -85,7 +85,7 @@ class Tokens:
         expires_ms: int | None,
         token: str | None = None,
     ) -> NewToken:
-        """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError with what is allowed."""
+        """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError."""
         now_ms = self._clock.now_ms()
         if not lanes or not set(lanes) <= set(LANES):
             raise SettingsError(f"A token has lanes of {', '.join(LANES)}.")

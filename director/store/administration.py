@@ -39,7 +39,7 @@ SETTLED_S: Final = 600.0  # longer than an API caches an account
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """Predictions of a suspended account: `ended` in their queue, `asked` to stop, and `left` that have not ended yet."""
+    """Predictions of a suspended account: `ended` in their queue, `asked` to stop, `left` that have not ended yet."""
 
     ended: int = 0
     asked: int = 0
@@ -47,7 +47,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Suspensions:
-    """What is cut short continues at the next call."""
+    """The next call continues what was cut short."""
 
     def __init__(self, redis: Redis, accounts: Accounts, catalog: Catalog, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # ours answers in bytes

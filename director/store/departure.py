@@ -124,7 +124,7 @@ class Departure:
                 return
 
     async def put_back(self) -> AsyncIterator[Left]:
-        """Put what is on its way, and has not arrived, back into the queue here. Yield the progress after each slice."""
+        """Put what has not arrived yet back into the queue here. Yield the progress after each slice."""
         await self._meet()
         done = Left()
         while ids := await self._on_the_way(done.elsewhere):
