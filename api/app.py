@@ -23,12 +23,12 @@ from api.auth import authenticate
 from api.dashboard import page
 from api.errors import Problem, is_expected, problem_of
 from api.files import files, outputs
-from api.metering import NO_ROUTE, Meters
 from api.models import collections, deployments, models
 from api.predictions import events, listing, predictions, streams
 from api.request import Request
 from api.response import carried, proxy_networks
 from api.route import Handler, Route, routes_of
+from api.services import NO_ROUTE, Meters
 from api.sites.sites import Plan, State, all_running, answer_at_site
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend

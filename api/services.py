@@ -1,7 +1,8 @@
 """Build the services that handlers use, once, and close them in reverse order when the API ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
@@ -12,24 +13,161 @@ from redis.asyncio import Redis
 from starlette.requests import Request
 
 from api.admin.watching import Watching
-from api.gate import Gate
+from api.errors import Code, Problem
 from api.lookups import Lookups
-from api.metering import Meters
 from api.predictions.glances import Glances
 from api.predictions.stream_readers import Readers
 from api.predictions.waiters import SILENCE_S, Waiters
+from director.broker.durability import Server, check
 from director.broker.redis_client import blocking_client, client
+from director.broker.rights import check_rights
 from director.core.clock import Clock
-from director.core.errors import UnsafeBackend
-from director.core.settings import ApiSettings
+from director.core.errors import BackendUnavailable, UnsafeBackend
+from director.core.settings import ApiSettings, CommonSettings
 from director.diagnosis.overview import Overview
 from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
 from director.files.links import Links
-from director.runtime.metrics.registry import Pulse
+from director.runtime.metrics.registry import Pulse, RedisMeter, Registry
+from director.runtime.metrics.series import Counter, Histogram
 from director.runtime.startup import Descriptors
 from director.runtime.tracing import Tracing
 from director.store import services as store
+
+# Accept nothing until Redis was found safe, and keep whether it is up.
+#
+# While Redis is away, it is asked again every second. If Redis would lose what it accepts, `on_unsafe` is called and
+# the gate stays shut.
+
+log = logging.getLogger(__name__)
+
+GATE_PAUSE_S: Final = 1.0
+
+
+class Gate:
+    """Checks one Redis server. `is_up`: the server answered and was safe at the last check.
+
+    `on_unsafe` is called once, for a server that is too weak.
+    """
+
+    def __init__(
+        self, redis: Redis, settings: CommonSettings, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
+    ) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._clock = clock
+        self._on_unsafe = on_unsafe
+        self._opened = anyio.Event()
+        self._has_rights = False
+        self.is_up = False
+
+    def pass_through(self) -> None:
+        """Raise BackendUnavailable while the gate is shut."""
+        if not self._opened.is_set():
+            raise BackendUnavailable("the server was not checked yet")
+
+    async def opened(self, *, within_s: float) -> None:
+        """Wait until the gate is open, at most `within_s` seconds."""
+        with anyio.move_on_after(within_s):
+            await self._opened.wait()
+
+    async def run(self) -> None:
+        """Check until the gate is open or the server is unsafe. Logs why it waits, once per reason."""
+        told = ""
+        while not self._opened.is_set():
+            try:
+                server = await self.run_once()
+            except BackendUnavailable as exc:
+                if (reason := str(exc)) != told:
+                    log.warning("redis is away, asking again", extra={"reason": reason})
+                    told = reason
+            except UnsafeBackend as exc:
+                self._on_unsafe(exc)
+                return
+            else:
+                log.info(
+                    "redis is safe", extra={"server": f"{server.kind} {server.version}", "durability": server.level}
+                )
+                return
+            await self._clock.sleep(GATE_PAUSE_S)
+
+    async def run_once(self) -> Server:
+        """Check the server now. Raises BackendUnavailable and UnsafeBackend."""
+        try:
+            if not self._has_rights:
+                await check_rights(self._redis)
+                self._has_rights = True
+            server = await check(self._redis, self._settings)
+        except (BackendUnavailable, UnsafeBackend):
+            self.is_up = False
+            raise
+        self._opened.set()
+        self.is_up = True
+        return server
+
+
+# Count requests and answers for `GET /metrics`.
+#
+# Requests are counted by the template of their route, so no caller's text becomes a label. Time is measured up to the
+# head of the response, because an event stream may last for hours.
+
+NO_ROUTE: Final = "none"
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
+OTHER: Final = "other"
+
+
+class Meters:
+    """All metrics of this process."""
+
+    def __init__(self) -> None:
+        self.registry: Final = Registry("api")
+        self.redis: Final = RedisMeter(self.registry)
+        self._requests = self.registry.counter("director_api_requests_total")
+        self._seconds = self.registry.histogram("director_api_request_seconds")
+        self._refusals = self.registry.counter("director_api_refusals_total")
+        self._accepted = self.registry.counter("director_api_accepted_total")
+        self._placed = self.registry.counter("director_api_placed_total")
+        self._sites_up = self.registry.gauge("director_api_site_up")
+        for code in Code:  # alert rules miss the rise of a counter that begins at one
+            self._refusals.labels(code)
+        self._by_run: dict[tuple[str, str], Counter] = {}
+        self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def answered(self, route: str, method: str, status: int, took_s: float) -> None:
+        """Count a request whose response head was sent."""
+        method = method if method in METHODS else OTHER
+        found = self._by_answer.get((route, method, status))
+        if found is None:
+            found = self._requests.labels(route, method, str(status)), self._seconds.labels(route, method)
+            self._by_answer[route, method, status] = found
+        counter, seconds = found
+        counter.inc()
+        seconds.observe(took_s)
+
+    def refused(self, problem: Problem) -> None:
+        """Count a refusal."""
+        self._refusals.labels(problem.document.code or str(problem.status)).inc()
+
+    def accepted(self, kind: str, lane: str) -> None:
+        """Count a newly accepted run; replays are not counted."""
+        counter = self._by_run.get((kind, lane))
+        if counter is None:
+            counter = self._by_run[kind, lane] = self._accepted.labels(kind or "prediction", lane)
+        counter.inc()
+
+    def placed(self, site: str, how: str) -> None:
+        """Count a run that was placed at one of several sites."""
+        self._placed.labels(site, how).inc()
+
+    def watch_sites(self, up: Mapping[str, Callable[[], float]]) -> None:
+        """Read these values at each scrape."""
+        for name, is_up in up.items():
+            self._sites_up.labels(name).set_function(is_up)
+
+    def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
+        """Read these values at each scrape."""
+        self.registry.gauge("director_api_held_responses").set_function(held)
+        self.registry.gauge("director_api_stream_readers").set_function(readers)
 
 
 class Turns:

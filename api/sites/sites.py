@@ -20,12 +20,10 @@ from starlette.responses import Response
 
 from api.errors import Moved, invalid_header, not_found
 from api.lookups import Cache, VersionRef
-from api.metering import Meters
 from api.request import Request
 from api.route import Route
-from api.services import Clients, Services, services_of
-from api.sites.placement import Candidate, Look, in_order
-from api.sites.table import SiteRow, SiteTable, read_sites
+from api.services import Clients, Meters, Services, services_of
+from api.sites.table import Candidate, Look, SiteRow, SiteTable, in_order, read_sites
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue, UnsafeBackend
 from director.core.ids import PredictionId, QueueName, site_of

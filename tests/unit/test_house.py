@@ -40,7 +40,7 @@ MAY_IMPORT = {
 }
 PURE = (
     "api.predictions.stream_events",
-    "api.sites.placement",
+    "api.sites.table",
     "director.broker.keys",
     "director.core.account_limits",
     "director.core.errors",

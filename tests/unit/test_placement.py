@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.sites.placement import Candidate, Look, Placement, in_order
+from api.sites.table import Candidate, Look, Placement, in_order
 
 LOOKS = st.builds(
     Look,
