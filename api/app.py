@@ -146,7 +146,6 @@ class _Endpoint(Struct, frozen=True):
 
 
 async def _answer(request: Request, route: Route) -> Response:
-    """Call the handler as its route says: after the token was checked, with the services of its site."""
     if route.scopes:
         request.account = await authenticate(request, *route.scopes, takes=route.bucket)
     return await answer_at_site(request, route)
@@ -181,7 +180,6 @@ def _asgi(handler: Handler) -> Callable[[Scope, Receive, Send], Any]:
 
 
 def _without_base(path: str) -> str:
-    """Return the path without its base, which is /v1/v1, /v1 or nothing."""
     for _ in range(2):
         if path.startswith("/v1/"):
             path = path[len("/v1") :]

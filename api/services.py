@@ -1,4 +1,4 @@
-"""Build the services that handlers use, once, and close them in reverse order when the API ends."""
+"""Hold what handlers use: the gate before Redis, the meters, turns of large requests, and the services themselves."""
 
 import asyncio
 import logging
@@ -34,20 +34,16 @@ from director.runtime.startup import Descriptors
 from director.runtime.tracing import Tracing
 from director.store import services as store
 
-# Accept nothing until Redis was found safe, and keep whether it is up.
-#
-# While Redis is away, it is asked again every second. If Redis would lose what it accepts, `on_unsafe` is called and
-# the gate stays shut.
-
 log = logging.getLogger(__name__)
 
 GATE_PAUSE_S: Final = 1.0
 
 
 class Gate:
-    """Checks one Redis server. `is_up`: the server answered and was safe at the last check.
+    """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check.
 
-    `on_unsafe` is called once, for a server that is too weak.
+    While Redis is away, it is asked again every second. `on_unsafe` is called once for a server that would lose what it
+    accepts, and the gate stays shut.
     """
 
     def __init__(
@@ -62,12 +58,10 @@ class Gate:
         self.is_up = False
 
     def pass_through(self) -> None:
-        """Raise BackendUnavailable while the gate is shut."""
         if not self._opened.is_set():
             raise BackendUnavailable("the server was not checked yet")
 
     async def opened(self, *, within_s: float) -> None:
-        """Wait until the gate is open, at most `within_s` seconds."""
         with anyio.move_on_after(within_s):
             await self._opened.wait()
 
@@ -106,18 +100,16 @@ class Gate:
         return server
 
 
-# Count requests and answers for `GET /metrics`.
-#
-# Requests are counted by the template of their route, so no caller's text becomes a label. Time is measured up to the
-# head of the response, because an event stream may last for hours.
-
 NO_ROUTE: Final = "none"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
 OTHER: Final = "other"
 
 
 class Meters:
-    """All metrics of this process."""
+    """Counts requests and answers for `GET /metrics`, by the template of the route: no caller's text becomes a label.
+
+    Time is measured up to the head of the response, because an event stream may last for hours.
+    """
 
     def __init__(self) -> None:
         self.registry: Final = Registry("api")
@@ -145,7 +137,6 @@ class Meters:
         seconds.observe(took_s)
 
     def refused(self, problem: Problem) -> None:
-        """Count a refusal."""
         self._refusals.labels(problem.document.code or str(problem.status)).inc()
 
     def accepted(self, kind: str, lane: str) -> None:
@@ -156,16 +147,13 @@ class Meters:
         counter.inc()
 
     def placed(self, site: str, how: str) -> None:
-        """Count a run that was placed at one of several sites."""
         self._placed.labels(site, how).inc()
 
     def watch_sites(self, up: Mapping[str, Callable[[], float]]) -> None:
-        """Read these values at each scrape."""
         for name, is_up in up.items():
             self._sites_up.labels(name).set_function(is_up)
 
     def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
-        """Read these values at each scrape."""
         self.registry.gauge("director_api_held_responses").set_function(held)
         self.registry.gauge("director_api_stream_readers").set_function(readers)
 
@@ -185,7 +173,6 @@ class Turns:
 
     @asynccontextmanager
     async def taken(self, account: str) -> AsyncGenerator[None]:
-        """Hold a turn of this account while the block runs."""
         own = self._accounts.setdefault(account, asyncio.Semaphore(self._each))
         async with AsyncExitStack() as held:
             async with asyncio.timeout(self._patience_s):
@@ -210,7 +197,7 @@ READ_PATIENCE_S: Final = 60.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
-    """The clients of Redis: `redis` for short calls, and `subscriber` for the subscription."""
+    """`redis` is for short calls, and `subscriber` for the subscription."""
 
     redis: Redis
     subscriber: Redis
@@ -315,6 +302,5 @@ class Services(store.Services):
 
 
 def services_of(request: Request) -> Services:
-    """Return the services of the home, or of the only server."""
     services: Services = request.scope["state"]["services"]  # called often, and `request.state` is slow
     return services

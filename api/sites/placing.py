@@ -3,11 +3,11 @@
 Another site is tried only when the previous one certainly took nothing: its queue refused, or there was no connection
 to its server. If a reply was lost, the caller gets a 503, and the run stays where it is.
 
-An idempotency key is bound at the home before anything is placed (`lua/bind.lua`). The request that binds the key
-places the run, and it alone may bind the key to another site. Other requests with the key get the prediction that the
-key stands for. While that prediction does not exist yet, they get a 503. After 20 seconds by the home's clock, the next
-request takes the key over. An enqueue that arrives later still is refused at its site (`lua/enqueue.lua`), so the run
-is never at two sites. Hence a key needs the home to answer.
+An idempotency key is bound at the home before anything is placed (`lua/bind.lua`), so a key needs the home to answer.
+The request that binds the key places the run, and it alone may bind the key to another site. Other requests with the
+key get the prediction that it stands for, and a 503 while that does not exist yet. After 20 seconds by the home's
+clock, the next request takes the key over. An enqueue that arrives later still is refused at its site
+(`lua/enqueue.lua`), so the run is never at two sites.
 """
 
 import asyncio
@@ -49,9 +49,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     @property
     def only_home(self) -> bool:
-        """Return whether only the home may take it: other sites know neither its files nor its destination nor the
-        account's remaining budget.
-        """
+        """Other sites know neither its files nor its destination nor the account's remaining budget."""
         limits = self.account.limits
         has_budget = limits.meters_compute or limits.max_files_bytes is not None
         return bool(self.version.kind) or self.names_files or has_budget
@@ -167,7 +165,7 @@ async def _bind(
 
 
 async def _is_there(services: Services, held: Bound) -> bool:
-    """Return whether the prediction exists, after waiting a moment for it."""
+    """Wait a moment for the prediction, and return whether it exists."""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
         if await services.scripts.get(held.id, outlook=False) is not None:

@@ -1,5 +1,4 @@
-"""Hold the Redis servers of one API, by name and by the number in each id. The first is the home, which has the
-accounts.
+"""Hold the Redis servers of one API, by name and by the number in each id. The first, the home, has the accounts.
 
 A route says which site's services its handler gets. With only one server there is no `Sites`.
 """
@@ -80,7 +79,6 @@ class Site:
             await self._clock.sleep(LOOK_S)
 
     async def run_once(self) -> None:
-        """Check whether the server answers and would keep what it accepts."""
         was_up = self.is_up
         try:
             await self.services.gate.run_once()
@@ -144,7 +142,7 @@ MOST_MOVES: Final = 4
 
 
 class Sites:
-    """All sites, in the order of the table. `table` says what each site may have."""
+    """`all` is in the order of the table. `table` says what each site may have."""
 
     def __init__(self, table: SiteTable, sites: Sequence[Site]) -> None:
         self.table: Final = table
@@ -155,7 +153,7 @@ class Sites:
         self._called: dict[str, Services] = {}
 
     def of(self, prediction_id: PredictionId) -> Site | None:
-        """Return the site where the prediction was placed, or None if that site is not there any more."""
+        """None if that site is not there any more."""
         return self._by_number.get(site_of(prediction_id))
 
     def at(self, prediction_id: PredictionId) -> Services:
@@ -187,8 +185,8 @@ class Sites:
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
 
-        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away may
-        have the version.
+        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away
+        has it.
         """
         is_seen, away = False, None
         latest = ref.version
@@ -249,7 +247,6 @@ def sites_of(request: BaseRequest) -> Sites | None:
 
 
 def others(request: BaseRequest) -> Sequence[Site]:
-    """Return all sites except the home."""
     sites = sites_of(request)
     return () if sites is None else sites.all[1:]
 
@@ -302,20 +299,19 @@ def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
 
 
 async def version_named(request: BaseRequest, ref: VersionRef, account: Account) -> Version | None:
-    """Return the version that this account means, wherever it is."""
     sites = sites_of(request)
     return await (services_of(request).lookups if sites is None else sites).named(ref, account)
 
 
 class State(TypedDict):
-    """The state that the lifespan gives to each request. `services`: those of the home, or of the only server."""
+    """`services` are those of the home, or of the only server."""
 
     services: Services
     sites: Sites | None
 
 
 class Plan(Struct, frozen=True):
-    """The servers of this API, each with its clients. Without a `table` there is one server."""
+    """The servers of this API. Without a `table` there is one."""
 
     servers: Sequence[tuple[ApiSettings, Clients]]
     table: SiteTable | None = None

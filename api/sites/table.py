@@ -1,8 +1,7 @@
-"""Read the file of sites: which Redis servers the API serves together, and how new work is placed among them.
+"""Read the file of sites: which Redis servers the API serves together, and in which order they get new work.
 
 The first site is the home: the server of DIRECTOR_REDIS_URL, with its files. Addresses of the others contain secrets,
-so the file names the environment variables that have them. Every error says where in the file it is. This module never
-connects to anything.
+so the file names the environment variables that have them. Every error says where in the file it is.
 """
 
 import math
@@ -18,11 +17,6 @@ from msgspec.structs import replace
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
 from director.core.settings import ApiSettings, mistake
-
-# Order the sites that may take new work, best first. Pure.
-#
-# The caller leaves out sites that are away, take nothing new, or lack the model. A site where nothing would start, by
-# its latest report, is tried last and never left out: a pool that was scaled to zero starts because work waits for it.
 
 Placement = Literal["random", "least-wait"]
 
@@ -40,9 +34,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A site that could take the work. `since`: predictions placed there since the report. `look`: None without a
-    report.
-    """
+    """A site that could take the work. `since`: predictions placed there since the report."""
 
     name: str
     weight: float
@@ -62,7 +54,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
 def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callable[[], float]) -> list[str]:
     """Return the names of all candidates, best first.
 
-    `draw` returns a new random number in [0, 1) per call. Candidates with equal waits are ordered at random, by weight.
+    The caller leaves out sites that are away, take nothing new, or lack the model. A site where nothing would start is
+    tried last and never left out: a pool that was scaled to zero starts because work waits for it. Equal waits are
+    ordered
+    at random, by weight: `draw` returns a new random number in [0, 1) per call.
     """
     lots = {each.name: -math.log(1 - draw()) / each.weight for each in candidates}
     waits = {each.name: each.wait_ms for each in candidates}
@@ -131,7 +126,6 @@ def read_sites(path: Path) -> SiteTable:
 
 
 def _wrong(table: SiteTable) -> str:
-    """Return the first contradiction in the table, or ''."""
     home, *others = table.site
     names = {row.name for row in table.site}
     for field in ("name", "number"):
