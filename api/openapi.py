@@ -1,4 +1,4 @@
-"""Build the OpenAPI 3.1 document of the API from the declared routes and the types that handlers encode, and serve it."""
+"""Build the OpenAPI 3.1 document of the API from its routes and the types that handlers encode, and serve it."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
