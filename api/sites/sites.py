@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import random
 from typing import Final, NoReturn, TypedDict, TypeVar
@@ -156,13 +157,6 @@ class Sites:
         """None if that site is not there any more."""
         return self._by_number.get(site_of(prediction_id))
 
-    def at(self, prediction_id: PredictionId) -> Services:
-        """Return the services of the site where the prediction was placed; 404 if there is no such site."""
-        site = self.of(prediction_id)
-        if site is None:
-            raise not_found()
-        return site.services
-
     def asked(self, request: Request) -> Services:
         """Return the services of the site that X-Site names, else the home's. 422 for an unknown name."""
         name = request.headers.get("x-site")
@@ -294,8 +288,11 @@ async def where_it_is(
 
 def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
     """Return the services of the site where the prediction was placed; 404 if there is no such site."""
-    sites = sites_of(request)
-    return services_of(request) if sites is None else sites.at(prediction_id)
+    if (sites := sites_of(request)) is None:
+        return services_of(request)
+    if (site := sites.of(prediction_id)) is None:
+        raise not_found()
+    return site.services
 
 
 async def version_named(request: BaseRequest, ref: VersionRef, account: Account) -> Version | None:
@@ -338,7 +335,7 @@ async def all_running(
                 clients,
                 meters,
                 clock=clock,
-                on_unsafe=_ignored if place else on_unsafe,
+                on_unsafe=(lambda _: None) if place else on_unsafe,
                 tracing=tracing,
                 site=plan.table.site[place].number if plan.table else 0,
                 is_home=not place,
@@ -356,16 +353,9 @@ async def all_running(
         home = Site(plan.table.site[0], behind[0], clock)
         others = zip(plan.table.site[1:], behind[1:], strict=True)
         sites = Sites(plan.table, [home, *(Site(row, services, clock, home=home) for row, services in others)])
-        meters.watch_sites({site.name: _up(site) for site in sites.all})
+        meters.watch_sites({site.name: partial(getattr, site, "is_up") for site in sites.all})
         async with anyio.create_task_group() as tasks:
             for site in sites.all:
                 tasks.start_soon(site.run)
             yield {"services": behind[0], "sites": sites}
             tasks.cancel_scope.cancel()
-
-
-def _up(site: Site) -> Callable[[], float]:
-    return lambda: float(site.is_up)
-
-
-def _ignored(_: UnsafeBackend) -> None: ...

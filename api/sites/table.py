@@ -38,14 +38,14 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     name: str
     weight: float
-    look: Look | None
+    look: Look
     since: int = 0
 
     @property
     def wait_ms(self) -> float:
         """Estimate how long the next prediction would wait, in ms. Infinite where nothing starts."""
         look = self.look
-        if look is None or not look.starts or not look.slots:
+        if not look.starts or not look.slots:
             return math.inf
         ahead = look.waiting + look.running + self.since - look.slots + 1
         return max(0, ahead) * (look.service_ms or UNKNOWN_MS) / look.slots

@@ -21,7 +21,7 @@ CANDIDATES = st.lists(
         Candidate,
         name=st.sampled_from("abcdef"),
         weight=st.floats(0.01, 1000),
-        look=st.none() | LOOKS,
+        look=LOOKS,
         since=st.integers(0, 100),
     ),
     unique_by=lambda each: each.name,
