@@ -150,13 +150,9 @@ class Tokens:
         """Return all tokens of this account, oldest first. Entries without a token are removed from the list."""
         listed = await ask(lambda: self._redis.zrange(keys.tokens(account), 0, -1, withscores=True))
 
-        async def read() -> list[dict[bytes, bytes]]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name, _ in listed:
-                pipe.hgetall(keys.token(text(name)))
-            return list(await pipe.execute())
-
-        replies = await ask(read) if listed else []
+        replies = await pipelined(
+            self._redis, lambda pipe: [pipe.hgetall(keys.token(text(name))) for name, _ in listed]
+        )
         since_ms = self._clock.now_ms() - HALF_MADE_MS
         gone = [name for (name, at_ms), fields in zip(listed, replies, strict=True) if not fields and at_ms < since_ms]
         if gone:
@@ -172,14 +168,9 @@ class Tokens:
     async def _take_off(self, account: str, gone: Sequence[bytes]) -> None:
         """Take tokens off the list, but for those that were made again since they were looked for."""
         await ask(lambda: self._redis.zrem(keys.tokens(account), *gone))
-
-        async def look() -> list[bytes | None]:
-            pipe = self._redis.pipeline(transaction=False)
-            for name in gone:
-                pipe.hget(keys.token(text(name)), "created")
-            return list(await pipe.execute())
-
-        made = await ask(look)
+        made = await pipelined(
+            self._redis, lambda pipe: [pipe.hget(keys.token(text(name)), "created") for name in gone]
+        )
         again = {name: int(at_ms) for name, at_ms in zip(gone, made, strict=True) if at_ms is not None}
         if again:
             await ask(lambda: self._redis.zadd(keys.tokens(account), again, nx=True))
@@ -280,10 +271,26 @@ class Accounts:
         self._clock = clock or SystemClock()
         self.tokens = Tokens(redis, self._clock)
 
-    async def create(self, account: str, kind: AccountType = "organization") -> bool:
-        """Create the account. Return False, and change nothing, if it exists."""
+    async def create(self, account: str, kind: AccountType = TYPES[0]) -> bool:
+        """Create the account. Return False, and change nothing, if it exists.
+
+        The caller whose secret is stored created it, even if the reply was lost.
+        """
         refuse_name(account)
-        return await self._make(account, kind)
+        key, secret = keys.account(account), new_secret()
+
+        async def write() -> bool:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hsetnx(key, SIGNING, secret)
+            pipe.hget(key, SIGNING)
+            pipe.sadd(keys.accounts(), account)
+            _, stands, _ = await pipe.execute()
+            is_ours = text(stands) == secret
+            if is_ours and kind != TYPES[0]:
+                await self._redis.hset(key, "type", kind)
+            return is_ours
+
+        return await ask(write)
 
     async def set_type(self, account: str, kind: AccountType) -> None:
         """Raises SettingsError if the account does not exist."""
@@ -307,26 +314,9 @@ class Accounts:
         return made.secret
 
     async def give_token(self, account: str, made: NewToken) -> Token:
-        refuse_name(account)
-        await self._make(account)
+        """Store a new token for this account, which is created if missing."""
+        await self.create(account)
         return await self.tokens.add(account, made)
-
-    async def _make(self, account: str, kind: AccountType = TYPES[0]) -> bool:
-        """Create the account. The caller whose secret is stored created it, even if the reply was lost."""
-        key, secret = keys.account(account), new_secret()
-
-        async def write() -> bool:
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hsetnx(key, "webhook_secret", secret)
-            pipe.hget(key, "webhook_secret")
-            pipe.sadd(keys.accounts(), account)
-            _, stands, _ = await pipe.execute()
-            is_ours = text(stands) == secret
-            if is_ours and kind != TYPES[0]:
-                await self._redis.hset(key, "type", kind)
-            return is_ours
-
-        return await ask(write)
 
     async def revoke(self, token: str) -> bool:
         found = await self.tokens.found(token)
@@ -478,7 +468,7 @@ class Accounts:
         if over:
             await ask(lambda: self._redis.hdel(keys.account(account), *over))
         living = sorted(set(former) - set(over), key=lambda field: -former[field])
-        return [found[field] for field in ("webhook_secret", *living) if field in found]
+        return [found[field] for field in (SIGNING, *living) if field in found]
 
 
 def _written(found: Sequence[bytes | None]) -> Written:

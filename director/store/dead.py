@@ -8,6 +8,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from msgspec import Raw, Struct
@@ -235,8 +236,7 @@ class DeadLetters:
         records = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.record(place.id)) for place in places])
         for place, fields in zip(places, records, strict=True):
             if fields:
-                flat = [part for field in fields.items() for part in field]
-                letters.append(_letter(place, Record.parse(place.id, flat)))
+                letters.append(_letter(place, Record.parse(place.id, list(chain(*fields.items())))))
             else:
                 await self._scripts.drop(place.id, place.queue)
         return letters

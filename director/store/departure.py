@@ -9,6 +9,7 @@ claimed prediction is never moved.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text, texts
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.scripts import Arrived, Departed, Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.errors import SettingsError, UnknownQueue
@@ -252,7 +253,7 @@ class Departure:
         fields, data, events = await pipelined(self._here.redis, read)
         if not fields:
             return None
-        flat = [part for pair in fields.items() for part in pair]
+        flat = list(chain(*fields.items()))
         record = Record.parse(prediction_id, flat)
         return _Packed(record, flat, data or b"", events, await self._held(record))
 
@@ -264,9 +265,8 @@ class Departure:
         return (key, holds, lasts_ms) if holds and lasts_ms > 0 else None
 
     async def _record(self, prediction_id: PredictionId) -> Record | None:
-        fields = texts(await ask(lambda: self._here.redis.hgetall(keys.record(prediction_id))))
-        flat = [part.encode() for pair in fields.items() for part in pair]
-        return Record.parse(prediction_id, flat) if flat else None
+        fields: Any = await ask(lambda: self._here.redis.hgetall(keys.record(prediction_id)))
+        return Record.parse(prediction_id, list(chain(*fields.items()))) if fields else None
 
     async def _fields(self, ids: Sequence[PredictionId], *names: str) -> list[list[str]]:
         rows = await pipelined(self._here.redis, lambda pipe: [pipe.hmget(keys.record(each), names) for each in ids])
