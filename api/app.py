@@ -23,14 +23,13 @@ from api.auth import authenticate
 from api.dashboard import page
 from api.errors import Problem, is_expected, problem_of
 from api.files import files, outputs
-from api.metering import NO_ROUTE, Meters
 from api.models import collections, deployments, models
 from api.predictions import events, listing, predictions, streams
 from api.request import Request
 from api.response import carried, proxy_networks
 from api.route import Handler, Route, routes_of
-from api.services import State
-from api.sites.sites import Plan, all_running, answer_at_site
+from api.services import NO_ROUTE, Meters
+from api.sites.sites import Plan, State, all_running, answer_at_site
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
@@ -148,7 +147,6 @@ class _Endpoint(Struct, frozen=True):
 
 
 async def _answer(request: Request, route: Route) -> Response:
-    """Call the handler as its route says: after the token was checked, with the services of its site."""
     if route.scopes:
         request.account = await authenticate(request, *route.scopes, takes=route.bucket)
     return await answer_at_site(request, route)
@@ -183,7 +181,6 @@ def _asgi(handler: Handler) -> Callable[[Scope, Receive, Send], Any]:
 
 
 def _without_base(path: str) -> str:
-    """Return the path without its base, which is /v1/v1, /v1 or nothing."""
     for _ in range(2):
         if path.startswith("/v1/"):
             path = path[len("/v1") :]

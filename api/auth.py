@@ -55,7 +55,6 @@ async def may_still(request: Request, scope: Scope) -> bool:
 
 
 async def _known(request: Request, header: str) -> Account | None:
-    """Return the token's account, or None if the token is unknown."""
     scheme, _, token = header.strip().partition(" ")
     token = token.strip()
     if scheme.lower() not in SCHEMES or not token:
@@ -64,7 +63,6 @@ async def _known(request: Request, header: str) -> Account | None:
 
 
 def refuse_suspended(account: Account) -> None:
-    """Raise 403 with the reason if the account is suspended."""
     if account.suspension is not None:
         raise account_suspended(account.suspension.reason)
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from api.errors import invalid_header, invalid_input, invalid_version, not_found
+from api.lookups import VersionRef
 from api.request import Members, type_of, wrong_type
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
@@ -70,13 +71,6 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
     """Up to a thousand bodies of predictions, each judged by itself."""
 
     predictions: Annotated[list[Any], Meta(min_length=1, max_length=1_000)]
-
-
-class VersionRef(Struct, frozen=True, kw_only=True):
-    """The version that a text names: a model's latest, a model's pinned one, or a version by its id alone."""
-
-    model: str | None = None
-    version: str | None = None
 
 
 def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:

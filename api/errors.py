@@ -87,10 +87,7 @@ class ProblemDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Problem(Exception):
-    """A refusal of a request. Code that serves a request raises it, and it becomes the response.
-
-    A document with `retry_after` is sent with the header Retry-After.
-    """
+    """A refusal that code raises while it serves a request. A document with `retry_after` is sent with Retry-After."""
 
     def __init__(self, document: ProblemDocument, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(document.detail)
@@ -252,7 +249,6 @@ def account_suspended(reason: Reason) -> Problem:
 
 
 def no_such_part(size: int) -> Problem:
-    """416 for a file of `size` bytes."""
     detail = f"The file has {size:,} bytes, and the Range asks for none of them."
     return Refusal(416, detail, headers={"Content-Range": f"bytes */{size}"})()
 
@@ -343,14 +339,12 @@ def storage_full(status: int, limit: int) -> Problem:
 
 
 def queue_refused(exc: QueueRefused) -> Problem:
-    """Return the refusal of a queue that takes no more and wrote nothing."""
     return QUEUE_REFUSALS[Code(exc.code)](limit=exc.limit, eta_s=exc.eta_s, retry_after=exc.retry_after_s)
 
 
 class Moved(Problem):
-    """The prediction moved to another Redis server with its queue. `to`: the name of that server.
-
-    If that server is one of this API's sites, the request goes on there instead of being refused.
+    """The prediction moved to the server `to` with its queue. If that is one of this API's sites, the request goes on
+    there.
     """
 
     def __init__(self, to: str) -> None:
@@ -395,5 +389,4 @@ def is_expected(exc: Exception) -> bool:
 
 
 def problem_of(exc: Exception) -> Problem:
-    """Return the refusal that answers this exception."""
     return next(refuse(exc) for kind, refuse in PROBLEMS.items() if isinstance(exc, kind))

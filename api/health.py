@@ -1,6 +1,4 @@
-"""Answer probes: whether the process is alive, and whether it can serve requests. Needs no token and shows nothing
-private.
-"""
+"""Answer probes: whether the process is alive, and whether it can serve requests. Needs no token."""
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
@@ -13,8 +11,6 @@ from director.core.errors import BackendUnavailable, UnsafeBackend
 
 
 class Liveness(Struct, frozen=True):
-    """The body of a liveness answer; that there is an answer is what counts."""
-
     status: str = "ok"
 
 

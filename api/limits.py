@@ -30,7 +30,7 @@ UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished n
 
 
 class Taken(Struct, frozen=True):
-    """A token that was taken from a rate's bucket."""
+    """A token of a rate's bucket."""
 
     bucket: Bucket
     id: str
@@ -42,7 +42,6 @@ async def admit(request: Request, account: Account, name: BucketName) -> None:
 
 
 def taken_of(request: Request) -> Taken | None:
-    """Return the token that this request took, or None if the account has no rate."""
     taken: Taken | None = request.scope["state"].get("taken")
     return taken
 

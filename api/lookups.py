@@ -10,21 +10,14 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from api.bodies import VersionRef
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.core.search import Card
-from director.store.accounts import Account, Accounts
+from director.store.accounts import Account, Accounts, digest
 from director.store.catalog import Catalog, Version
 from director.store.models import Model
-from director.store.tokens import digest
-
-# The cache is bounded in size and drops values by age, or when `forget` is called.
-#
-# Callers that ask for the same key at once share one load. A failure is never cached: the next caller loads again. With
-# `believes` the cache goes on with older values while the server that knows better is away.
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -38,7 +31,10 @@ Belief = Callable[[], bool]
 
 
 class Cache(Generic[Key, Value]):
-    """Keep at most `most` values, none older than `ttl_s`, or than an hour while `believes` returns true."""
+    """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `believes` returns true.
+
+    Callers that ask for the same key at once share one load. A failure is never cached: the next caller loads again.
+    """
 
     def __init__(self, *, clock: Clock, ttl_s: float, most: int, believes: Belief | None = None) -> None:
         self._clock = clock
@@ -99,6 +95,13 @@ CARDS_AT_ONCE: Final = 200
 MOST_TEXT: Final = 1_000  # characters of a description
 
 
+class VersionRef(Struct, frozen=True, kw_only=True):
+    """The version that a text names: a model's latest, a model's pinned one, or a version by its id alone."""
+
+    model: str | None = None
+    version: str | None = None
+
+
 class Service(Struct, frozen=True):
     """Averages over a queue's recent runs: seconds of a run, 0 while unknown, and declared cost."""
 
@@ -110,11 +113,7 @@ UNKNOWN: Final = Service(0, 1)
 
 
 class Lookups:
-    """Read accounts and the catalogue through small caches.
-
-    All methods raise BackendUnavailable while Redis cannot answer, except for values known within the last hour where
-    `believes` allows them.
-    """
+    """Values known within the last hour hold where `believes` allows them. Raises BackendUnavailable for others."""
 
     def __init__(
         self,
@@ -141,9 +140,7 @@ class Lookups:
         self._services: Cache[QueueName, Service] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
-        """Return the account of a token with its limits, or None for an unknown or expired token. Caches by the
-        token's digest.
-        """
+        """Return the account of a token with its limits, or None for an unknown or expired token."""
         account = await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
         is_over = account and account.expires_ms is not None and account.expires_ms <= self._clock.now_ms()
         return None if is_over else account
@@ -180,7 +177,7 @@ class Lookups:
         return await self.version(model.name, version) if version else None
 
     def forget(self, model: str) -> None:
-        """Drop a model that this process has just changed, so that the caller that changed it sees it at once."""
+        """Drop a model that this process has just changed, so that its caller sees the change at once."""
         self._models.forget(model)
 
     async def cards(self) -> Sequence[tuple[Model, Card]]:

@@ -1,8 +1,4 @@
-"""Build the OpenAPI 3.1 document of the API from the declared routes, and serve it.
-
-The schemas are those of the types that handlers encode. The document is always the same, except for the address of the
-service.
-"""
+"""Build the OpenAPI 3.1 document of the API from its routes and the types that handlers encode, and serve it."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -19,11 +19,9 @@ from starlette.requests import Request as BaseRequest
 from starlette.types import Receive, Scope, Send
 
 from api.errors import MAX_INVALID_FIELDS, InvalidField, invalid_input, malformed, not_found, shown, too_large, too_slow
+from api.services import Services
 from director.core.ids import PredictionId, is_prediction_id
 from director.store.accounts import Account
-
-if TYPE_CHECKING:
-    from api.services import Services
 
 T = TypeVar("T")
 
@@ -204,7 +202,7 @@ class Request(BaseRequest):
     """
 
     account: Account
-    services: "Services"
+    services: Services
     prediction_id: PredictionId
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:

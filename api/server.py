@@ -106,7 +106,7 @@ class Joined(RequestResponseCycle):
 
 
 class _Pieces:
-    """Stands in for a transport and collects what is written, to send it in one write."""
+    """Collects what is written to a transport, to send it in one write."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

@@ -1,9 +1,10 @@
-"""Build the services that handlers use, once, and close them in reverse order when the API ends."""
+"""Hold what handlers use: the gate before Redis, the meters, turns of large requests, and the services themselves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import Final
 from weakref import WeakValueDictionary
 
 import anyio
@@ -12,41 +13,148 @@ from redis.asyncio import Redis
 from starlette.requests import Request
 
 from api.admin.watching import Watching
-from api.gate import Gate
+from api.errors import Code, Problem
 from api.lookups import Lookups
-from api.metering import Meters
 from api.predictions.glances import Glances
 from api.predictions.stream_readers import Readers
 from api.predictions.waiters import SILENCE_S, Waiters
-from director.broker.gatherer import Gatherer
+from director.broker.durability import Server, check
 from director.broker.redis_client import blocking_client, client
-from director.broker.scripts import Scripts
+from director.broker.rights import check_rights
 from director.core.clock import Clock
-from director.core.errors import UnsafeBackend
-from director.core.settings import ApiSettings
-from director.diagnosis.overview import CloserLook, Overview
+from director.core.errors import BackendUnavailable, UnsafeBackend
+from director.core.settings import ApiSettings, CommonSettings
+from director.diagnosis.overview import Overview
 from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
 from director.files.links import Links
-from director.files.store import FileStore
-from director.runtime.metrics import Pulse
+from director.runtime.metrics import Counter, Histogram, Pulse, RedisMeter, Registry
 from director.runtime.startup import Descriptors
 from director.runtime.tracing import Tracing
-from director.store.accounts import Accounts
-from director.store.administration import Administration
-from director.store.catalog import Catalog, Kinds
-from director.store.changes import Changes
-from director.store.collections import Collections
-from director.store.dead import DeadLetters
-from director.store.deployments import Deployments
-from director.store.directors import Directors
-from director.store.living import IdempotencyKeys, Listing, Living
-from director.store.model_configs import ModelConfigs
-from director.store.owed import Owed
-from director.store.queue_history import QueueHistory
-from director.store.queues import QueueAdministration, Queues
-from director.store.removal import Removal
-from director.store.suspensions import Suspensions
+from director.store import services as store
+
+log = logging.getLogger(__name__)
+
+GATE_PAUSE_S: Final = 1.0
+
+
+class Gate:
+    """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check.
+
+    While Redis is away, it is asked again every second. `on_unsafe` is called once for a server that would lose what it
+    accepts, and the gate stays shut.
+    """
+
+    def __init__(
+        self, redis: Redis, settings: CommonSettings, *, clock: Clock, on_unsafe: Callable[[UnsafeBackend], None]
+    ) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._clock = clock
+        self._on_unsafe = on_unsafe
+        self._opened = anyio.Event()
+        self._has_rights = False
+        self.is_up = False
+
+    def pass_through(self) -> None:
+        if not self._opened.is_set():
+            raise BackendUnavailable("the server was not checked yet")
+
+    async def opened(self, *, within_s: float) -> None:
+        with anyio.move_on_after(within_s):
+            await self._opened.wait()
+
+    async def run(self) -> None:
+        """Check until the gate is open or the server is unsafe. Logs why it waits, once per reason."""
+        told = ""
+        while not self._opened.is_set():
+            try:
+                server = await self.run_once()
+            except BackendUnavailable as exc:
+                if (reason := str(exc)) != told:
+                    log.warning("redis is away, asking again", extra={"reason": reason})
+                    told = reason
+            except UnsafeBackend as exc:
+                self._on_unsafe(exc)
+                return
+            else:
+                log.info(
+                    "redis is safe", extra={"server": f"{server.kind} {server.version}", "durability": server.level}
+                )
+                return
+            await self._clock.sleep(GATE_PAUSE_S)
+
+    async def run_once(self) -> Server:
+        """Check the server now. Raises BackendUnavailable and UnsafeBackend."""
+        try:
+            if not self._has_rights:
+                await check_rights(self._redis)
+                self._has_rights = True
+            server = await check(self._redis, self._settings)
+        except (BackendUnavailable, UnsafeBackend):
+            self.is_up = False
+            raise
+        self._opened.set()
+        self.is_up = True
+        return server
+
+
+NO_ROUTE: Final = "none"
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
+OTHER: Final = "other"
+
+
+class Meters:
+    """Counts requests and answers for `GET /metrics`, by the template of the route: no caller's text becomes a label.
+
+    Time is measured up to the head of the response, because an event stream may last for hours.
+    """
+
+    def __init__(self) -> None:
+        self.registry: Final = Registry("api")
+        self.redis: Final = RedisMeter(self.registry)
+        self._requests = self.registry.counter("director_api_requests_total")
+        self._seconds = self.registry.histogram("director_api_request_seconds")
+        self._refusals = self.registry.counter("director_api_refusals_total")
+        self._accepted = self.registry.counter("director_api_accepted_total")
+        self._placed = self.registry.counter("director_api_placed_total")
+        self._sites_up = self.registry.gauge("director_api_site_up")
+        for code in Code:  # alert rules miss the rise of a counter that begins at one
+            self._refusals.labels(code)
+        self._by_run: dict[tuple[str, str], Counter] = {}
+        self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def answered(self, route: str, method: str, status: int, took_s: float) -> None:
+        """Count a request whose response head was sent."""
+        method = method if method in METHODS else OTHER
+        found = self._by_answer.get((route, method, status))
+        if found is None:
+            found = self._requests.labels(route, method, str(status)), self._seconds.labels(route, method)
+            self._by_answer[route, method, status] = found
+        counter, seconds = found
+        counter.inc()
+        seconds.observe(took_s)
+
+    def refused(self, problem: Problem) -> None:
+        self._refusals.labels(problem.document.code or str(problem.status)).inc()
+
+    def accepted(self, kind: str, lane: str) -> None:
+        """Count a newly accepted run; replays are not counted."""
+        counter = self._by_run.get((kind, lane))
+        if counter is None:
+            counter = self._by_run[kind, lane] = self._accepted.labels(kind or "prediction", lane)
+        counter.inc()
+
+    def placed(self, site: str, how: str) -> None:
+        self._placed.labels(site, how).inc()
+
+    def watch_sites(self, up: Mapping[str, Callable[[], float]]) -> None:
+        for name, is_up in up.items():
+            self._sites_up.labels(name).set_function(is_up)
+
+    def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
+        self.registry.gauge("director_api_held_responses").set_function(held)
+        self.registry.gauge("director_api_stream_readers").set_function(readers)
 
 
 class Turns:
@@ -64,7 +172,6 @@ class Turns:
 
     @asynccontextmanager
     async def taken(self, account: str) -> AsyncGenerator[None]:
-        """Hold a turn of this account while the block runs."""
         own = self._accounts.setdefault(account, asyncio.Semaphore(self._each))
         async with AsyncExitStack() as held:
             async with asyncio.timeout(self._patience_s):
@@ -72,10 +179,6 @@ class Turns:
                 await held.enter_async_context(own)
                 await held.enter_async_context(self._all)
             yield
-
-
-if TYPE_CHECKING:
-    from api.sites.sites import Sites
 
 
 FIRST_CHECK_S: Final = 1.0
@@ -93,7 +196,7 @@ READ_PATIENCE_S: Final = 60.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
-    """The clients of Redis: `redis` for short calls, and `subscriber` for the subscription."""
+    """`redis` is for short calls, and `subscriber` for the subscription."""
 
     redis: Redis
     subscriber: Redis
@@ -107,47 +210,89 @@ class Clients(Struct, frozen=True, kw_only=True):
         )
 
 
-class Services(Struct, frozen=True, kw_only=True):
-    """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here."""
+class Services(store.Services):
+    """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here.
 
-    site: int
-    redis: Redis
-    settings: ApiSettings
-    clock: Clock
-    scripts: Scripts
-    accounts: Accounts
-    administration: Administration
-    catalog: Catalog
-    changes: Changes
-    queues: Queues
-    queue_administration: QueueAdministration
-    living: Living
-    history: QueueHistory
-    directors: Directors
-    owed: Owed
-    watching: Watching
-    collections: Collections
-    configs: ModelConfigs
-    listing: Listing
-    glances: Glances
-    idempotency: IdempotencyKeys
-    dead: DeadLetters
-    deployments: Deployments
-    meters: Meters
-    kinds: Kinds
-    removal: Removal
-    lookups: Lookups
-    waiters: Waiters
-    readers: Readers
-    descriptors: Descriptors
-    gate: Gate
-    links: Links
-    files: FileStore | None
-    store_check: StoreCheck | None
-    tracing: Tracing
-    caller_files: CallerFiles
-    uploading: Turns
-    reading: Turns
+    `believes`: known tokens and models are still accepted while the server is away. Metrics show the home's Redis.
+    """
+
+    def __init__(
+        self,
+        settings: ApiSettings,
+        clients: Clients,
+        meters: Meters,
+        *,
+        clock: Clock,
+        on_unsafe: Callable[[UnsafeBackend], None],
+        tracing: Tracing,
+        site: int = 0,
+        is_home: bool = True,
+        believes: bool = False,
+    ) -> None:
+        super().__init__(
+            clients.redis,
+            clock,
+            limits=settings.account_limits,
+            at_once=WRITES_AT_ONCE,
+            meter=meters.redis if is_home else None,
+        )
+        redis, scripts = self.redis, self.scripts
+        self.site = site
+        self.settings = settings
+        self.meters = meters
+        self.tracing = tracing
+        self.gate = gate = Gate(redis, settings, clock=clock, on_unsafe=on_unsafe)
+        self.lookups = Lookups(
+            self.accounts,
+            self.catalog,
+            scripts,
+            clock=clock,
+            cache_s=settings.cache_s,
+            believes=(lambda: not gate.is_up) if believes else None,
+        )
+        self.glances = Glances(redis)
+        self.waiters = Waiters(
+            clients.subscriber,
+            has_ended=self.glances.has_ended,
+            read=scripts.get,
+            clock=clock,
+            most=settings.max_waits,
+        )
+        self.descriptors = Descriptors(clock)
+        self.readers = Readers(
+            scripts, self.waiters, clock=clock, descriptors=self.descriptors, most=settings.max_streams
+        )
+        self.watching = Watching(Overview.of(self), clock)
+        self.files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
+        self.store_check = None if self.files is None else StoreCheck(self.files, clock)
+        self.links = Links(redis, clock)
+        self.caller_files = CallerFiles(redis)
+        self.uploading = Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S)
+        self.reading = Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S)
+        self._subscriber = clients.subscriber
+        self._pulse = Pulse(meters.registry, meters.redis, redis) if is_home else None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run all loops. Closes the clients at the end."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.gate.run)
+                tasks.start_soon(self.waiters.run)
+                if self.store_check is not None:
+                    tasks.start_soon(self.store_check.missing)
+                if self._pulse is not None:
+                    tasks.start_soon(self._pulse.run)
+                # if Redis is there, the first request finds the gate open
+                await self.gate.opened(within_s=FIRST_CHECK_S)
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            self.release()
+            self.watching.release()
+            with anyio.CancelScope(shield=True):
+                await self._subscriber.aclose()
+                await self.aclose()
 
     def release(self) -> None:
         """End all held responses and streams, because the process ends."""
@@ -155,113 +300,6 @@ class Services(Struct, frozen=True, kw_only=True):
         self.readers.release()
 
 
-class State(TypedDict):
-    """The state that the lifespan gives to each request."""
-
-    services: Services
-    sites: "Sites | None"
-
-
 def services_of(request: Request) -> Services:
-    """Return the services of the home, or of the only server."""
     services: Services = request.scope["state"]["services"]  # called often, and `request.state` is slow
     return services
-
-
-@asynccontextmanager
-async def running(
-    settings: ApiSettings,
-    clients: Clients,
-    meters: Meters,
-    *,
-    clock: Clock,
-    on_unsafe: Callable[[UnsafeBackend], None],
-    tracing: Tracing,
-    site: int = 0,
-    is_home: bool = True,
-    believes: bool = False,
-) -> AsyncIterator[Services]:
-    """Run all services and their loops. Closes the clients at the end.
-
-    `believes`: known tokens and models are still accepted while the server is away. Metrics show the home's Redis.
-    """
-    redis, glances = clients.redis, Glances(clients.redis)
-    gate = Gate(redis, settings, clock=clock, on_unsafe=on_unsafe)
-    gatherer = Gatherer(redis, at_once=WRITES_AT_ONCE, meter=meters.redis if is_home else None)
-    scripts = Scripts(gatherer)
-    accounts, catalog = Accounts(redis, settings.account_limits, clock), Catalog(redis, scripts, clock)
-    changes, descriptors = Changes(redis, scripts, clock), Descriptors(clock)
-    files = store_in(settings.files_dir, redis, clock, url=settings.files_url)
-    queues, directors, owed = Queues(redis, catalog, scripts), Directors(redis), Owed(redis, catalog)
-    watching = Watching(Overview(queues, directors, owed, CloserLook(redis, owed), clock), clock)
-    waiters = Waiters(
-        clients.subscriber, has_ended=glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
-    )
-    services = Services(
-        site=site,
-        redis=redis,
-        settings=settings,
-        clock=clock,
-        scripts=scripts,
-        accounts=accounts,
-        administration=Administration(
-            accounts, catalog, scripts, Suspensions(redis, accounts, catalog, scripts, clock), changes
-        ),
-        changes=changes,
-        queues=queues,
-        queue_administration=QueueAdministration(scripts, changes),
-        living=Living(redis),
-        history=QueueHistory(redis),
-        watching=watching,
-        directors=directors,
-        owed=owed,
-        catalog=catalog,
-        collections=Collections(redis),
-        configs=ModelConfigs(redis, scripts, clock),
-        listing=Listing(redis),
-        glances=glances,
-        idempotency=IdempotencyKeys(redis),
-        dead=DeadLetters(redis, scripts, clock),
-        deployments=Deployments(redis, scripts, clock),
-        meters=meters,
-        kinds=Kinds(redis, scripts, catalog),
-        removal=Removal(redis, scripts, catalog),
-        lookups=Lookups(
-            accounts,
-            catalog,
-            scripts,
-            clock=clock,
-            cache_s=settings.cache_s,
-            believes=(lambda: not gate.is_up) if believes else None,
-        ),
-        waiters=waiters,
-        readers=Readers(scripts, waiters, clock=clock, descriptors=descriptors, most=settings.max_streams),
-        descriptors=descriptors,
-        links=Links(redis, clock),
-        files=files,
-        store_check=None if files is None else StoreCheck(files, clock),
-        tracing=tracing,
-        caller_files=CallerFiles(redis),
-        uploading=Turns(MOST_UPLOADS, each=MOST_UPLOADS_EACH, patience_s=UPLOAD_PATIENCE_S),
-        reading=Turns(MOST_READS, each=MOST_READS_EACH, patience_s=READ_PATIENCE_S),
-        gate=gate,
-    )
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(services.gate.run)
-        tasks.start_soon(services.waiters.run)
-        if services.store_check is not None:
-            tasks.start_soon(services.store_check.missing)
-        if is_home:
-            tasks.start_soon(Pulse(meters.registry, meters.redis, redis).run)
-        # if Redis is there, the first request finds the gate open
-        await services.gate.opened(within_s=FIRST_CHECK_S)
-        try:
-            yield services
-        finally:
-            services.release()
-            tasks.cancel_scope.cancel()
-            watching.release()
-            with anyio.CancelScope(shield=True):
-                await gatherer.aclose()
-    await clients.subscriber.aclose()
-    await redis.aclose()

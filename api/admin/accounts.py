@@ -25,9 +25,8 @@ from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.view import iso
-from director.store.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
-from director.store.suspensions import Ended
-from director.store.tokens import LABEL, Token
+from director.store.accounts import ACCOUNT_NAME, LABEL, AccountType, Policy, Reason, Suspension, Token, Usage
+from director.store.administration import Ended
 
 PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384

@@ -20,7 +20,7 @@ from api.route import Answer, Body, Parameter, Route
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
-from director.store.model_configs import ConfigChanged
+from director.store.models import ConfigChanged
 
 MAX_BODY: Final = 128 * 1024
 REVISION: Final = re.compile(r'"([0-9]{1,15})"')

@@ -30,7 +30,7 @@ from director.core.samples import Sample
 from director.core.schema import Page, SetupRun
 from director.diagnosis.views import QueueView, view_of
 from director.store.accounts import ACCOUNT_NAME
-from director.store.living import LivePlace, LiveState, LiveView
+from director.store.predictions import LivePlace, LiveState, LiveView
 from director.store.queues import Moved, Tenant
 
 PATH: Final = "/admin/queues"
@@ -160,7 +160,7 @@ async def list_live(request: Request) -> Response:
     cursor = cursor_of(request, is_place=lambda text: LivePlace.parse(text) is not None)
     if not await request.services.queues.has(queue):
         raise not_found()
-    found = await request.services.living.page(
+    found = await request.services.predictions.live(
         queue,
         cast(LiveState | None, state),
         after=LivePlace.parse(cursor.at) if cursor else None,

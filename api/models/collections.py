@@ -21,8 +21,7 @@ from api.services import Services
 from director.core.schema import Page
 from director.core.search import Card, matched, words_of
 from director.store.accounts import Account
-from director.store.collections import SLUG
-from director.store.models import Model
+from director.store.models import SLUG, Model
 
 
 class CollectionView(Struct, frozen=True):

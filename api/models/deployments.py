@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 from api.accounts import AccountView
 from api.auth import Scope
-from api.bodies import MODEL, VERSION, PredictionRequest, VersionRef, parse_create
+from api.bodies import MODEL, VERSION, PredictionRequest, parse_create
 from api.contract import CREATE, CREATED, CURSOR, HOW, NO_BODY, OWNER_AND_NAME, WAIT
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
+from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
 from api.request import Members, Request, read_body

@@ -139,7 +139,7 @@ async def _take_off(
 ) -> None:
     """Remove the id from its account's list, because nothing new was filed under it."""
     await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
-    await services.listing.remove(account, prediction_id, kind)
+    await services.predictions.unlist(account, prediction_id, kind)
 
 
 @lru_cache(maxsize=64)
@@ -154,7 +154,7 @@ async def _accepted_before(request: Request, submission: Submission) -> Stored |
         return None
     digest, fingerprint = submission.idempotency
     model, account = submission.version.model, submission.account
-    known = await request.services.idempotency.stands_for(
+    known = await request.services.predictions.stands_for(
         account.name, model=model, digest=digest, fingerprint=fingerprint
     )
     return None if known is None else await _where_it_moved(request, known)

@@ -43,7 +43,7 @@ from director.core.view import address, view
 from director.runtime.tracing import Facts
 from director.store.accounts import Account
 from director.store.catalog import Version
-from director.store.endings import Ending
+from director.store.predictions import Ending
 
 # The span `enqueue` covers the checking and filing of one prediction. It belongs to the caller's trace, or begins one.
 #

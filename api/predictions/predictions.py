@@ -17,7 +17,6 @@ from api.bodies import (
     PredictionRequest,
     TrainingRequest,
     VersionPredictionRequest,
-    VersionRef,
     parse_batch,
     parse_create,
     parse_model,
@@ -49,6 +48,7 @@ from api.errors import (
     problem_of,
 )
 from api.limits import take, taken_of
+from api.lookups import VersionRef
 from api.predictions.events import story_of
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
@@ -219,7 +219,7 @@ async def delete(request: Request) -> Response:
         case "running":
             raise not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
         case "erased":
-            await services.listing.remove(account.name, prediction_id)
+            await services.predictions.unlist(account.name, prediction_id)
     if services.files is not None:
         await _remove_files(services.files, prediction_id)
         await services.scripts.stow(account.name, prediction_id)
@@ -258,7 +258,7 @@ async def create_procedure(request: Request) -> Response:
     version = await services.lookups.named(parse_version(asked.version or ""), account)
     if version is None:
         raise invalid_version()
-    called = await services.kinds.of(version, PROCEDURE)
+    called = await services.catalog.of_kind(version, PROCEDURE)
     if called is None:
         raise kind_not_served(PROCEDURE)
     return await submit(request, account=account, version=called, asked=asked, body=body)
@@ -337,7 +337,7 @@ async def create_training(request: Request) -> Response:
         raise not_found()
     if not await _is_theirs(request, account, asked.destination or ""):
         raise no_destination()
-    trained = await services.kinds.of(version, TRAINING)
+    trained = await services.catalog.of_kind(version, TRAINING)
     if trained is None:
         raise kind_not_served(TRAINING)
     return await submit(request, account=account, version=trained, asked=asked, body=body)

@@ -29,7 +29,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
 from director.core.schema import Stored
-from director.store.endings import Ending, heard
+from director.store.predictions import Ending, heard
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """List an account's predictions across one server or several, as if they were one.
 
 Ids sort by time wherever they were made, so an id is a position in the list of every site, and one cursor is enough.
-The predictions of a site that does not answer are left out, and the response names that site. If no site answers,
-BackendUnavailable is raised.
+The response names sites that do not answer, whose predictions are left out. If none answers, BackendUnavailable is
+raised.
 """
 
 import asyncio
@@ -33,15 +33,11 @@ class Source(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An id, and the server whose list has it."""
-
     id: PredictionId
     source: Source
 
 
 class Looked(NamedTuple):
-    """A glance at a prediction, and the server that it came from."""
-
     glance: Glance
     source: Source
 
@@ -69,7 +65,7 @@ class Lists:
         """
 
         async def read(source: Source) -> list[Listed]:
-            ids = await source.services.listing.ids(
+            ids = await source.services.predictions.ids(
                 account, kind, low=low, high=high, count=count, newest_first=newest_first
             )
             return [Listed(prediction_id, source) for prediction_id in ids]
@@ -94,7 +90,6 @@ class Lists:
         return [known[one.id, one.source.name] for one in listed if (one.id, one.source.name) in known]
 
     async def read(self, looked: Sequence[Looked]) -> list[Stored]:
-        """Return the predictions that still exist, in order."""
         is_heavy = sum(one.glance.weight or 0 for one in looked) >= LARGE_BYTES
 
         async def get(one: Looked) -> Stored | None:

@@ -3,11 +3,11 @@
 Another site is tried only when the previous one certainly took nothing: its queue refused, or there was no connection
 to its server. If a reply was lost, the caller gets a 503, and the run stays where it is.
 
-An idempotency key is bound at the home before anything is placed (`lua/bind.lua`). The request that binds the key
-places the run, and it alone may bind the key to another site. Other requests with the key get the prediction that the
-key stands for. While that prediction does not exist yet, they get a 503. After 20 seconds by the home's clock, the next
-request takes the key over. An enqueue that arrives later still is refused at its site (`lua/enqueue.lua`), so the run
-is never at two sites. Hence a key needs the home to answer.
+An idempotency key is bound at the home before anything is placed (`lua/bind.lua`), so a key needs the home to answer.
+The request that binds the key places the run, and it alone may bind the key to another site. Other requests with the
+key get the prediction that it stands for, and a 503 while that does not exist yet. After 20 seconds by the home's
+clock, the next request takes the key over. An enqueue that arrives later still is refused at its site
+(`lua/enqueue.lua`), so the run is never at two sites.
 """
 
 import asyncio
@@ -48,9 +48,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     @property
     def only_home(self) -> bool:
-        """Return whether only the home may take it: other sites know neither its files nor its destination nor the
-        account's remaining budget.
-        """
+        """Other sites know neither its files nor its destination nor the account's remaining budget."""
         limits = self.account.limits
         has_budget = limits.meters_compute or limits.max_files_bytes is not None
         return bool(self.version.kind) or self.names_files or has_budget
@@ -67,16 +65,15 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, S
     Raises QueueError and BackendUnavailable, as `enter` does.
     """
     order = await _order(sites, wanted)
-    bound: PredictionId | None = None
+    key = None if wanted.idempotency is None else _Key(sites, wanted, wanted.idempotency)
     refused: Exception | None = None
     for site, version in order:
         # before the first await, so that requests of the same moment do not all choose the same site
         site.expects(version.queue)
         home, now_ms = sites.home, site.services.clock.now_ms()
         new = wanted.id if site is home else new_prediction_id(model=version.model, now_ms=now_ms, site=site.row.number)
-        if (known := await _bound_already(sites, wanted, new, bound)) is not None:
+        if key is not None and (known := await key.take(new)) is not None:
             return known
-        bound = new
         try:
             accepted = await enter(site.services, version, new)
         except (QueueRefused, UnknownQueue) as exc:
@@ -88,21 +85,27 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, S
                 raise
             refused = refused or exc
         else:
-            if accepted.replayed and wanted.idempotency is not None:  # the site knew the key, but the home did not
-                await _bind(sites, wanted, wanted.idempotency, accepted.id, instead_of=new)
+            if accepted.replayed and key is not None:  # the site knew the key, but the home did not
+                await key.bind(accepted.id)
             if not accepted.replayed:
                 how = "forced" if wanted.asked else "chosen" if site is order[0][0] else "failover"
                 home.services.meters.placed(site.name, how)
             return accepted, site.services
-    if wanted.idempotency is not None and bound is not None:
-        await _bind(sites, wanted, wanted.idempotency, None, instead_of=bound)
+    if key is not None and key.bound is not None:
+        await key.bind(None)
     raise refused or BackendUnavailable("no site takes it")
 
 
 async def _order(sites: Sites, wanted: Wanted) -> Sequence[tuple[Site, Version]]:
-    """Return the sites to try, best first, each with its own version."""
+    """Return the sites to try, best first, each with its own version. Raises a 422 if X-Site names another."""
     version = wanted.version
-    allowed = _allowed(sites, wanted)
+    names = sites.table.models.get(version.model, tuple(sites.by_name))
+    allowed = [sites.home] if wanted.only_home else [sites.by_name[name] for name in names]
+    if wanted.asked is not None:
+        known = " or ".join(site.name for site in allowed)
+        allowed = [site for site in allowed if site.name == wanted.asked]
+        if not allowed:
+            raise invalid_header("X-Site", known)
     up = [site for site in allowed if site.row.takes_new and site.is_up]
     # for trainings and procedures only the home was asked
     order = [(sites.home, version)] if version.kind and up else await sites.tried(version, wanted.account.name, up)
@@ -111,62 +114,76 @@ async def _order(sites: Sites, wanted: Wanted) -> Sequence[tuple[Site, Version]]
     return order
 
 
-def _allowed(sites: Sites, wanted: Wanted) -> list[Site]:
-    """Return the sites that may have the run, answering or not. Raises a 422 if X-Site names another."""
-    names = sites.table.models.get(wanted.version.model, tuple(sites.by_name))
-    allowed = [sites.by_name[name] for name in names]
-    if wanted.only_home:
-        allowed = [sites.home]
-    if wanted.asked is None:
-        return allowed
-    forced = [site for site in allowed if site.name == wanted.asked]
-    if not forced:
-        raise invalid_header("X-Site", " or ".join(site.name for site in allowed))
-    return forced
+class _Key:
+    """The idempotency key of a run to place. `bound`: what this request bound it to last."""
 
+    def __init__(self, sites: Sites, wanted: Wanted, pair: tuple[str, str]) -> None:
+        self.bound: PredictionId | None = None
+        self._sites = sites
+        self._facts = {"account": wanted.account.name, "model": wanted.version.model}
+        self._pair = pair
 
-async def _bound_already(
-    sites: Sites, wanted: Wanted, new: PredictionId, bound: PredictionId | None
-) -> tuple[Accepted, Services] | None:
-    """Bind the key to `new` instead of `bound`. If the key stands for another prediction, return that one."""
-    if wanted.idempotency is None:
-        return None
-    late: PredictionId | None = None
-    for _ in range(MOST_TAKEOVERS):
-        held = await _bind(sites, wanted, wanted.idempotency, new, instead_of=bound)
-        if held is None:
-            return None if late is None else await _taken_over(sites, wanted, late, new)
-        other = held.id
-        if held.fingerprint != wanted.idempotency[1]:
-            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
-        site = sites.of(other)
-        if site is not None and await _is_there(site.services, held):
-            return Accepted(other, replayed=True), site.services
-        if held.age_ms < SETTLED_MS:
-            break
-        bound = late = other
-    raise BackendUnavailable("the same request is being placed")
+    async def bind(self, new: PredictionId | None) -> Bound | None:
+        """Bind the key at home to `new` instead of what it is bound to. Returns what it stands for if that is other."""
+        return await self._bind_at(self._sites.home, new, instead_of=self.bound)
 
+    async def take(self, new: PredictionId) -> tuple[Accepted, Services] | None:
+        """Bind the key to `new`. If it stands for another prediction, return that one with its services."""
+        late: PredictionId | None = None
+        for _ in range(MOST_TAKEOVERS):
+            held = await self.bind(new)
+            if held is None:
+                self.bound = new
+                return None if late is None else await self._taken_over(late)
+            if held.fingerprint != self._pair[1]:
+                raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+            site = self._sites.of(held.id)
+            if site is not None and await _is_there(site.services, held):
+                return Accepted(held.id, replayed=True), site.services
+            if held.age_ms < SETTLED_MS:
+                break
+            self.bound = late = held.id
+        raise BackendUnavailable("the same request is being placed")
 
-async def _bind(
-    sites: Sites,
-    wanted: Wanted,
-    idempotency: tuple[str, str],
-    new: PredictionId | None,
-    *,
-    instead_of: PredictionId | None,
-) -> Bound | None:
-    return await sites.home.services.scripts.bind(
-        new,
-        account=wanted.account.name,
-        model=wanted.version.model,
-        idempotency=idempotency,
-        instead_of=instead_of,
-    )
+    async def _taken_over(self, late: PredictionId) -> tuple[Accepted, Services] | None:
+        """Prevent `late` from being accepted at its site, now that the key stands for another prediction.
+
+        Returns `late` and its services if it was accepted there already.
+        """
+        site = self._sites.of(late)
+        if site is None or site is self._sites.home:  # at home the key itself prevents it
+            return None
+        try:
+            held = await self._bar(site, late)
+        except BackendUnavailable:
+            await self.bind(late)
+            raise
+        if held is None or held.fingerprint != self._pair[1]:
+            return None
+        await self.bind(held.id)
+        return Accepted(held.id, replayed=True), site.services
+
+    async def _bar(self, site: Site, late: PredictionId) -> Bound | None:
+        """Bind the key at the site to a later id that is never placed, so that `late` is refused there.
+
+        Returns the prediction that the key stands for at the site instead, if that prediction exists.
+        """
+        now_ms = created_ms_of(late) + 1
+        bar = new_prediction_id(model=self._facts["model"], now_ms=now_ms, site=site.row.number)
+        held: Bound | None = None
+        for _ in range(2):
+            held = await self._bind_at(site, bar, instead_of=held.id if held else None)
+            if held is None or await site.services.scripts.get(held.id, outlook=False) is not None:
+                return held
+        raise BackendUnavailable("the same request is being placed")
+
+    async def _bind_at(self, site: Site, new: PredictionId | None, *, instead_of: PredictionId | None) -> Bound | None:
+        scripts = site.services.scripts
+        return await scripts.bind(new, **self._facts, idempotency=self._pair, instead_of=instead_of)
 
 
 async def _is_there(services: Services, held: Bound) -> bool:
-    """Return whether the prediction exists, after waiting a moment for it."""
+    """Wait a moment for the prediction, and return whether it exists."""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
         if await services.scripts.get(held.id, outlook=False) is not None:
@@ -174,42 +191,3 @@ async def _is_there(services: Services, held: Bound) -> bool:
         if held.age_ms >= SETTLED_MS:
             break
     return False
-
-
-async def _taken_over(
-    sites: Sites, wanted: Wanted, late: PredictionId, new: PredictionId
-) -> tuple[Accepted, Services] | None:
-    """Prevent `late` from being accepted at its site, now that the key stands for `new`.
-
-    Returns `late` and its services if it was accepted there already.
-    """
-    site, idempotency = sites.of(late), wanted.idempotency
-    if idempotency is None or site is None or site is sites.home:  # at home the key itself prevents it
-        return None
-    try:
-        held = await _barred(site, wanted, late, idempotency)
-    except BackendUnavailable:
-        await _bind(sites, wanted, idempotency, late, instead_of=new)
-        raise
-    if held is None or held.fingerprint != idempotency[1]:
-        return None
-    await _bind(sites, wanted, idempotency, held.id, instead_of=new)
-    return Accepted(held.id, replayed=True), site.services
-
-
-async def _barred(site: Site, wanted: Wanted, late: PredictionId, idempotency: tuple[str, str]) -> Bound | None:
-    """Bind the key at the site to a later id that is never placed, so that `late` is refused there.
-
-    Returns the prediction that the key stands for at the site instead, if that prediction exists.
-    """
-    scripts, model = site.services.scripts, wanted.version.model
-    bar = new_prediction_id(model=model, now_ms=created_ms_of(late) + 1, site=site.row.number)
-    held: Bound | None = None
-    for _ in range(2):
-        instead_of = held.id if held else None
-        held = await scripts.bind(
-            bar, account=wanted.account.name, model=model, idempotency=idempotency, instead_of=instead_of
-        )
-        if held is None or await scripts.get(held.id, outlook=False) is not None:
-            return held
-    raise BackendUnavailable("the same request is being placed")

@@ -1,5 +1,4 @@
-"""Hold the Redis servers of one API, by name and by the number in each id. The first is the home, which has the
-accounts.
+"""Hold the Redis servers of one API, by name and by the number in each id. The first, the home, has the accounts.
 
 A route says which site's services its handler gets. With only one server there is no `Sites`.
 """
@@ -9,24 +8,22 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import random
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypedDict, TypeVar
 
 import anyio
 from msgspec import Struct
 from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 
-from api.bodies import VersionRef
 from api.errors import Moved, invalid_header, not_found
-from api.lookups import Cache
-from api.metering import Meters
+from api.lookups import Cache, VersionRef
 from api.request import Request
 from api.route import Route
-from api.services import Clients, Services, State, running, services_of
-from api.sites.placement import Candidate, Look, in_order
-from api.sites.table import SiteRow, SiteTable, read_sites
+from api.services import Clients, Meters, Services, services_of
+from api.sites.table import Candidate, Look, SiteRow, SiteTable, in_order, read_sites
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue, UnsafeBackend
 from director.core.ids import PredictionId, QueueName, site_of
@@ -83,7 +80,6 @@ class Site:
             await self._clock.sleep(LOOK_S)
 
     async def run_once(self) -> None:
-        """Check whether the server answers and would keep what it accepts."""
         was_up = self.is_up
         try:
             await self.services.gate.run_once()
@@ -147,7 +143,7 @@ MOST_MOVES: Final = 4
 
 
 class Sites:
-    """All sites, in the order of the table. `table` says what each site may have."""
+    """`all` is in the order of the table. `table` says what each site may have."""
 
     def __init__(self, table: SiteTable, sites: Sequence[Site]) -> None:
         self.table: Final = table
@@ -158,15 +154,8 @@ class Sites:
         self._called: dict[str, Services] = {}
 
     def of(self, prediction_id: PredictionId) -> Site | None:
-        """Return the site where the prediction was placed, or None if that site is not there any more."""
+        """None if that site is not there any more."""
         return self._by_number.get(site_of(prediction_id))
-
-    def at(self, prediction_id: PredictionId) -> Services:
-        """Return the services of the site where the prediction was placed; 404 if there is no such site."""
-        site = self.of(prediction_id)
-        if site is None:
-            raise not_found()
-        return site.services
 
     def asked(self, request: Request) -> Services:
         """Return the services of the site that X-Site names, else the home's. 422 for an unknown name."""
@@ -190,8 +179,8 @@ class Sites:
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
 
-        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away may
-        have the version.
+        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away
+        has it.
         """
         is_seen, away = False, None
         latest = ref.version
@@ -252,7 +241,6 @@ def sites_of(request: BaseRequest) -> Sites | None:
 
 
 def others(request: BaseRequest) -> Sequence[Site]:
-    """Return all sites except the home."""
     sites = sites_of(request)
     return () if sites is None else sites.all[1:]
 
@@ -300,18 +288,27 @@ async def where_it_is(
 
 def services_at(request: BaseRequest, prediction_id: PredictionId) -> Services:
     """Return the services of the site where the prediction was placed; 404 if there is no such site."""
-    sites = sites_of(request)
-    return services_of(request) if sites is None else sites.at(prediction_id)
+    if (sites := sites_of(request)) is None:
+        return services_of(request)
+    if (site := sites.of(prediction_id)) is None:
+        raise not_found()
+    return site.services
 
 
 async def version_named(request: BaseRequest, ref: VersionRef, account: Account) -> Version | None:
-    """Return the version that this account means, wherever it is."""
     sites = sites_of(request)
     return await (services_of(request).lookups if sites is None else sites).named(ref, account)
 
 
+class State(TypedDict):
+    """`services` are those of the home, or of the only server."""
+
+    services: Services
+    sites: Sites | None
+
+
 class Plan(Struct, frozen=True):
-    """The servers of this API, each with its clients. Without a `table` there is one server."""
+    """The servers of this API. Without a `table` there is one."""
 
     servers: Sequence[tuple[ApiSettings, Clients]]
     table: SiteTable | None = None
@@ -333,19 +330,18 @@ async def all_running(
     async with AsyncExitStack() as stack:
         behind: list[Services] = []
         for place, (settings, clients) in enumerate(plan.servers):
-            services = await stack.enter_async_context(
-                running(
-                    settings,
-                    clients,
-                    meters,
-                    clock=clock,
-                    on_unsafe=_ignored if place else on_unsafe,
-                    tracing=tracing,
-                    site=plan.table.site[place].number if plan.table else 0,
-                    is_home=not place,
-                    believes=plan.table is not None,
-                )
+            services = Services(
+                settings,
+                clients,
+                meters,
+                clock=clock,
+                on_unsafe=(lambda _: None) if place else on_unsafe,
+                tracing=tracing,
+                site=plan.table.site[place].number if plan.table else 0,
+                is_home=not place,
+                believes=plan.table is not None,
             )
+            await stack.enter_async_context(services.running())
             behind.append(services)
         meters.watch(
             held=lambda: sum(services.waiters.waiting for services in behind),
@@ -357,16 +353,9 @@ async def all_running(
         home = Site(plan.table.site[0], behind[0], clock)
         others = zip(plan.table.site[1:], behind[1:], strict=True)
         sites = Sites(plan.table, [home, *(Site(row, services, clock, home=home) for row, services in others)])
-        meters.watch_sites({site.name: _up(site) for site in sites.all})
+        meters.watch_sites({site.name: partial(getattr, site, "is_up") for site in sites.all})
         async with anyio.create_task_group() as tasks:
             for site in sites.all:
                 tasks.start_soon(site.run)
             yield {"services": behind[0], "sites": sites}
             tasks.cancel_scope.cancel()
-
-
-def _up(site: Site) -> Callable[[], float]:
-    return lambda: float(site.is_up)
-
-
-def _ignored(_: UnsafeBackend) -> None: ...

@@ -1,23 +1,73 @@
-"""Read the file of sites: which Redis servers the API serves together, and how new work is placed among them.
+"""Read the file of sites: which Redis servers the API serves together, and in which order they get new work.
 
 The first site is the home: the server of DIRECTOR_REDIS_URL, with its files. Addresses of the others contain secrets,
-so the file names the environment variables that have them. Every error says where in the file it is. This module never
-connects to anything.
+so the file names the environment variables that have them. Every error says where in the file it is.
 """
 
+import math
 import tomllib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from api.sites.placement import Placement
 from director.core.errors import SettingsError
 from director.core.ids import MODEL_NAME
 from director.core.settings import ApiSettings, mistake
+
+Placement = Literal["random", "least-wait"]
+
+UNKNOWN_MS: Final = 1_000.0  # for a model without finished runs: then the shorter queue decides
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """A queue's latest report. `service_ms`: time of one run, 0 while unknown. `starts`: the queue is not held back."""
+
+    waiting: int
+    running: int
+    slots: int
+    service_ms: float
+    starts: bool
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """A site that could take the work. `since`: predictions placed there since the report."""
+
+    name: str
+    weight: float
+    look: Look
+    since: int = 0
+
+    @property
+    def wait_ms(self) -> float:
+        """Estimate how long the next prediction would wait, in ms. Infinite where nothing starts."""
+        look = self.look
+        if not look.starts or not look.slots:
+            return math.inf
+        ahead = look.waiting + look.running + self.since - look.slots + 1
+        return max(0, ahead) * (look.service_ms or UNKNOWN_MS) / look.slots
+
+
+def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callable[[], float]) -> list[str]:
+    """Return the names of all candidates, best first.
+
+    The caller leaves out sites that are away, take nothing new, or lack the model. A site where nothing would start is
+    tried last and never left out: a pool that was scaled to zero starts because work waits for it. Equal waits are
+    ordered
+    at random, by weight: `draw` returns a new random number in [0, 1) per call.
+    """
+    lots = {each.name: -math.log(1 - draw()) / each.weight for each in candidates}
+    waits = {each.name: each.wait_ms for each in candidates}
+
+    def rank(name: str) -> tuple[float, float]:
+        is_stuck = math.isinf(waits[name])
+        return (waits[name] if placement == "least-wait" else float(is_stuck)), lots[name]
+
+    return sorted(lots, key=rank)
+
 
 MOST_BYTES: Final = 256 * 1024
 Value = TypeVar("Value", bound=Hashable)
@@ -48,7 +98,7 @@ class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def settings(self, base: ApiSettings, environ: Mapping[str, str]) -> list[ApiSettings]:
         """Return the settings of each site, in order. Raises SettingsError if a variable is not set."""
-        others = {row.redis_url_env: _settings(row, base, environ) for row in self.site[1:]}
+        others = {row.redis_url_env: _settings_of(row, base, environ) for row in self.site[1:]}
         addresses = [each.redis_url for each in others.values()]
         if same := [name for name, each in others.items() if each.redis_url in _twice(addresses)]:
             raise SettingsError(f"{same[0]} and {same[1]} have the address of one server.")
@@ -76,7 +126,6 @@ def read_sites(path: Path) -> SiteTable:
 
 
 def _wrong(table: SiteTable) -> str:
-    """Return the first contradiction in the table, or ''."""
     home, *others = table.site
     names = {row.name for row in table.site}
     for field in ("name", "number"):
@@ -104,7 +153,7 @@ def _twice(values: Iterable[Value]) -> list[Value]:
     return [value for value, times in seen.items() if times > 1]
 
 
-def _settings(row: SiteRow, base: ApiSettings, environ: Mapping[str, str]) -> ApiSettings:
+def _settings_of(row: SiteRow, base: ApiSettings, environ: Mapping[str, str]) -> ApiSettings:
     url = environ.get(row.redis_url_env, "")
     if not url or url == base.redis_url:
         raise SettingsError(f"{row.redis_url_env}: expected the address of the Redis server of the site {row.name}.")

@@ -18,8 +18,7 @@ from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.core.view import iso
-from director.store.accounts import TYPES, Policy, Reason, refuse_name
-from director.store.tokens import SCOPES, Token
+from director.store.accounts import SCOPES, TYPES, Policy, Reason, Token, refuse_name
 
 COLUMNS: Final = ("account", "limits")
 TOKEN_COLUMNS: Final = ("account", "id", "ends in", "scopes", "lanes", "expires", "label")

@@ -5,19 +5,26 @@ The API is not asked, so these commands work while no API runs.
 
 import argparse
 import getpass
+import logging
 import os
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from director.core.errors import DirectorError
+import anyio
+from redis.asyncio import Redis
 
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-    from director.core.ids import QueueName
-
+from director.broker.redis_client import client, describe
+from director.core.errors import BackendUnavailable, DirectorError, SettingsError
+from director.core.ids import QueueName
+from director.diagnosis.overview import Overview
+from director.diagnosis.scaling import Scaling
+from director.local.home import Home
+from director.runtime.logs import JsonLines
+from director.store import changes
+from director.store.services import Services
 
 Done = TypeVar("Done")
 
@@ -26,76 +33,24 @@ class Nowhere(DirectorError):
     """No service is known. Start one, or name its address."""
 
 
-class Backend:
-    """The stores on one Redis server. They are imported here, so that `--help` stays quick."""
+class Backend(Services):
+    """The stores on one Redis server, and what is derived from them."""
 
-    def __init__(self, redis: "Redis") -> None:
-        from director.broker.gatherer import Gatherer
-        from director.broker.scripts import Scripts
-        from director.core.clock import SystemClock
-        from director.diagnosis.overview import CloserLook, Overview
-        from director.diagnosis.scaling import Scaling
-        from director.store.accounts import Accounts
-        from director.store.administration import Administration
-        from director.store.catalog import Catalog
-        from director.store.changes import Changes
-        from director.store.collections import Collections, Examples
-        from director.store.dead import DeadLetters
-        from director.store.directors import Directors
-        from director.store.model_configs import ModelConfigs
-        from director.store.owed import Owed
-        from director.store.queue_history import QueueHistory
-        from director.store.queues import QueueAdministration, Queues
-        from director.store.suspensions import Suspensions
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.overview = Overview.of(self)
+        self.scaling = Scaling(redis, self.scripts, self.catalog, self.clock)
 
-        self.redis = redis
-        self._gatherer = Gatherer(redis)
-        clock = SystemClock()
-        self.scripts = Scripts(self._gatherer)
-        self.changes = Changes(redis, self.scripts, clock)
-        self.catalog = Catalog(redis, self.scripts, clock)
-        self.collections = Collections(redis)
-        self.configs = ModelConfigs(redis, self.scripts, clock)
-        self.examples = Examples(redis, self.scripts)
-        self.accounts = Accounts(redis)
-        self.administration = Administration(
-            self.accounts,
-            self.catalog,
-            self.scripts,
-            Suspensions(redis, self.accounts, self.catalog, self.scripts, clock),
-            self.changes,
-        )
-        self.queue_administration = QueueAdministration(self.scripts, self.changes)
-        self.history = QueueHistory(redis)
-        self.scaling = Scaling(redis, self.scripts, self.catalog, clock)
-        self.queues = Queues(redis, self.catalog, self.scripts)
-        self.dead = DeadLetters(redis, self.scripts, clock)
-        self.directors = Directors(redis)
-        owed = Owed(redis, self.catalog)
-        self.overview = Overview(self.queues, self.directors, owed, CloserLook(redis, owed), clock)
-
-    async def queue(self, name: str) -> "QueueName":
+    async def queue(self, name: str) -> QueueName:
         """Return the queue that a command line names. Raises SettingsError for an unknown queue."""
-        from director.core.errors import SettingsError
-
         found = await self.queues.named(name)
         if found is None:
             raise SettingsError(f"there is no queue {name}: `director queues` shows them.")
         return found
 
-    async def aclose(self) -> None:
-        """Close the connection."""
-        await self._gatherer.aclose()
-        await self.redis.aclose()
-
 
 def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Done]]) -> Done:
     """Call `act` on the server that the command line, the environment or the `up` names. Return its result."""
-    import anyio
-
-    from director.broker.redis_client import describe
-    from director.core.errors import BackendUnavailable
-
     url = redis_url(given)
 
     async def run() -> Done:
@@ -110,8 +65,6 @@ def on_backend(given: argparse.Namespace, act: Callable[[Backend], Awaitable[Don
 
 def redis_url(given: argparse.Namespace) -> str:
     """Return the address of the Redis server. Raises Nowhere."""
-    from director.local.home import Home
-
     url = given.redis or os.environ.get("DIRECTOR_REDIS_URL", "") or Home(Path(given.home)).read().redis_url
     if not url:
         raise Nowhere(
@@ -124,8 +77,6 @@ def redis_url(given: argparse.Namespace) -> str:
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[Backend]:
     """Connect to one server while the block lasts."""
-    from director.broker.redis_client import client
-
     backend = Backend(client(url, name="director-cli"))
     try:
         yield backend
@@ -133,28 +84,19 @@ async def connected(url: str) -> AsyncGenerator[Backend]:
         await backend.aclose()
 
 
-CHANGES = "director.store.changes"
-
-
 @contextmanager
 def audited() -> Iterator[str]:
     """Yield the operator's name, and write each change in the block as a line of JSON on stderr too."""
-    import logging
-    import sys
-
-    from director.runtime.logs import JsonLines
-
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(process="cli"))
-    changes = logging.getLogger(CHANGES)
-    level = changes.level
-    changes.addHandler(handler)
-    changes.setLevel(logging.INFO)
+    level = changes.log.level
+    changes.log.addHandler(handler)
+    changes.log.setLevel(logging.INFO)
     try:
         yield typist()
     finally:
-        changes.setLevel(level)
-        changes.removeHandler(handler)
+        changes.log.setLevel(level)
+        changes.log.removeHandler(handler)
 
 
 def typist() -> str:

@@ -12,7 +12,7 @@ from director.cli.operators import operator, prediction_id
 from director.cli.tables import Answer, listed
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig
-from director.store.collections import Collection
+from director.store.models import Collection
 
 # option: help
 SAID: Final = {

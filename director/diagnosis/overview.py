@@ -29,8 +29,7 @@ from director.diagnosis.findings import Closer, Finding, Heaviest, Letter, Negle
 from director.diagnosis.views import DirectorView, QueueView, director_view, view_of
 from director.store.directors import Directors
 from director.store.owed import LATE_MS, Owed
-from director.store.queue_history import QueueHistory
-from director.store.queues import Queues
+from director.store.queues import QueueHistory, Queues
 from director.store.services import Services
 
 T = TypeVar("T")

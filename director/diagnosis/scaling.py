@@ -20,7 +20,7 @@ from director.core.samples import PERIOD_S, arrivals_s
 from director.diagnosis.sizing import Bounds, Load, wanted
 from director.store.catalog import Catalog
 from director.store.deployments import MOST, Deployments
-from director.store.queue_history import QueueHistory
+from director.store.queues import QueueHistory
 
 SOON_S: Final = 60.0  # a retry that is due later is no reason to keep a director
 # The higher rate of the two counts, so that scaling up is immediate and scaling down is slow.

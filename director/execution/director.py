@@ -20,9 +20,6 @@ import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from director.broker.gatherer import Gatherer
-from director.broker.scripts import Scripts
-from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import Kind, QueueName, model_and_kind, version_id
 from director.core.model_config import ModelConfig, check_server_url, over
@@ -50,10 +47,9 @@ from director.servers.server import Server
 from director.servers.servers import Servers
 from director.servers.setup_webhook import SetupWebhook
 from director.servers.trust import Trust
-from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
-from director.store.model_configs import ModelConfigs
-from director.store.removal import Removal, TrainedVersions
+from director.store.catalog import OPEN_SCHEMA
+from director.store.removal import TrainedVersions
+from director.store.services import Services
 from director.webhooks.delivery import Schedule, Webhooks
 from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
@@ -92,10 +88,9 @@ def check_settings(settings: DirectorSettings) -> None:
 class Shared(Struct, frozen=True, kw_only=True):
     """The connections and services that the directors of one process share. `waits`: their blocking connections."""
 
-    gatherer: Gatherer
+    services: Services
     waits: Redis
     sender: Sender
-    clock: Clock
     moderator: Moderator | None
     metering: Metering
     tracing: Tracing
@@ -106,21 +101,20 @@ class Director:
     """Claims and runs the predictions of one queue, and of the queues that are read beside it."""
 
     def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
-        clock, store = shared.clock, shared.store
+        services, store = shared.services, shared.store
+        clock = services.clock
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.servers = Servers([], clock.monotonic)
         self.claims = ActiveClaims()
         self.fleet = Fleet(self.servers, make=self._make_server, watch=self._watch)
         self._given = self._settings = settings
         self._shared = shared
-        self._redis = shared.gatherer.redis
         self._clock = clock
-        self._scripts = Scripts(shared.gatherer)
-        self._catalog = Catalog(self._redis, self._scripts, clock)
-        self._kinds = Kinds(self._redis, self._scripts, self._catalog)
+        self._scripts = services.scripts
+        self._catalog = services.catalog
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
-        self._configs = ModelConfigs(self._redis, self._scripts, clock)
+        self._configs = services.configs
         self._config = ModelConfig()
         self._config_error = ""
         self._heartbeat: Heartbeat | None = None
@@ -134,9 +128,8 @@ class Director:
         self._file_inputs: FileInputs | None = None
         if store is not None:
             self._storing = Storing(store, self._scripts, clock, settings)
-            self._file_inputs = FileInputs(store, CallerFiles(self._redis), clock, settings)
-        removal = Removal(self._redis, self._scripts, self._catalog)
-        self._trained = TrainedVersions(self._redis, self._catalog, removal, store=store)
+            self._file_inputs = FileInputs(store, CallerFiles(services.redis), clock, settings)
+        self._trained = TrainedVersions(services.redis, services.catalog, services.removal, store=store)
         self._queue: QueueName | None = None
         self._queue_known = asyncio.Event()
         self._registering = asyncio.Lock()
@@ -307,7 +300,7 @@ class Director:
         settings, queue = self._settings, self._queue
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
-        accounts = Accounts(self._redis, clock=self._clock)
+        accounts = self._shared.services.accounts
         sender, tracing = self._shared.sender, self._shared.tracing
         webhooks = Webhooks(self._scripts, accounts, sender, self._clock, self._schedule, tracing)
         webhooks.on_told = self._shared.metering.webhooks.told
@@ -377,7 +370,7 @@ class Director:
     async def _recognize_once(self) -> None:
         model, version = self._settings.model, self._version or await self._version_shown()
         found = await self._catalog.version(model, version) if version else None
-        known = await self._kinds.of(found, self._kind) if found else None
+        known = await self._catalog.of_kind(found, self._kind) if found else None
         async with self._registering:
             if known is not None and self._queue is None:
                 self._version, self._queue = version, known.queue
@@ -422,7 +415,7 @@ class Director:
         async with self._registering:
             settings = self._settings
             self._version = self._version or version_id(settings.model, self._schema, b"")
-            self._queue = await self._kinds.register(
+            self._queue = await self._catalog.register_kind(
                 settings.model,
                 self._version,
                 self._kind,

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import anyio
 
-from director.broker.gatherer import Gatherer
 from director.broker.redis_client import blocking_client, client
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
@@ -32,6 +31,7 @@ from director.runtime.metrics import Pulse
 from director.runtime.tracing import Tracing
 from director.servers.leftovers import Leftovers
 from director.servers.runners.inbox import Arrivals, Inbox
+from director.store.services import Services
 from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 
@@ -100,15 +100,14 @@ async def connections(
     waits = blocking_client(settings.redis_url, block_s=max(LONGEST_S, KICK_WAIT_S), connections=WAITS * directors)
     metering = Metering()
     sender.on_sent = metering.webhooks.sent
-    gatherer = Gatherer(redis, meter=metering.redis)
+    services = Services(redis, clock, meter=metering.redis)
     tracing = tracing or process.tracing_of("director", accounts=settings.trace_accounts)
     try:
         store = output_store_in(settings.files_dir, redis, clock, url=settings.files_url)
         yield Shared(
-            gatherer=gatherer,
+            services=services,
             waits=waits,
             sender=sender,
-            clock=clock,
             moderator=moderator,
             metering=metering,
             tracing=tracing,
@@ -116,8 +115,7 @@ async def connections(
         )
     finally:
         with anyio.CancelScope(shield=True):
-            await gatherer.aclose()
-            await redis.aclose()
+            await services.aclose()
             await waits.aclose()
             await sender.aclose()
             await tracing.aclose()
@@ -144,20 +142,20 @@ class Pool:
         self.health = process.Health()
         self._settings = settings
         self._shared = shared
-        self._redis = shared.gatherer.redis
+        self._redis = shared.services.redis
         self._broken: dict[str, str] = {}
         self.health.checks = {
             "redis": process.redis_check(self._redis),
             **{label: partial(self._missing, label) for label in directors},
         }
         if shared.store is not None:
-            self.health.checks["files"] = StoreCheck(shared.store, shared.clock).missing
+            self.health.checks["files"] = StoreCheck(shared.store, shared.services.clock).missing
         self.health.figures = self._figures
         self.health.metrics = shared.metering.registry
 
     async def direct(self, started: Callable[[int], None]) -> None:
         """Run until canceled. `started` gets the port of health and inbox."""
-        settings, redis, clock = self._settings, self._redis, self._shared.clock
+        settings, redis, clock = self._settings, self._redis, self._shared.services.clock
         # the inbox has no address before it is served
         inbox = Inbox("", arrivals=Arrivals.of(settings.upload_secret))
         async with anyio.create_task_group() as tasks:

@@ -85,7 +85,7 @@ class CallerFiles:
     async def ids(
         self, account: str, *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
     ) -> list[FileId]:
-        """Return at most `count` ids between two bounds, as `Listing.ids` takes them. Some files may have expired."""
+        """Return at most `count` ids between two bounds, as in `Predictions.ids`. Some files may have expired."""
         key = keys.files(account)
         if newest_first:
             found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))

@@ -32,7 +32,7 @@ from director.runtime.metric_table import METRICS, OTHER, QueueNames
 from director.runtime.metrics import RedisMeter, WebhookMeter
 from director.runtime.metrics import Registry as Metrics
 from director.runtime.sweep import sweep
-from director.store.queue_history import QueueHistory
+from director.store.queues import QueueHistory
 
 Labels = tuple[str, ...]
 Fold = Callable[[float, float], float]

@@ -40,8 +40,7 @@ from director.local.processes import UpError, claimable, end, is_alive, mark
 from director.local.server import VALKEY, EmbeddedServer, find_binary
 from director.local.supervisor import supervising
 from director.runtime.startup import raise_descriptor_limit
-from director.store.accounts import Accounts
-from director.store.tokens import SCOPES
+from director.store.accounts import SCOPES, Accounts
 
 UP_GRACE_S: Final = 60.0  # `up` drains its directors before it ends
 PART_GRACE_S: Final = 10.0

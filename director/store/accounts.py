@@ -1,10 +1,12 @@
-"""Store accounts: who may ask, what they may use, and the secrets that sign their webhooks.
+"""Store accounts and their tokens: who may ask, what they may use, and the secrets that sign their webhooks.
 
-Tokens are kept as digests only (`tokens.py`), so stored data cannot authenticate a caller. Webhook secrets are kept as
-they are, because signing needs them: a reader of them can sign as this service does.
+Of tokens only digests are kept, so stored data cannot authenticate a caller. Redis expires a token by itself. Webhook
+secrets are kept as they are, because signing needs them: a reader of them can sign as this service does.
 """
 
+import hashlib
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
@@ -19,7 +21,180 @@ from director.core.clock import Clock, SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.core.signing import new_secret
-from director.store.tokens import NewToken, Token, Tokens
+
+# read: see what is there; run: create and cancel predictions; admin: operate on all accounts
+SCOPES: Final = ("read", "run", "admin")
+PREFIX: Final = "dr_"
+ID_DIGITS: Final = 16
+LAST: Final = 4
+LABEL: Final = r"^[A-Za-z0-9][A-Za-z0-9 ._@/-]{0,63}$"
+MOST_TOKENS: Final = 1_000  # of one account, since one answer lists them all
+LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date after the year 9999 could not be shown
+# an entry of the list that has had no token for this long was never completed, or its token is gone
+HALF_MADE_MS: Final = 60_000
+
+
+class Token(Struct, frozen=True, kw_only=True):
+    """A token as operators see it. `id` is the start of its digest. Times are in ms; None is unknown or never."""
+
+    id: str
+    account: str
+    label: str
+    last4: str
+    scopes: tuple[str, ...]
+    lanes: tuple[str, ...]
+    created_ms: int | None
+    expires_ms: int | None
+    digest: str
+
+    def is_named(self, name: str) -> bool:
+        """Does an operator mean this token by its label, its last four characters or the start of its digest?"""
+        is_prefix = len(name) >= LAST and self.digest.startswith(name.lower())
+        return bool(name) and (name in (self.label, self.last4) or is_prefix)
+
+
+class NewToken(Struct, frozen=True, kw_only=True):
+    """A token before it is stored, with its secret. The secret is never logged or stored."""
+
+    secret: str
+    label: str
+    scopes: tuple[str, ...]
+    lanes: tuple[str, ...]
+    created_ms: int
+    expires_ms: int | None
+
+    @property
+    def id(self) -> str:
+        return digest(self.secret)[:ID_DIGITS]
+
+    def __repr__(self) -> str:
+        return f"NewToken({self.id})"
+
+
+class Tokens:
+    def __init__(self, redis: Redis, clock: Clock) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+        self._clock = clock
+
+    def new(
+        self,
+        *,
+        lanes: Sequence[str],
+        scopes: Sequence[str],
+        label: str,
+        expires_ms: int | None,
+        token: str | None = None,
+    ) -> NewToken:
+        """Return a token with a fresh secret, or with `token` as its secret. Raises SettingsError."""
+        now_ms = self._clock.now_ms()
+        if not lanes or not set(lanes) <= set(LANES):
+            raise SettingsError(f"A token has lanes of {', '.join(LANES)}.")
+        if not scopes or not set(scopes) <= set(SCOPES):
+            raise SettingsError(f"A token has scopes of {', '.join(SCOPES)}.")
+        if label and not re.fullmatch(LABEL, label):
+            raise SettingsError("A label has letters, digits, spaces and . _ @ / -, and at most 64 of them.")
+        if expires_ms is not None and not now_ms < expires_ms <= now_ms + LONGEST_MS:
+            raise SettingsError("A token expires in the future, within a hundred years, or never.")
+        return NewToken(
+            secret=token or PREFIX + secrets.token_hex(20),
+            label=label,
+            scopes=tuple(dict.fromkeys(scopes)),
+            lanes=tuple(dict.fromkeys(lanes)),
+            created_ms=now_ms,
+            expires_ms=expires_ms,
+        )
+
+    async def add(self, account: str, made: NewToken) -> Token:
+        """Store a new token for this account. Raises SettingsError if the account has too many."""
+        name = digest(made.secret)
+        if len(others := await self.of(account)) >= MOST_TOKENS and all(one.digest != name for one in others):
+            raise SettingsError(f"An account has at most {MOST_TOKENS:,} tokens: revoke some first.")
+        fields = {
+            "account": account,
+            "lanes": ",".join(made.lanes),
+            "scopes": ",".join(made.scopes),
+            "label": made.label,
+            "last4": made.secret[-LAST:],
+            "created": str(made.created_ms),
+            "expires": "" if made.expires_ms is None else str(made.expires_ms),
+        }
+
+        async def write() -> None:
+            # The list first, so that a working token is never missing from it.
+            await self._redis.zadd(keys.tokens(account), {name: made.created_ms}, nx=True)
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hset(keys.token(name), mapping=fields)
+            if made.expires_ms is None:
+                pipe.persist(keys.token(name))
+            else:
+                pipe.pexpireat(keys.token(name), made.expires_ms)
+            await pipe.execute()
+            await self._redis.zadd(keys.tokens(account), {name: made.created_ms}, nx=True)  # a removal came between
+
+        await ask(write)
+        return _token(name, fields)
+
+    async def found(self, token: str) -> Token | None:
+        """Return the token with this secret, or None if it is unknown or expired."""
+        name = digest(token)
+        fields = texts(await ask(lambda: self._redis.hgetall(keys.token(name))))
+        if not fields:
+            return None
+        found = _token(name, fields)
+        if found.created_ms is None:  # release 0.1.0 made it, which kept no list
+            await ask(lambda: self._redis.zadd(keys.tokens(found.account), {name: 0}, nx=True))
+        is_over = found.expires_ms is not None and found.expires_ms <= self._clock.now_ms()
+        return None if is_over else found
+
+    async def of(self, account: str) -> list[Token]:
+        """Return all tokens of this account, oldest first. Entries without a token are removed from the list."""
+        listed = await ask(lambda: self._redis.zrange(keys.tokens(account), 0, -1, withscores=True))
+
+        replies = await pipelined(
+            self._redis, lambda pipe: [pipe.hgetall(keys.token(text(name))) for name, _ in listed]
+        )
+        since_ms = self._clock.now_ms() - HALF_MADE_MS
+        gone = [name for (name, at_ms), fields in zip(listed, replies, strict=True) if not fields and at_ms < since_ms]
+        if gone:
+            await self._take_off(account, gone)
+        return [_token(text(name), texts(fields)) for (name, _), fields in zip(listed, replies, strict=True) if fields]
+
+    async def remove(self, token: Token) -> bool:
+        """Revoke the token. Return False if it was not valid before."""
+        is_gone = bool(await ask(lambda: self._redis.delete(keys.token(token.digest))))
+        await self._take_off(token.account, [token.digest.encode()])
+        return is_gone
+
+    async def _take_off(self, account: str, gone: Sequence[bytes]) -> None:
+        """Take tokens off the list, but for those that were made again since they were looked for."""
+        await ask(lambda: self._redis.zrem(keys.tokens(account), *gone))
+        made = await pipelined(
+            self._redis, lambda pipe: [pipe.hget(keys.token(text(name)), "created") for name in gone]
+        )
+        again = {name: int(at_ms) for name, at_ms in zip(gone, made, strict=True) if at_ms is not None}
+        if again:
+            await ask(lambda: self._redis.zadd(keys.tokens(account), again, nx=True))
+
+
+def digest(token: str) -> str:
+    """Return the SHA-256 under which a token is stored. Tokens are 160 random bits, so no slow hash is needed."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _token(name: str, fields: dict[str, str]) -> Token:
+    created, expires = fields.get("created"), fields.get("expires")
+    return Token(
+        id=name[:ID_DIGITS],
+        account=fields["account"],
+        label=fields.get("label", ""),
+        last4=fields.get("last4", ""),
+        scopes=tuple(fields["scopes"].split(",")),
+        lanes=tuple(fields["lanes"].split(",")),
+        created_ms=int(created) if created else None,
+        expires_ms=int(expires) if expires else None,
+        digest=name,
+    )
+
 
 AccountType = Literal["organization", "user"]
 TYPES: Final[tuple[AccountType, ...]] = get_args(AccountType)
@@ -44,7 +219,7 @@ class Suspension(Struct, frozen=True, kw_only=True):
 
 
 class Account(Struct, frozen=True):
-    """The account of a token, with its lanes and limits. `limits_rev` counts the changes of the limits.
+    """The account of a token. `limits_rev` counts the changes of the limits.
 
     `token_id` and `expires_ms` belong to the token. `expires_ms` is None if the token does not expire.
     """
@@ -88,10 +263,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Accounts:
-    """Accounts and tokens in Redis. All methods raise BackendUnavailable while Redis cannot answer.
-
-    `defaults` are the limits of accounts that have none of their own.
-    """
+    """`defaults` are the limits of accounts that have none of their own."""
 
     def __init__(self, redis: Redis, defaults: AccountLimits = UNLIMITED, clock: Clock | None = None) -> None:
         self._redis = redis
@@ -99,10 +271,26 @@ class Accounts:
         self._clock = clock or SystemClock()
         self.tokens = Tokens(redis, self._clock)
 
-    async def create(self, account: str, kind: AccountType = "organization") -> bool:
-        """Create the account. Return False, and change nothing, if it exists."""
+    async def create(self, account: str, kind: AccountType = TYPES[0]) -> bool:
+        """Create the account. Return False, and change nothing, if it exists.
+
+        The caller whose secret is stored created it, even if the reply was lost.
+        """
         refuse_name(account)
-        return await self._make(account, kind)
+        key, secret = keys.account(account), new_secret()
+
+        async def write() -> bool:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hsetnx(key, SIGNING, secret)
+            pipe.hget(key, SIGNING)
+            pipe.sadd(keys.accounts(), account)
+            _, stands, _ = await pipe.execute()
+            is_ours = text(stands) == secret
+            if is_ours and kind != TYPES[0]:
+                await self._redis.hset(key, "type", kind)
+            return is_ours
+
+        return await ask(write)
 
     async def set_type(self, account: str, kind: AccountType) -> None:
         """Raises SettingsError if the account does not exist."""
@@ -119,10 +307,7 @@ class Accounts:
         expires_ms: int | None = None,
         token: str | None = None,
     ) -> str:
-        """Create a token, and its account if missing. Return the secret, which is never shown again.
-
-        Raises SettingsError for an invalid name, lane, scope, label or time.
-        """
+        """Create a token, and its account if missing. Return the secret, which is never shown again."""
         refuse_name(account)
         made = self.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms, token=token)
         await self.give_token(account, made)
@@ -130,36 +315,15 @@ class Accounts:
 
     async def give_token(self, account: str, made: NewToken) -> Token:
         """Store a new token for this account, which is created if missing."""
-        refuse_name(account)
-        await self._make(account)
+        await self.create(account)
         return await self.tokens.add(account, made)
 
-    async def _make(self, account: str, kind: AccountType = TYPES[0]) -> bool:
-        """Create the account. The caller whose secret is stored created it, even if the reply was lost."""
-        key, secret = keys.account(account), new_secret()
-
-        async def write() -> bool:
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hsetnx(key, "webhook_secret", secret)
-            pipe.hget(key, "webhook_secret")
-            pipe.sadd(keys.accounts(), account)
-            _, stands, _ = await pipe.execute()
-            is_ours = text(stands) == secret
-            if is_ours and kind != TYPES[0]:
-                await self._redis.hset(key, "type", kind)
-            return is_ours
-
-        return await ask(write)
-
     async def revoke(self, token: str) -> bool:
-        """Revoke a token. Return False if it was not valid before."""
         found = await self.tokens.found(token)
         return found is not None and await self.tokens.remove(found)
 
     async def authenticate(self, token: str) -> Account | None:
-        """Return the account, or None if the token is unknown. The lookup is by digest, so its time reveals no other
-        token.
-        """
+        """Return the account, or None. The lookup is by digest, so its time reveals no other token."""
         found = await self.tokens.found(token)
         if found is None:
             return None
@@ -177,7 +341,6 @@ class Accounts:
         )
 
     async def names(self) -> list[str]:
-        """Return all accounts, sorted."""
         return sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
 
     async def exists(self, account: str) -> bool:
@@ -264,7 +427,6 @@ class Accounts:
         ]
 
     async def _bytes_of(self, files: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
-        """Return the total size of these files of each account."""
         sizes = await pipelined(
             self._redis, lambda pipe: [pipe.hmget(keys.stored(name), list(ids)) for name, ids in files.items()]
         )
@@ -306,7 +468,7 @@ class Accounts:
         if over:
             await ask(lambda: self._redis.hdel(keys.account(account), *over))
         living = sorted(set(former) - set(over), key=lambda field: -former[field])
-        return [found[field] for field in ("webhook_secret", *living) if field in found]
+        return [found[field] for field in (SIGNING, *living) if field in found]
 
 
 def _written(found: Sequence[bytes | None]) -> Written:

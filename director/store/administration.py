@@ -4,27 +4,145 @@ Every change is logged with its operator. Secrets are never logged. The caller h
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
+from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import Rotated
 from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED
-from director.core.ids import QueueName
+from director.core.clock import Clock
+from director.core.ids import Kind, PredictionId, QueueName
 from director.core.signing import new_secret
-from director.store.accounts import Accounts, AccountType, Policy, Reason, Written, refuse_name
+from director.store.accounts import Accounts, AccountType, Policy, Reason, Suspension, Token, Written, refuse_name
 from director.store.catalog import Catalog
 from director.store.changes import Changes
-from director.store.suspensions import Ended, Suspensions
-from director.store.tokens import Token
+from director.store.predictions import Predictions
+
+# Keep a suspended account from running anything, and let it run again. Any process may repeat every step.
+#
+# Once `suspend` has returned, nothing of the account is handed out in any queue. An API that does not know of the
+# suspension yet may still accept predictions, and they wait. Queues that an operator paused are not touched.
+#
+# The changes of an account are numbered. A queue follows the latest number that it has seen, so a late change undoes
+# nothing. A new queue is listed before it reads the suspensions, and a suspension is listed before it reads the
+# queues: one of the two sees the other.
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+CANCELS_AT_ONCE: Final = 100  # predictions per write that cancels
+SETTLED_S: Final = 600.0  # longer than an API caches an account
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """Predictions of a suspended account: `ended` in their queue, `asked` to stop, `left` that have not ended yet."""
+
+    ended: int = 0
+    asked: int = 0
+    left: int = 0
+
+
+class Suspensions:
+    """The next call continues what was cut short."""
+
+    def __init__(self, redis: Redis, accounts: Accounts, catalog: Catalog, scripts: Scripts, clock: Clock) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+        self._accounts = accounts
+        self._catalog = catalog
+        self._scripts = scripts
+        self._predictions = Predictions(redis)
+        self._clock = clock
+
+    async def suspend(self, account: str, policy: Policy, reason: Reason, *, within_s: float) -> Ended:
+        """Hold or end all that the account has, for up to `within_s`. A keeper does the rest.
+
+        Raises SettingsError if the account does not exist.
+        """
+        await self._accounts.refuse_unknown(account)
+        await self._begin(account)
+        since_ms = self._clock.now_ms()
+        await self._accounts.set_suspension(account, Suspension(policy=policy, reason=reason, since_ms=since_ms))
+        return await self.settle(account, within_s=within_s)
+
+    async def resume(self, account: str) -> None:
+        await self._accounts.refuse_unknown(account)
+        await self._begin(account)
+        await self._accounts.set_suspension(account, None)
+        await self.settle(account, within_s=0)
+
+    async def settle(self, account: str, *, within_s: float) -> Ended:
+        """Bring every queue into line with what is stored of the account."""
+        written = await self._accounts.written(account)
+        revision, suspension = written.suspension_rev, written.suspension
+        score = 2 * revision + (suspension is not None)
+        await ask(lambda: self._redis.zadd(keys.suspensions(), {account: score}, gt=True))
+        queues = await self._catalog.queues()
+        await asyncio.gather(
+            *(
+                self._scripts.pause(queue, paused=suspension is not None, tenant=account, revision=revision)
+                for queue in queues
+            )
+        )
+        if suspension is None or suspension.policy == "hold":
+            return Ended()
+        return await self._end(account, queues, within_s)
+
+    async def settle_all(self, *, within_s: float) -> int:
+        """Settle each account that was recently suspended or resumed, and return how many. Forget old settled ones."""
+        found = await ask(lambda: self._redis.zrange(keys.settling(), 0, -1, withscores=True))
+        unfinished: set[float] = set()
+        for name, since_ms in found:
+            if (await self.settle(text(name), within_s=within_s)).left:
+                unfinished.add(since_ms)
+        old_ms = self._clock.now_ms() - SETTLED_S * 1000
+        for since_ms in {since_ms for _, since_ms in found if since_ms < old_ms} - unfinished:
+            # By time and not by name: the account may have been suspended again meanwhile.
+            await ask(partial(self._redis.zremrangebyscore, keys.settling(), since_ms, since_ms))
+        return len(found)
+
+    async def _begin(self, account: str) -> None:
+        """Note the account before anything changes: a keeper finishes whatever is cut short from here on."""
+        await ask(lambda: self._redis.zadd(keys.settling(), {account: self._clock.now_ms()}))
+
+    async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:
+        """Cancel its predictions, newest first, until as many were found as its queues count."""
+        until, counts = self._clock.monotonic() + within_s, Counter[str]()
+        here = await self._left(account, queues)
+        for kind in KINDS:
+            async for ids in self._listed(account, kind):
+                if counts["canceled"] + counts["asked"] >= here or self._clock.monotonic() >= until:
+                    break
+                cancels = (self._scripts.cancel(each, account=account, kind=kind) for each in ids)
+                counts.update(await asyncio.gather(*cancels))
+        left = await self._left(account, queues) if here else 0
+        return Ended(ended=counts["canceled"], asked=counts["asked"], left=left)
+
+    async def _listed(self, account: str, kind: Kind) -> AsyncIterator[list[PredictionId]]:
+        high = "+"
+        while ids := await self._predictions.ids(account, kind, high=high, count=CANCELS_AT_ONCE):
+            yield ids
+            high = f"({ids[-1]}"
+
+    async def _left(self, account: str, queues: list[QueueName]) -> int:
+
+        def read(pipe: Any) -> None:
+            for queue in queues:
+                pipe.hget(keys.queued(queue), account)
+                pipe.hget(keys.running(queue), account)
+
+        return sum(int(count or 0) for count in await pipelined(self._redis, read))
+
 
 OF_QUEUES: Final = frozenset({"weight", "max_running"})
 
 
 class MadeToken(Struct, frozen=True):
-    """A new token and its secret, which is not shown again."""
+    """`secret` is not shown again."""
 
     token: Token
     secret: str
@@ -34,10 +152,7 @@ class MadeToken(Struct, frozen=True):
 
 
 class Administration:
-    """Changes to accounts. `by` names the operator. All methods raise BackendUnavailable while Redis cannot answer.
-
-    They raise SettingsError for an unknown account or an invalid value.
-    """
+    """`by` names the operator. Raises SettingsError for an unknown account or an invalid value."""
 
     def __init__(
         self, accounts: Accounts, catalog: Catalog, scripts: Scripts, suspensions: Suspensions, changes: Changes
@@ -49,7 +164,6 @@ class Administration:
         self._scripts = scripts
 
     async def create(self, name: str, kind: AccountType, *, by: str) -> bool:
-        """Create an account. Return False, and change nothing, if it exists."""
         refuse_name(name)
         async with self._changes.noting("account_created", by=by, account=name, type=kind) as noted:
             is_new = await self.accounts.create(name, kind)
@@ -62,9 +176,7 @@ class Administration:
             await self.accounts.set_type(name, kind)
 
     async def set_limits(self, name: str, limits: Mapping[str, str], *, by: str) -> Written:
-        """Store limits, and apply them in the queues where this account has predictions. Return all that is then
-        stored.
-        """
+        """Store limits, and apply them in all queues. Return all that is then stored."""
         async with self._changes.noting("limits_set", by=by, account=name, limits=limits):
             await self.accounts.set_limits(name, limits)
             written = await self.accounts.written(name)
@@ -73,14 +185,11 @@ class Administration:
         return written
 
     async def suspend(self, name: str, policy: Policy, reason: Reason, *, by: str, within_s: float) -> Ended:
-        """Let no prediction of the account start. With `end`, cancel what it has for up to `within_s`; a keeper does
-        the rest.
-        """
+        """Let no prediction start. With `end`, cancel what there is for up to `within_s`; a keeper does the rest."""
         async with self._changes.noting("account_suspended", by=by, account=name, policy=policy, reason=reason):
             return await self._suspensions.suspend(name, policy, reason, within_s=within_s)
 
     async def resume(self, name: str, *, by: str) -> None:
-        """Let the account run and create predictions again."""
         async with self._changes.noting("account_resumed", by=by, account=name):
             await self._suspensions.resume(name)
 
@@ -96,7 +205,6 @@ class Administration:
     async def create_token(
         self, name: str, *, scopes: Sequence[str], lanes: Sequence[str], label: str, expires_ms: int | None, by: str
     ) -> MadeToken:
-        """Create a token, and its account if missing."""
         refuse_name(name)
         made = self.accounts.tokens.new(lanes=lanes, scopes=scopes, label=label, expires_ms=expires_ms)
         may = {"scopes": made.scopes, "lanes": made.lanes}
@@ -106,7 +214,6 @@ class Administration:
             return MadeToken(await self.accounts.give_token(name, made), made.secret)
 
     async def revoke(self, token: Token, *, by: str) -> bool:
-        """Revoke a token. Return False if it was not valid before."""
         async with self._changes.noting(
             "token_revoked", by=by, account=token.account, token=token.id, label=token.label
         ) as noted:
@@ -116,9 +223,7 @@ class Administration:
         return is_gone
 
     async def _tell_queues(self, name: str, written: Written) -> None:
-        """Apply limits to what already waits. Only the API knows the default of `max_running`: the next create brings
-        it.
-        """
+        """Apply limits to what waits. Only the API knows the default of `max_running`: the next create brings it."""
         limits = UNLIMITED.over(written.limits)
         most_running: int | Literal["kept"] | None = limits.max_running if "max_running" in written.limits else "kept"
 

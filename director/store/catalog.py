@@ -27,9 +27,7 @@ from director.store.models import Model, Models
 async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
     """List a registered queue, and pause suspended accounts in it before anything is handed out. Safe to repeat.
 
-    The queue is listed before the suspensions are read. A suspension is stored before it reads the queues, so one of
-    the two sees the other. Every director that starts to serve a queue does this. Nothing is written if all of it
-    stands.
+    The suspensions are read after it is listed: see `Suspensions`. Nothing is written if all of it stands.
     """
     client: Any = redis  # redis-py says str or bytes; ours answers in bytes
     # The partition first: a reader that finds a queue finds what is owed there, even after the queue is gone.
@@ -73,8 +71,6 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class Catalog:
-    """The catalogue in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis = redis
         self._scripts = scripts
@@ -95,9 +91,11 @@ class Catalog:
         """Register a version and return its queue. Several directors may do so at once and repeatedly.
 
         A version becomes its model's latest when it is first registered, and again if `is_latest`. The queue is written
-        first and the model last, so that a reader of a name finds all that belongs to it. Nothing is written if all of
-        it stands: a director can start beside a full server. Raises SettingsError for an invalid name or version, and
-        UnknownModel if the model is missing and `makes_model` is false.
+        first and the model last: a reader of a name finds all that belongs to it. Nothing is written if all of it
+        stands: a
+        director can start beside a full server. Raises SettingsError for an invalid name or version, and
+        UnknownModel if the
+        model is missing and `makes_model` is false.
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
@@ -153,7 +151,6 @@ class Catalog:
         return await self.models.get(name)
 
     async def model_of(self, version: str) -> str | None:
-        """Return the model of a version, or None if the version is unknown."""
         found = await ask(lambda: self._redis.hget(keys.versions(), version))
         return None if found is None else text(found)
 
@@ -179,7 +176,6 @@ class Catalog:
         return all(await ask(read))
 
     async def queues(self) -> list[QueueName]:
-        """Return all queues, sorted."""
         return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))
 
     async def partitions(self) -> list[Partition]:
@@ -187,7 +183,7 @@ class Catalog:
         return [Partition(int(number)) for number in await ask(lambda: self._redis.smembers(keys.partitions()))]
 
     async def version_ids(self, model: str) -> list[str]:
-        """Return all versions of a model, newest first."""
+        """Newest first."""
         return [version for _, version in await self.dated_versions(model)]
 
     async def dated_versions(self, model: str) -> list[tuple[int, str]]:
@@ -206,7 +202,6 @@ class Catalog:
         return [version for version in found if version is not None]
 
     async def each_version(self, named: Sequence[tuple[str, str]]) -> list[Version | None]:
-        """Return each of these (model, version), in this order."""
 
         def read(pipe: Any) -> None:
             for model, version in named:
@@ -227,7 +222,6 @@ class Catalog:
         return await self._scripts.note_setup(model, version, msgspec.json.encode(setup))
 
     async def setup_run(self, model: str, version: str) -> SetupRun | None:
-        """Return the last setup of its model servers, or None if no director reported one."""
         [stored] = await self._field_of_each([keys.version(model, version)], "setup_run")
         return read_setup_run(stored)
 
@@ -244,6 +238,44 @@ class Catalog:
 
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
         return await pipelined(self._redis, lambda pipe: [pipe.hget(key, field) for key in hashes])
+
+    async def of_kind(self, version: Version, kind: Kind) -> Version | None:
+        """Return the version with the queue for this kind of run, or None if no director has ever run this kind."""
+        if not kind:
+            return version
+        meta = keys.meta(queue_name(version.model, version.id, kind))
+        streams, size = await ask(lambda: self._redis.hmget(meta, ["streams", "size"]))
+        if streams is None or size is None:
+            return None
+        return replace(version, kind=kind, streams=int(streams), size=int(size))
+
+    async def register_kind(
+        self,
+        model: str,
+        version: str,
+        kind: Kind,
+        *,
+        schema: Raw,
+        server: str,
+        policy: Policy,
+        is_latest: bool = False,
+    ) -> QueueName:
+        """Register directors for this kind of run of a version, and return their queue. Safe to repeat.
+
+        For a known version, a director of another kind than predictions writes only its own queue.
+        """
+        if not kind or await self.version(model, version) is None:
+            mine = Policy() if kind else policy
+            predictions = await self.register(
+                model, version, schema=schema, server=server, policy=mine, is_latest=is_latest
+            )
+            if not kind:
+                return predictions
+        queue = queue_name(model, version, kind)
+        if not await self._scripts.register(queue, version=version, policy=policy):
+            raise SettingsError(f"Version {version} of {model} shares its first 12 digits with another.")
+        await list_queue(self._redis, self._scripts, queue)
+        return queue
 
 
 def _named(names: Sequence[str], values: Sequence[bytes | str | None]) -> dict[str, str]:
@@ -264,54 +296,3 @@ def _version(model: str, version: str, values: Sequence[bytes | None], meta: Seq
         size=int(size),
         weights=found.get("weights", ""),
     )
-
-
-class Kinds:
-    """The queues of a version for its other kinds of run, beside the queue of its predictions.
-
-    All methods raise BackendUnavailable while Redis cannot answer.
-    """
-
-    def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog) -> None:
-        self._redis = redis
-        self._scripts = scripts
-        self._catalog = catalog
-
-    async def of(self, version: Version, kind: Kind) -> Version | None:
-        """Return the version with the queue for this kind of run, or None if no director has ever run this kind."""
-        if not kind:
-            return version
-        meta = keys.meta(queue_name(version.model, version.id, kind))
-        streams, size = await ask(lambda: self._redis.hmget(meta, ["streams", "size"]))
-        if streams is None or size is None:
-            return None
-        return replace(version, kind=kind, streams=int(streams), size=int(size))
-
-    async def register(
-        self,
-        model: str,
-        version: str,
-        kind: Kind,
-        *,
-        schema: Raw,
-        server: str,
-        policy: Policy,
-        is_latest: bool = False,
-    ) -> QueueName:
-        """Register directors for this kind of run of a version, and return their queue. Safe to repeat.
-
-        For a version in the catalogue, a director of another kind than predictions writes only its own queue. Raises
-        SettingsError as `Catalog.register` does.
-        """
-        if not kind or await self._catalog.version(model, version) is None:
-            mine = Policy() if kind else policy
-            predictions = await self._catalog.register(
-                model, version, schema=schema, server=server, policy=mine, is_latest=is_latest
-            )
-            if not kind:
-                return predictions
-        queue = queue_name(model, version, kind)
-        if not await self._scripts.register(queue, version=version, policy=policy):
-            raise SettingsError(f"Version {version} of {model} shares its first 12 digits with another.")
-        await list_queue(self._redis, self._scripts, queue)
-        return queue

@@ -69,21 +69,18 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class Noted:
-    """A change that is logged and under way."""
+    """A change that is logged. `void` says that nothing changed after all."""
 
     def __init__(self) -> None:
         self.is_void = False
 
     def void(self) -> None:
-        """Say that nothing changed after all."""
         self.is_void = True
 
 
 class Changes:
-    """The log in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
         self._clock = clock
 

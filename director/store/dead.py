@@ -8,6 +8,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from msgspec import Raw, Struct
@@ -72,14 +73,11 @@ class Place(Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, cursor: str) -> "Place | None":
-        """Return None for text that is not a cursor."""
         match = PLACE.fullmatch(cursor)
         return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
 
 
 class Letters(Struct, frozen=True):
-    """One page, and the cursor of the next page."""
-
     results: list[DeadLetter]
     next: str | None
 
@@ -105,10 +103,8 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class DeadLetters:
-    """The dead letters in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
         self._clock = clock
         self._changes = Changes(redis, scripts, clock)
@@ -170,7 +166,6 @@ class DeadLetters:
         rate: float | None = None,
         within_s: float = math.inf,
     ) -> Done:
-        """Drop letters. Arguments are as for `revive`."""
         async with self._changes.noting("letters_dropped", by=by, queue=asked.queue, **asked.facts) as noted:
             done = await self._each(slices, lambda place: self._scripts.drop(place.id, place.queue), rate, within_s)
             if not done.done:
@@ -241,15 +236,13 @@ class DeadLetters:
         records = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.record(place.id)) for place in places])
         for place, fields in zip(places, records, strict=True):
             if fields:
-                flat = [part for field in fields.items() for part in field]
-                letters.append(_letter(place, Record.parse(place.id, flat)))
+                letters.append(_letter(place, Record.parse(place.id, list(chain(*fields.items())))))
             else:
                 await self._scripts.drop(place.id, place.queue)
         return letters
 
 
 def attempts_of(history: str) -> tuple[Attempt, ...]:
-    """Return the attempts in a record's history as an operator sees them."""
     return tuple(
         Attempt(
             number=spent.number,

@@ -9,6 +9,7 @@ claimed prediction is never moved.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text, texts
+from director.broker.redis_client import ask, pipelined, text
 from director.broker.replies import Arrived, Departed
 from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
@@ -34,8 +35,6 @@ Done = TypeVar("Done")
 
 
 class Site(Struct, frozen=True):
-    """One Redis server and the access to it."""
-
     redis: Redis
     scripts: Scripts
     accounts: Accounts
@@ -57,10 +56,7 @@ class Left(Struct, frozen=True, kw_only=True):
 
 
 class _Packed(Struct, frozen=True):
-    """All that moves with one prediction. `flat` is its record as the server returns it.
-
-    `held` is its idempotency key, the value of the key, and its remaining ms.
-    """
+    """All that moves with one prediction. `held`: its idempotency key, the value of the key, and its remaining ms."""
 
     record: Record
     flat: Sequence[bytes]
@@ -85,7 +81,7 @@ async def server_name(redis: Redis) -> str:
 
 
 class Departure:
-    """A move from one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
+    """Moves from one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
 
     def __init__(self, here: Site, there: Site, queue: QueueName, to: QueueName) -> None:
         if model_and_kind(queue) != model_and_kind(to):
@@ -130,9 +126,7 @@ class Departure:
                 return
 
     async def put_back(self) -> AsyncIterator[Left]:
-        """Put all that is on its way back into the queue here, unless it has arrived. Yield the progress after each
-        slice.
-        """
+        """Put what has not arrived yet back into the queue here. Yield the progress after each slice."""
         await self._meet()
         done = Left()
         while ids := await self._on_the_way(done.elsewhere):
@@ -155,7 +149,6 @@ class Departure:
             raise SettingsError("That is the same Redis server twice: name the other queue instead.")
 
     async def _carried_on(self) -> AsyncIterator[Left]:
-        """Finish what an earlier call left between two steps."""
         done = Left()
         while ids := await self._on_the_way(done.elsewhere):
             records = [await self._record(prediction_id) for prediction_id in ids]
@@ -178,7 +171,6 @@ class Departure:
         return [PredictionId(text(name)) for name in await ask(read)]
 
     async def _look(self, ids: Sequence[PredictionId]) -> list[str]:
-        """Return what would happen to each prediction."""
         held = {text(name) for name in await ask(lambda: self._here.redis.smembers(keys.held(self._queue)))}
         held |= {text(name) for name in await ask(lambda: self._here.redis.hkeys(keys.suspended(self._queue)))}
         answers = []
@@ -240,9 +232,7 @@ class Departure:
         )
 
     async def _vacate(self, record: Record) -> bool:
-        """Leave a tombstone here for a prediction that has arrived, after passing on a cancel that its caller asked for
-        here.
-        """
+        """Leave a tombstone for a prediction that arrived, after passing on a cancel that its caller asked for here."""
         canceled = False
         while True:
             answer = await self._here.scripts.vacate(record.id, site=self._site, canceled=canceled)
@@ -264,7 +254,7 @@ class Departure:
         fields, data, events = await pipelined(self._here.redis, read)
         if not fields:
             return None
-        flat = [part for pair in fields.items() for part in pair]
+        flat = list(chain(*fields.items()))
         record = Record.parse(prediction_id, flat)
         return _Packed(record, flat, data or b"", events, await self._held(record))
 
@@ -276,16 +266,14 @@ class Departure:
         return (key, holds, lasts_ms) if holds and lasts_ms > 0 else None
 
     async def _record(self, prediction_id: PredictionId) -> Record | None:
-        fields = texts(await ask(lambda: self._here.redis.hgetall(keys.record(prediction_id))))
-        flat = [part.encode() for pair in fields.items() for part in pair]
-        return Record.parse(prediction_id, flat) if flat else None
+        fields: Any = await ask(lambda: self._here.redis.hgetall(keys.record(prediction_id)))
+        return Record.parse(prediction_id, list(chain(*fields.items()))) if fields else None
 
     async def _fields(self, ids: Sequence[PredictionId], *names: str) -> list[list[str]]:
         rows = await pipelined(self._here.redis, lambda pipe: [pipe.hmget(keys.record(each), names) for each in ids])
         return [[text(value or b"") for value in row] for row in rows]
 
     async def _known(self, account: str) -> tuple[AccountLimits, int] | None:
-        """Return the account's limits there and their revision, or None if it is unknown there."""
         if account not in self._limits:
             accounts, known = self._there.accounts, None
             if await accounts.exists(account):

@@ -36,7 +36,7 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    """A name with its current release. `owner` is the account."""
+    """`owner` is the account."""
 
     owner: str
     name: str
@@ -49,10 +49,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 class Deployments:
-    """Deployments in Redis. All methods raise BackendUnavailable while Redis cannot answer.
-
-    A write compares with what was read, and answers 'changed' if another write came first.
-    """
+    """A write compares with what was read, and answers 'changed' if another write came first."""
 
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis = redis
@@ -88,7 +85,6 @@ class Deployments:
         return None
 
     async def _all_of(self, owners: Sequence[str]) -> list[Deployment]:
-        """Return all deployments of these accounts, in one write for the names and one per hundred deployments."""
         names = await pipelined(
             self._redis, lambda pipe: [pipe.zrange(keys.deployments(owner), 0, -1) for owner in owners]
         )
@@ -103,9 +99,7 @@ class Deployments:
     async def create(
         self, owner: str, name: str, *, model: str, version: str, hardware: str, min_instances: int, max_instances: int
     ) -> tuple[Deployed, Deployment]:
-        """Create a deployment with its first release. Answers 'changed' if the name is taken, 'full' if there are too
-        many.
-        """
+        """Create it with its first release. Answers 'changed' if the name is taken, 'full' if there are too many."""
         now_ms = self._clock.now_ms()
         release = Release(
             number=1,
@@ -138,7 +132,7 @@ class Deployments:
         return await self._write(was, becomes), becomes
 
     async def delete(self, was: Deployment) -> Deployed:
-        """Delete the deployment. Predictions created by it continue."""
+        """Predictions created by it continue."""
         return await self._write(was, None)
 
     async def _write(self, was: Deployment | None, becomes: Deployment | None) -> Deployed:

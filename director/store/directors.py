@@ -51,8 +51,6 @@ class About(Struct, frozen=True, kw_only=True):
 
 
 class Beat(Struct, frozen=True, kw_only=True):
-    """The last heartbeat of a director for one queue."""
-
     queue: QueueName
     at_ms: int
     slots: int
@@ -73,7 +71,7 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int | None:
-        """The number of its claims in all these queues, or None if its release does not report it."""
+        """The number of its claims, or None if its release does not report it."""
         told = [beat.about.held for beat in self.beats if beat.about.held is not None]
         return sum(told) if told else None
 
@@ -83,10 +81,8 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
 
 
 class Directors:
-    """Directors in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
 
     async def of(self, queues: Sequence[QueueName]) -> list[DirectorFound]:
         """Return the directors of these queues by name. Of each queue the 200 newest heartbeats are read."""

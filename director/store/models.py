@@ -1,21 +1,31 @@
-"""Store what is said about each model: its description, its visibility, its examples. Versions are known by name only.
+"""Store what is said about each model: description, visibility, examples, configuration; and collections of models.
 
 Every account may see a public model; its owner and operators may see a private one. Only this module has that rule.
+Versions are known by name only.
 """
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import ask, pipelined, text, texts
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
+from director.core.errors import SettingsError, UnknownModel
+from director.core.ids import MODEL_NAME, PredictionId
+from director.core.model_config import ModelConfig, StoredConfig, judge
+from director.core.schema import Stored
+from director.core.states import Status
+from director.core.view import view
 from director.store.accounts import Account
+from director.store.changes import Changes
 
 Visibility = Literal["public", "private"]
 Order = Literal["created", "latest"]
@@ -26,10 +36,9 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A named thing that can be run. '' means that nothing is said.
+    """A named thing that can be run. '' means that nothing is said, and for `latest` that there is no version.
 
-    `latest` is '' before the first version (see `Catalog.register`). `default_example` is the id of one of its
-    examples.
+    `default_example` is the id of one of its examples.
     """
 
     name: str
@@ -57,7 +66,6 @@ class Model(Struct, frozen=True, kw_only=True):
         return self.visibility == "public" or self.may_be_changed_by(account)
 
     def may_be_changed_by(self, account: Account) -> bool:
-        """May this account change and remove the model?"""
         return self.owner == account.name or "admin" in account.scopes
 
 
@@ -66,10 +74,8 @@ READ: Final = {"created" if name == "created_ms" else name: name for name in Mod
 
 
 class Models:
-    """Models in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
         self._clock = clock
 
@@ -119,7 +125,6 @@ class Models:
         return sorted((int(at_ms), text(name)) for name, at_ms in found)
 
     async def readme(self, name: str) -> str:
-        """Return the readme, '' without one."""
         found: bytes | None = await ask(lambda: self._redis.hget(keys.model(name), "readme"))
         return text(found or b"")
 
@@ -129,7 +134,6 @@ class Models:
         return [None if example is None else Raw(example) for example in found]
 
     async def example_bytes(self, models: Sequence[Model]) -> list[int]:
-        """Return the size of each default example."""
         return await self._of_examples("hstrlen", models)
 
     async def example_sizes(self, name: str) -> dict[str, int]:
@@ -145,7 +149,6 @@ class Models:
         return [Raw(example) for example in found if example is not None]
 
     async def get(self, name: str) -> Model | None:
-        """Return a model by "owner/name", or None."""
         [found] = await self.many([name])
         return found
 
@@ -179,3 +182,185 @@ def _model(name: str, values: Sequence[bytes | None]) -> Model | None:
     if "created_ms" not in said:
         return None
     return msgspec.convert({**said, "name": name}, Model, strict=False)
+
+
+# Operators write configurations of models, and directors read them. Every change is logged with its operator and the
+# names of the fields. Values are not logged, since a template may be confidential. The caller checks the operator.
+
+OF_CONFIG: Final = ("created", "config_rev", "config", "config_at", "config_by")
+NO_CONFIG: Final = ModelConfig()
+
+
+class ConfigChanged(SettingsError):
+    """The configuration changed since it was read: read it again, and decide again."""
+
+
+class ModelConfigs:
+    def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+        self._scripts = scripts
+        self._clock = clock
+        self._changes = Changes(redis, scripts, clock)
+
+    async def get(self, model: str) -> StoredConfig | None:
+        """Return the configuration of a model, or None if the model does not exist.
+
+        Raises SettingsError if it cannot be read: a newer release wrote it.
+        """
+        found: list[bytes | None] = await ask(lambda: self._redis.hmget(keys.model(model), OF_CONFIG))
+        created, revision, config, at_ms, by = found
+        if created is None:
+            return None
+        try:
+            return StoredConfig(
+                revision=int(revision or 0),
+                config=msgspec.json.decode(config, type=ModelConfig) if config else NO_CONFIG,
+                changed_ms=int(at_ms) if at_ms else None,
+                changed_by=(by or b"").decode(),
+            )
+        except msgspec.DecodeError as exc:
+            raise SettingsError(f"The configuration of {model} cannot be read here: {exc}") from exc
+
+    async def put(self, model: str, config: ModelConfig, *, by: str, was: int | None = None) -> int:
+        """Replace the whole configuration, and return the new revision. `was` is the revision that was read.
+
+        Raises UnknownModel, ConfigChanged, and SettingsError for a configuration that no director could apply.
+        """
+        judge(config)
+        text = b"" if config == NO_CONFIG else msgspec.json.encode(config)
+        said = sorted(msgspec.to_builtins(config))
+        async with self._changes.noting("model_configured", by=by, model=model, was=was, fields=said):
+            word, revision = await self._scripts.configure(
+                model, text, by=by, at_ms=self._clock.now_ms(), was=was, nonce=secrets.token_hex(8)
+            )
+            if word == "unknown":
+                raise UnknownModel(model)
+            if word == "changed":
+                raise ConfigChanged(f"It is revision {revision} by now, and not {was}: read it again.")
+        return revision
+
+    async def remove(self, model: str, *, by: str, was: int | None = None) -> int:
+        """Remove the configuration, and return the new revision. Raises UnknownModel and ConfigChanged."""
+        return await self.put(model, NO_CONFIG, by=by, was=was)
+
+
+# A collection is one value, and the last write wins. It may name any model: visibility is not checked.
+
+SLUG: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+# Until an operator names the hardware, clients need something to choose.
+HARDWARE: Final = {"cpu": "CPU", "gpu": "GPU"}
+
+Name = Annotated[str, Meta(pattern=MODEL_NAME)]
+
+
+class Collection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Models under a headline, in the order in which they are shown."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    description: Annotated[str, Meta(max_length=2_000)] = ""
+    full_description: Annotated[str, Meta(max_length=20_000)] = ""
+    models: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+
+
+class Collections:
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+
+    async def slugs(self) -> list[str]:
+        """Sorted. The collections of some may be gone."""
+        return sorted(text(slug) for slug in await ask(lambda: self._redis.smembers(keys.collections())))
+
+    async def get(self, slug: str) -> Collection | None:
+        [found] = await self.many([slug])
+        return found
+
+    async def many(self, slugs: Sequence[str]) -> list[Collection | None]:
+        """Return each collection in this order, None if it is missing, in one write to the socket."""
+        written = await pipelined(self._redis, lambda pipe: [pipe.get(keys.collection(slug)) for slug in slugs])
+        return [None if one is None else msgspec.json.decode(one, type=Collection) for one in written]
+
+    async def put(self, slug: str, collection: Collection) -> None:
+        """Create or replace a collection. Raises SettingsError for an invalid slug."""
+        _refuse(slug, "a slug")
+
+        async def write() -> None:
+            await self._redis.sadd(keys.collections(), slug)
+            await self._redis.set(keys.collection(slug), msgspec.json.encode(collection))
+            await self._redis.sadd(keys.collections(), slug)  # a removal may have come between
+
+        await ask(write)
+
+    async def remove(self, slug: str) -> None:
+        """Remove a collection. Its models stay."""
+
+        async def write() -> None:
+            await self._redis.delete(keys.collection(slug))
+            await self._redis.srem(keys.collections(), slug)
+            if await self._redis.exists(keys.collection(slug)):  # written again between the two
+                await self._redis.sadd(keys.collections(), slug)
+
+        await ask(write)
+
+    async def hardware(self) -> dict[str, str]:
+        """Return SKU → name, sorted."""
+        written = texts(await ask(lambda: self._redis.hgetall(keys.hardware())))
+        return dict(sorted((written or HARDWARE).items()))
+
+    async def put_hardware(self, sku: str, name: str) -> None:
+        """Raises SettingsError for an invalid SKU."""
+        _refuse(sku, "a SKU")
+        await ask(lambda: self._redis.hset(keys.hardware(), sku, name))
+
+    async def remove_hardware(self, sku: str) -> None:
+        await ask(lambda: self._redis.hdel(keys.hardware(), sku))
+
+
+def _refuse(given: str, what: str) -> None:
+    if not re.fullmatch(SLUG, given):
+        raise SettingsError(f"{given!r} is not {what}: use a-z, 0-9, '.', '_' and '-', at most 64.")
+
+
+MOST_EXAMPLES: Final = 100
+MOST_EXAMPLE_BYTES: Final = 256 * 1024  # every answer that shows the model carries one
+
+
+class Examples:
+    """Predictions that operators show with a model: copies of input and output, since the record is deleted some day.
+
+    A copy has no webhook and no address of an event stream, because that address is a permission. Raises
+    SettingsError for
+    a prediction that cannot be shown.
+    """
+
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+        self._scripts = scripts
+
+    async def show(self, model: str, prediction_id: PredictionId, *, is_default: bool) -> None:
+        """Show this prediction with its model. The default one stands for the model in every list. Safe to repeat."""
+        stored = await self._scripts.get(prediction_id, outlook=False)
+        if stored is None or stored.record.model != model:
+            raise SettingsError(f"{model} has no such prediction any more.")
+        example = _example(stored)
+        key = keys.examples(model)
+        if await ask(lambda: self._redis.hlen(key)) >= MOST_EXAMPLES:
+            raise SettingsError(f"A model has at most {MOST_EXAMPLES} examples: take one away first.")
+        await ask(lambda: self._redis.hset(key, prediction_id, bytes(example)))
+        if is_default and await self._scripts.amend(model, "change", said={"default_example": prediction_id}) != "done":
+            await ask(lambda: self._redis.delete(key))
+            raise SettingsError(f"there is no model {model}.")
+
+    async def hide(self, model: str, prediction_id: PredictionId) -> bool:
+        """Remove this prediction from its model's examples. Return False if it was not one."""
+        return bool(await ask(lambda: self._redis.hdel(keys.examples(model), prediction_id)))
+
+
+def _example(stored: Stored) -> Raw:
+    if stored.record.status is not Status.SUCCEEDED or stored.input is None:
+        raise SettingsError("Only a prediction that succeeded, and whose data is still there, is an example.")
+    shown = view(stored)
+    shown = replace(shown, webhook=UNSET, webhook_events_filter=UNSET, urls=replace(shown.urls, stream=""))
+    example = msgspec.json.encode(shown)
+    if len(example) > MOST_EXAMPLE_BYTES:
+        raise SettingsError(f"An example is at most {MOST_EXAMPLE_BYTES:,} bytes, and this one {len(example):,}.")
+    return Raw(example)

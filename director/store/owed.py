@@ -37,9 +37,7 @@ class FailingHost(Struct, frozen=True, kw_only=True):
 
 
 class OwedWebhook(Struct, frozen=True, kw_only=True):
-    """A terminal prediction whose receiver was not yet notified. `outcome` is of the last attempt, None before the
-    first.
-    """
+    """A terminal prediction whose receiver was not notified yet. `outcome` is of the last attempt, if there was one."""
 
     id: PredictionId
     queue: QueueName
@@ -52,8 +50,6 @@ class OwedWebhook(Struct, frozen=True, kw_only=True):
 
 
 class OwedHost(Struct, frozen=True, kw_only=True):
-    """One receiver, counted over the webhooks that were looked at."""
-
     host: str
     count: int
     oldest_at: str
@@ -72,10 +68,8 @@ class OwedView(Struct, frozen=True, kw_only=True):
 
 
 class Owed:
-    """Owed webhooks in Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, catalog: Catalog) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._catalog = catalog
 
     async def look(self, *, host: str = "") -> OwedView:
@@ -108,7 +102,7 @@ class Owed:
         ]
 
     async def count(self) -> tuple[int, int]:
-        """Return how many webhooks are owed, and how many of them are late."""
+        """Return (how many are owed, how many of them are late)."""
         count, late, _ = await self._counted()
         return count, late
 

@@ -17,6 +17,7 @@ from director.broker.replies import Admission, QueueStats
 from director.broker.scripts import Scripts
 from director.core.errors import SettingsError, UnknownQueue
 from director.core.ids import LANES, MODEL_NAME, QueueName, model_and_kind, queue_name
+from director.core.samples import MOST, Sample, parse
 from director.store.catalog import Catalog
 from director.store.changes import Changes
 
@@ -40,10 +41,8 @@ class Tenant(Struct, frozen=True):
 
 
 class Queues:
-    """Reads queues. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, catalog: Catalog, scripts: Scripts) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._catalog = catalog
         self._scripts = scripts
 
@@ -73,7 +72,6 @@ class Queues:
         return [each for each in tenants if each.waiting or each.running or each.is_paused]
 
     async def tenant(self, queue: QueueName, name: str) -> Tenant:
-        """Return one account, with zeros if it has nothing here."""
         [waiting] = await self._counts(keys.queued(queue), [name])
         [running] = await self._counts(keys.running(queue), [name])
         is_paused = await ask(lambda: self._redis.sismember(keys.held(queue), name))
@@ -136,7 +134,6 @@ def _limits(known: bytes | None) -> tuple[float, int | None]:
 
 
 def _pending(groups: Any) -> int:
-    """Count from the reply to XINFO GROUPS. 0 if the stream or its group is gone."""
     return 0 if isinstance(groups, exceptions.RedisError) else sum(group["pending"] for group in groups)
 
 
@@ -155,9 +152,9 @@ class Moved(Struct, frozen=True, kw_only=True):
 class Migration:
     """Moves what waits in a queue to another queue of the same model, such as from an old version to its successor.
 
-    Each slice is one script. What is cut short has moved some predictions, and the same call moves the rest. A claimed
-    prediction ends where it is. If it waits again, the next call moves it. Raises BackendUnavailable while Redis cannot
-    answer.
+    Each slice is one script, and a call moves what an earlier one left. A claimed prediction ends where it is. If
+    it waits
+    again, the next call moves it.
     """
 
     def __init__(self, scripts: Scripts, queue: QueueName, to: QueueName) -> None:
@@ -172,8 +169,7 @@ class Migration:
     async def steps(self, *, only_asks: bool = False) -> AsyncIterator[Moved]:
         """Move all that waits, and yield the progress after each slice. With `only_asks` nothing moves.
 
-        The queue is searched until a pass moves nothing, at most ten times: a queue that fills faster must be stopped
-        first.
+        The queue is searched until a pass moves nothing, at most ten times: stop a queue that fills faster first.
         """
         moved = 0
         for _ in range(PASSES):
@@ -195,10 +191,7 @@ class Migration:
 
 
 class QueueAdministration:
-    """Changes to queues, logged with their operator (`by`), who the caller has checked.
-
-    All methods raise BackendUnavailable while Redis cannot answer, and UnknownQueue for a queue that is not registered.
-    """
+    """Changes are logged with their operator (`by`), whom the caller has checked. Raises UnknownQueue."""
 
     def __init__(self, scripts: Scripts, changes: Changes) -> None:
         self._scripts = scripts
@@ -234,11 +227,7 @@ class QueueAdministration:
     async def migrate(
         self, queue: QueueName, to: QueueName, *, by: str, only_asks: bool = False
     ) -> AsyncGenerator[Moved]:
-        """Move what waits to another queue of the model, a slice at a time. Raises SettingsError for a queue of another
-        model.
-
-        With `only_asks` nothing moves, and the progress says what would.
-        """
+        """Move what waits, as `Migration` does. Raises SettingsError for a queue of another model."""
         migration = Migration(self._scripts, queue, to)
         if only_asks:
             async for moved in migration.steps(only_asks=True):
@@ -247,3 +236,28 @@ class QueueAdministration:
         async with self._changes.noting("queue_migrated", by=by, queue=queue, to=to):
             async for moved in migration.steps():
                 yield moved
+
+
+# Read how queues stood during the last hour, for graphs, rates and burn rates. The keeper writes these samples.
+
+HISTORIES_AT_ONCE: Final = 50  # queues per write to the socket: an hour of one is about 25 KB
+
+
+class QueueHistory:
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis  # ours answers in bytes
+
+    async def of(self, queue: QueueName, *, most: int = MOST) -> list[Sample]:
+        """Return the newest samples of one queue, oldest first. Empty if nothing has happened for an hour."""
+        return (await self.many([queue], most=most))[queue]
+
+    async def many(self, queues: Sequence[QueueName], *, most: int = MOST) -> dict[QueueName, list[Sample]]:
+        found: dict[QueueName, list[Sample]] = {}
+        for start in range(0, len(queues), HISTORIES_AT_ONCE):
+            some = queues[start : start + HISTORIES_AT_ONCE]
+            for queue, lines in zip(some, await self._lines(some, most - 1), strict=True):
+                found[queue] = [parse(line) for line in reversed(lines)]
+        return found
+
+    async def _lines(self, queues: Sequence[QueueName], last: int) -> list[list[bytes]]:
+        return await pipelined(self._redis, lambda pipe: [pipe.lrange(keys.samples(each), 0, last) for each in queues])

@@ -29,19 +29,15 @@ TRIES: Final = 10
 
 
 class Removal:
-    """Removes versions. All methods raise BackendUnavailable while Redis cannot answer."""
-
     def __init__(self, redis: Redis, scripts: Scripts, catalog: Catalog) -> None:
         self._redis = redis
         self._scripts = scripts
         self._catalog = catalog
 
     async def remove(self, model: str, version: str) -> Unregistered:
-        """Remove a version if its queues are empty and no director serves it. Otherwise say why it stays. Safe to
-        repeat.
+        """Remove a version if its queues are empty and no director serves it, else say why it stays. Safe to repeat.
 
-        Nothing is lost: a prediction that is accepted meanwhile keeps the queue and so the version. Later ones are
-        refused.
+        A prediction that is accepted meanwhile keeps the queue and so the version. Later ones are refused.
         """
         base = queue_name(model, version)
         # A version has a queue for each kind. The queue of predictions stands for the version, so it goes last.
@@ -73,7 +69,6 @@ class Removal:
         await ask(forget)
 
     async def _is_kept(self, model: str, version: str, queues: list[QueueName]) -> bool:
-        """List the version again where a director registered it meanwhile; False where it did not."""
         stand = [queue for queue in queues if await ask(partial(self._redis.exists, keys.meta(queue)))]
         if not stand:
             return False
@@ -90,8 +85,7 @@ class Removal:
     async def _settle_latest(self, name: str) -> None:
         """Make the newest version that is left the latest.
 
-        It looks again after each write, as every concurrent removal does. The last of them leaves no version that is
-        gone.
+        It looks again after each write, as every concurrent removal does: the last one leaves no version that is gone.
         """
         for _ in range(TRIES):
             model = await self._catalog.model(name)
@@ -120,12 +114,11 @@ class TrainedVersions:
     """Makes the version that a training produces: a version of its destination, with the weights of the training.
 
     The version is named after the training, so making it twice makes one version. The weights of the first attempt
-    stay, and live as long as the version. A destination that is gone is not created. `store` holds files of outputs, if
-    any. All methods raise BackendUnavailable while Redis cannot answer.
+    stay, and live as long as the version. `store` holds files of outputs, if any.
     """
 
     def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: OutputStore | None) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
         self._catalog = catalog
         self._removal = removal
         self._store = store
@@ -159,8 +152,7 @@ class TrainedVersions:
         return Trained(f"{training.destination}:{name}", stands or weights)
 
     async def _kept(self, training: Record, weights: str, *, version: str) -> str:
-        """Return the address of the weights. If they are a file of this training, the address is valid as long as the
-        version.
+        """Return the address of the weights, which is valid as long as the version if they are a file of this training.
 
         Return '' for anything but an address, such as the weights themselves, since a version stays in memory.
         """

@@ -7,27 +7,23 @@ from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.store.accounts import Accounts
-from director.store.administration import Administration
-from director.store.catalog import Catalog, Kinds
+from director.store.administration import Administration, Suspensions
+from director.store.catalog import Catalog
 from director.store.changes import Changes
-from director.store.collections import Collections, Examples
 from director.store.dead import DeadLetters
 from director.store.deployments import Deployments
 from director.store.directors import Directors
-from director.store.living import IdempotencyKeys, Listing, Living
-from director.store.model_configs import ModelConfigs
+from director.store.models import Collections, Examples, ModelConfigs
 from director.store.owed import Owed
-from director.store.queue_history import QueueHistory
-from director.store.queues import QueueAdministration, Queues
+from director.store.predictions import Predictions
+from director.store.queues import QueueAdministration, QueueHistory, Queues
 from director.store.removal import Removal
-from director.store.suspensions import Suspensions
 
 
 class Services:
-    """Typed access to one Redis server. Building it connects to nothing.
+    """Building it connects to nothing. `limits` hold for accounts without limits of their own.
 
-    `limits` hold for accounts without limits of their own. `at_once` bounds the writes of scripts that are under way,
-    and `meter` is notified of each.
+    `at_once` bounds the writes of scripts that are under way, and `meter` is notified of each.
     """
 
     def __init__(
@@ -53,11 +49,8 @@ class Services:
         self.directors = Directors(redis)
         self.examples = Examples(redis, scripts)
         self.history = QueueHistory(redis)
-        self.idempotency = IdempotencyKeys(redis)
-        self.kinds = Kinds(redis, scripts, self.catalog)
-        self.listing = Listing(redis)
-        self.living = Living(redis)
         self.owed = Owed(redis, self.catalog)
+        self.predictions = Predictions(redis)
         self.queue_administration = QueueAdministration(scripts, self.changes)
         self.queues = Queues(redis, self.catalog, scripts)
         self.removal = Removal(redis, scripts, self.catalog)

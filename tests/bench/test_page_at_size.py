@@ -20,9 +20,8 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import lowest_id_at, new_prediction_id
 from director.core.policy import Policy
-from director.store.accounts import Accounts
+from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.tokens import SCOPES
 from tests.support.api import live_api
 from tests.support.browser import axe_script, browser
 from tests.support.queue_driver import VERSION

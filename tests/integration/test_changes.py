@@ -17,13 +17,12 @@ from director.core.ids import QueueName, queue_name
 from director.core.model_config import ModelConfig
 from director.core.policy import Policy
 from director.store.accounts import Accounts
-from director.store.administration import Administration
+from director.store.administration import Administration, Suspensions
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.changes import FIRST, Changes
 from director.store.dead import Asked, DeadLetters
-from director.store.model_configs import ConfigChanged, ModelConfigs
+from director.store.models import ConfigChanged, ModelConfigs
 from director.store.queues import Moved, QueueAdministration
-from director.store.suspensions import Suspensions
 from tests.support.audit import KeptSink
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver

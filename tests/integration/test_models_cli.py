@@ -14,7 +14,7 @@ from director.cli.main import main
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
 from director.store.catalog import Catalog
-from director.store.collections import Collection, Collections
+from director.store.models import Collection, Collections
 from tests.integration.api.conftest import api as api
 from tests.integration.api.conftest import director as director
 from tests.integration.api.conftest import token as token

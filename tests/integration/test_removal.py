@@ -16,11 +16,10 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy
+from director.store.accounts import Tokens
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.collections import Collection, Collections
-from director.store.models import Models
+from director.store.models import Collection, Collections, Models
 from director.store.removal import Removal
-from director.store.tokens import Tokens
 from tests.support.eventually import eventually
 from tests.support.kinds import Started
 from tests.support.live_director import keeping

@@ -10,7 +10,7 @@ from director.core.samples import PERIOD_S, Sample
 from director.keeper.registry import Registry
 from director.keeper.sweeps import Sampler
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.queue_history import QueueHistory
+from director.store.queues import QueueHistory
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 

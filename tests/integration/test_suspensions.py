@@ -21,8 +21,8 @@ from director.core.ids import lowest_id_at
 from director.core.policy import Policy as QueuePolicy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
+from director.store.administration import SETTLED_S, Ended, Suspensions
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.suspensions import SETTLED_S, Ended, Suspensions
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver

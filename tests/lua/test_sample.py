@@ -5,7 +5,7 @@ import pytest
 from director.broker import keys
 from director.core.ids import QueueName
 from director.core.samples import MOST, PERIOD_S, Sample
-from director.store.queue_history import QueueHistory
+from director.store.queues import QueueHistory
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, QueueDriver
 

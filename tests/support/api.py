@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from api.app import Api, create_app
 from api.dashboard.page import elsewhere
-from api.metering import Meters
 from api.route import Handler, Route
+from api.services import Meters
 from director.broker.scripts import Scripts
 from director.core.errors import UnsafeBackend
 from director.core.ids import QueueName

@@ -23,8 +23,8 @@ from director.files.links import Links
 from director.files.local import LocalFiles
 from director.files.store import FileName
 from director.store.accounts import Accounts
-from director.store.catalog import Catalog, Kinds
-from director.store.collections import Collection, Collections
+from director.store.catalog import Catalog
+from director.store.models import Collection, Collections
 from tests.support.api import PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server
@@ -81,9 +81,7 @@ async def _runs(redis: Redis, scripts: Scripts, caller: httpx.AsyncClient) -> di
     queue = await catalog.register(MODEL, VERSION, schema=STREAMING, server="echo", policy=Policy())
     asked = {"version": MODEL, "input": {"text": "hi"}}
     for kind in ("training", "procedure"):
-        await Kinds(redis, scripts, catalog).register(
-            MODEL, VERSION, kind, schema=STREAMING, server="echo", policy=Policy()
-        )
+        await catalog.register_kind(MODEL, VERSION, kind, schema=STREAMING, server="echo", policy=Policy())
     driver = QueueDriver(redis, scripts, queue)
     dead = [await driver.die() for _ in range(3)]
     played = PlayedDirector(scripts, queue)

@@ -21,8 +21,8 @@ from director.files.links import Links
 from director.files.local import LocalFiles
 from director.files.store import FileName
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
-from director.store.collections import Collection, Collections
+from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.models import Collection, Collections
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 
@@ -95,14 +95,13 @@ class Maker:
 
     async def _models(self) -> dict[str, QueueName]:
         """Make a model of each kind that all may run, and two of amber's: one is public, one is private."""
-        kinds = Kinds(self._redis, self._scripts, self._catalog)
         queues: dict[str, QueueName] = {}
         schema = Raw(
             b'{"openapi":"3.0.2","components":{"schemas":'
             b'{"Input":{"type":"object"},"TrainingInput":{"type":"object"}}}}'
         )
         for kind in KINDS:
-            queues[kind or "echo"] = await kinds.register(
+            queues[kind or "echo"] = await self._catalog.register_kind(
                 MODEL, VERSION, kind, schema=schema, server="echo", policy=Policy()
             )
         for model, version, visibility in ((HIDDEN, HIDDEN_VERSION, "private"), (SHOWN, SHOWN_VERSION, "public")):
@@ -114,7 +113,9 @@ class Maker:
                 model, version, schema=OPEN_SCHEMA, server="echo", policy=Policy(attempts=1)
             )
         for kind in KINDS[1:]:
-            await kinds.register(HIDDEN, HIDDEN_VERSION, kind, schema=schema, server="echo", policy=Policy())
+            await self._catalog.register_kind(
+                HIDDEN, HIDDEN_VERSION, kind, schema=schema, server="echo", policy=Policy()
+            )
         await self._sent("PATCH", f"/models/{HIDDEN}", json={"readme": f"{MARK} unlisted"})
         await Collections(self._redis).put("best", Collection(name="Best", models=(HIDDEN, SHOWN)))
         self._things |= {"hidden": HIDDEN, "hidden_version": HIDDEN_VERSION, "shown": SHOWN}

@@ -3,7 +3,7 @@
 import pytest
 
 from director.core.states import Status
-from director.store.endings import Ending, heard
+from director.store.predictions import Ending, heard
 
 WHOLE = b"p1 succeeded 5 9 0 0 7 4 3\n" + b'{"a":1}' + b'"ok"' + "é\n".encode()
 

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.sites.placement import Candidate, Look, Placement, in_order
+from api.sites.table import Candidate, Look, Placement, in_order
 
 LOOKS = st.builds(
     Look,
@@ -21,7 +21,7 @@ CANDIDATES = st.lists(
         Candidate,
         name=st.sampled_from("abcdef"),
         weight=st.floats(0.01, 1000),
-        look=st.none() | LOOKS,
+        look=LOOKS,
         since=st.integers(0, 100),
     ),
     unique_by=lambda each: each.name,
@@ -43,7 +43,7 @@ def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
 ) -> None:
     order = in_order(candidates, placement, Random(seed).random)
     assert sorted(order) == sorted(each.name for each in candidates)
-    stuck = {each.name: each.look is None or not each.look.starts or not each.look.slots for each in candidates}
+    stuck = {each.name: not each.look.starts or not each.look.slots for each in candidates}
     assert [stuck[name] for name in order] == sorted(stuck[name] for name in order)
 
 

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from api.app import Api
-from api.metering import Meters
 from api.route import Route
+from api.services import Meters
 
 pytestmark = pytest.mark.anyio
 

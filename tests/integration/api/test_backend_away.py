@@ -11,7 +11,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from api.gate import Gate
+from api.services import Gate
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts

@@ -19,7 +19,7 @@ from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.states import Status
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.collections import Collection, Collections
+from director.store.models import Collection, Collections
 from tests.integration.api.conftest import HELLO_VERSION
 from tests.support.api import LiveApi, PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION

@@ -16,7 +16,7 @@ from replicate.exceptions import ReplicateError
 
 from director.core.ids import QueueName
 from director.store.accounts import Accounts
-from director.store.living import Listing
+from director.store.predictions import Predictions
 from tests.support.api import LiveApi, live_api
 from tests.support.clients import javascript_client, python_2_client, run_script
 from tests.support.queue_driver import ACCOUNT, VERSION
@@ -77,7 +77,7 @@ async def bursts(redis: Redis) -> dict[str, int]:
 
 
 async def accepted(redis: Redis) -> list[str]:
-    return [str(name) for name in await Listing(redis).ids(ACCOUNT, count=100)]
+    return [str(name) for name in await Predictions(redis).ids(ACCOUNT, count=100)]
 
 
 class TestPython1:

@@ -9,10 +9,10 @@ from redis.asyncio import Redis
 
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
-from director.store import collections
+from director.store import models as collections
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
-from director.store.collections import Collection, Collections
+from director.store.models import Collection, Collections
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL
 

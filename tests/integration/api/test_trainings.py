@@ -13,7 +13,7 @@ from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
@@ -39,17 +39,12 @@ WANTED: dict[str, Any] = {"destination": DESTINATION, "input": {"data": "https:/
 
 
 @pytest.fixture
-def kinds(redis: Redis, scripts: Scripts, catalog: Catalog) -> Kinds:
-    return Kinds(redis, scripts, catalog)
-
-
-@pytest.fixture
-async def trainings(kinds: Kinds, catalog: Catalog, queue: QueueName) -> QueueName:
+async def trainings(catalog: Catalog, queue: QueueName) -> QueueName:
     """Register the queue of trainings of acme/echo, and a model of the account to which they may add versions."""
     schema = Raw(json.dumps(SCHEMA).encode())
     await catalog.register(MODEL, VERSION, schema=schema, server="echo", policy=Policy())
     await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())
-    return await kinds.register(MODEL, VERSION, "training", schema=schema, server="echo", policy=Policy())
+    return await catalog.register_kind(MODEL, VERSION, "training", schema=schema, server="echo", policy=Policy())
 
 
 @pytest.fixture
@@ -139,13 +134,13 @@ async def test_version_without_a_training_queue_is_refused(
 
 
 async def test_key_stands_for_one_training_of_one_version(
-    api: httpx.AsyncClient, trainings: QueueName, kinds: Kinds
+    api: httpx.AsyncClient, trainings: QueueName, catalog: Catalog
 ) -> None:
     headers = {"Idempotency-Key": "k"}
     made = await api.post(TRAININGS, json=WANTED, headers=headers)
     again = await api.post(TRAININGS, json=WANTED, headers=headers)
     assert (again.json()["id"], again.headers["idempotency-replayed"]) == (made.json()["id"], "true")
-    await kinds.register(MODEL, LATER_VERSION, "training", schema=OPEN_SCHEMA, server="", policy=Policy())
+    await catalog.register_kind(MODEL, LATER_VERSION, "training", schema=OPEN_SCHEMA, server="", policy=Policy())
     other = await api.post(f"/v1/models/{MODEL}/versions/{LATER_VERSION}/trainings", json=WANTED, headers=headers)
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
     assert len((await api.get("/v1/trainings")).json()["results"]) == 1
@@ -169,12 +164,14 @@ async def test_another_account_sees_no_training(
 
 
 async def test_procedures_are_separate_from_predictions(
-    api: httpx.AsyncClient, kinds: Kinds, queue: QueueName, scripts: Scripts
+    api: httpx.AsyncClient, catalog: Catalog, queue: QueueName, scripts: Scripts
 ) -> None:
     asked = {"version": f"{MODEL}:{VERSION}", "input": {"text": "hi"}}
     refused = await api.post("/v1/procedures", json=asked)
     assert (refused.status_code, refused.json()["code"]) == (422, "kind_not_served")
-    procedures = await kinds.register(MODEL, VERSION, "procedure", schema=OPEN_SCHEMA, server="", policy=Policy())
+    procedures = await catalog.register_kind(
+        MODEL, VERSION, "procedure", schema=OPEN_SCHEMA, server="", policy=Policy()
+    )
     made = await api.post("/v1/procedures", json=asked)
     at = f"{BASE}/v1/procedures/{made.json()['id']}"
     assert (made.status_code, made.json()["urls"]["get"]) == (201, at)

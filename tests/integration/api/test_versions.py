@@ -18,7 +18,7 @@ from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.keeper.registry import Registry
 from director.store import deployments
-from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.deployments import Deployments
 from director.store.removal import Removal
 from tests.support.api import PlayedDirector, api_client
@@ -104,8 +104,7 @@ async def test_version_in_use_is_kept_and_the_reason_given(
 async def test_version_whose_deletion_was_refused_can_still_be_trained(
     api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts, catalog: Catalog
 ) -> None:
-    kinds = Kinds(redis, scripts, catalog)
-    await kinds.register(MODEL, NEW, "training", schema=OPEN_SCHEMA, server="cog", policy=Policy())
+    await catalog.register_kind(MODEL, NEW, "training", schema=OPEN_SCHEMA, server="cog", policy=Policy())
     made = (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).json()
     assert (await delete(api)).status_code == 422
     asked = {"destination": MODEL, "input": {}}

@@ -29,7 +29,7 @@ from director.core.policy import Policy
 from director.core.schema import Stored
 from director.core.settings import ApiSettings
 from director.core.states import Status
-from director.store.endings import heard
+from director.store.predictions import heard
 from tests.support.api import PlayedDirector, api_client, eventually, live_api
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver

@@ -18,8 +18,8 @@ from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.store.accounts import Accounts
-from director.store.catalog import Catalog, Kinds
-from director.store.collections import Collection, Collections
+from director.store.catalog import Catalog
+from director.store.models import Collection, Collections
 from tests.support.api import live_api
 from tests.support.authority import Authority
 from tests.support.cog import cog_process, free_port
@@ -91,11 +91,11 @@ async def _all_are_known(redis: Redis) -> bool:
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
     catalog = Catalog(redis, scripts, SystemClock())
-    kinds = Kinds(redis, scripts, catalog)
     try:
         versions = [await catalog.version(model.name, model.version) for model in MODELS]
         served = [
-            version and await kinds.of(version, model.kind) for version, model in zip(versions, MODELS, strict=True)
+            version and await catalog.of_kind(version, model.kind)
+            for version, model in zip(versions, MODELS, strict=True)
         ]
         return all(served)
     finally:

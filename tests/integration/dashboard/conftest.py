@@ -11,8 +11,7 @@ from redis.asyncio import Redis
 
 from director.broker.redis_client import client
 from director.examples import EXAMPLES
-from director.store.accounts import Accounts
-from director.store.tokens import SCOPES
+from director.store.accounts import SCOPES, Accounts
 from tests.support.api import live_api
 from tests.support.browser import Window, axe_script, browser
 from tests.support.cog import cog_process, write_model

@@ -18,9 +18,8 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.store.accounts import Accounts
+from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.tokens import SCOPES
 from tests.support.api import PlayedDirector, live_api
 from tests.support.browser import Window
 from tests.support.eventually import eventually

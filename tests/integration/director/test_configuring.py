@@ -14,7 +14,7 @@ from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
-from director.store.model_configs import ModelConfigs
+from director.store.models import ModelConfigs
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, live_director
 from tests.support.model_server import ModelServer, model_server

@@ -23,7 +23,7 @@ from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog, Kinds
+from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.removal import Removal, TrainedVersions
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_process, free_port, write_model
@@ -241,8 +241,8 @@ async def test_destination_deleted_at_the_last_moment_is_not_recreated(
 async def test_official_client_creates_gets_lists_and_cancels(
     server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
 ) -> None:
-    kinds, schema = Kinds(redis, scripts, catalog), Raw(json.dumps(SCHEMA).encode())
-    await kinds.register(MODEL, VERSION, "training", schema=schema, server="", policy=Policy())
+    schema = Raw(json.dumps(SCHEMA).encode())
+    await catalog.register_kind(MODEL, VERSION, "training", schema=schema, server="", policy=Policy())
     async with live_director(server.url, trainer, kind="training"), live_api(server.url) as live:
         official = replicate.Client(api_token=token, base_url=live.url)
 

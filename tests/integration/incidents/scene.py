@@ -29,9 +29,8 @@ from director.core.clock import SystemClock
 from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.diagnosis.findings import Finding
-from director.store.accounts import Accounts
+from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.tokens import SCOPES
 from tests.support.api import live_api
 from tests.support.cog import free_port
 from tests.support.eventually import eventually

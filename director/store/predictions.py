@@ -1,17 +1,18 @@
-"""Read the live predictions of a queue, the runs that an account has, and the idempotency keys."""
+"""Read the live predictions of a queue, the runs that an account has, idempotency keys, and messages of an end."""
 
 import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
-from director.core.schema import spent_attempts
+from director.core.schema import Stored, spent_attempts
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
 
@@ -25,9 +26,8 @@ FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "
 
 
 class LiveView(Struct, frozen=True, kw_only=True):
-    """A prediction that has not ended. `director` runs it, `due_at` is its earliest next attempt.
-
-    `code` says why its last attempt ended.
+    """A prediction that has not ended. `director` runs it, `due_at` is its earliest next attempt, `code` is of the
+    last.
     """
 
     id: PredictionId
@@ -55,32 +55,56 @@ class LivePlace(Struct, frozen=True):
 
     @classmethod
     def parse(cls, cursor: str) -> "LivePlace | None":
-        """Return None for text that is not a cursor."""
         match = PLACE.fullmatch(cursor)
         return cls(int(match[1]), PredictionId(match[2])) if match and is_prediction_id(match[2]) else None
 
 
 class LivePage(Struct, frozen=True):
-    """One page, and the position where the next page begins."""
-
     results: list[LiveView]
     next: LivePlace | None
 
 
-class Living:
-    """The live predictions of one queue in pages, oldest first. All methods raise BackendUnavailable while Redis cannot
-    answer.
-
-    Records are read without input and output, which may be large. Reads are bounded: a short page may have a next page.
-    """
+class Predictions:
+    """Records are read without input and output, which may be large. A short page may have a next page."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # redis-py says str or bytes; ours answers in bytes
+        self._redis: Any = redis  # ours answers in bytes
 
-    async def page(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
-        """Return the oldest `count` behind a place, in one state or in any. Delayed ones come in the order they are
-        due.
+    async def ids(
+        self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
+    ) -> list[PredictionId]:
+        """Return at most `count` ids of an account's runs of one kind between two bounds, from one end on.
+
+        Bounds are in Redis's notation: `[id` includes the id, `(id` excludes it, `-` and `+` mean no bound. Ids may be
+        of predictions that were refused or whose record is gone, so readers skip what they do not find. No accepted one
+        is missing, since `enlist` writes it before the enqueue.
         """
+        key = keys.listing(account, kind)
+        if newest_first:
+            found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))
+        else:
+            found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
+        return [PredictionId(text(name)) for name in found]
+
+    async def unlist(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
+        await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
+
+    async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
+        """Return the prediction that was accepted with this key, or None. Its record may be gone, and the key may end.
+
+        Raises IdempotencyMismatch if the key was used with another request.
+        """
+        key = keys.idempotency(account=account, model=model, digest=digest)
+        held = await ask(lambda: self._redis.get(key))
+        if held is None:
+            return None
+        known, _, of = text(held).partition(" ")
+        if of != fingerprint:
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        return PredictionId(known)
+
+    async def live(self, queue: QueueName, state: LiveState | None, *, after: LivePlace | None, count: int) -> LivePage:
+        """Return the oldest `count` behind a place, in one state or in any. Delayed ones come as they are due."""
         if state == "running":
             return await self._running(queue, after, count)
         index = keys.delayed(queue) if state == "delayed" else keys.live(queue)
@@ -118,7 +142,6 @@ class Living:
         return [LivePlace(int(score), PredictionId(text(name))) for name, score in found]
 
     async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
-        """Return a view of each prediction, None if it ended meanwhile."""
 
         def read(pipe: Any) -> None:
             pipe.zmscore(keys.lease(queue), ids)
@@ -160,56 +183,76 @@ def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
 
 
-class Listing:
-    """Which runs of each kind an account has, newest first: an index beside the records.
+# Read the message with which a prediction's end reaches the API process that holds its caller's response open.
+#
+# `lua/lib/settle.lua` writes it: a line of words, then the texts whose sizes the line gives. If the end is too large
+# for a message, the id comes alone. A newer release adds words and texts after those known here.
 
-    It may name predictions that were refused or whose record is gone, so readers skip what they do not find. It never
-    misses an accepted one, since `enlist` writes it before the enqueue. All methods raise BackendUnavailable while
-    Redis cannot answer.
-    """
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-
-    async def ids(
-        self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
-    ) -> list[PredictionId]:
-        """Return at most `count` ids between two bounds, from one end on.
-
-        Bounds are in Redis's notation: `[id` includes the id, `(id` excludes it, `-` and `+` mean no bound.
-        """
-        key = keys.listing(account, kind)
-        if newest_first:
-            found = await ask(lambda: self._redis.zrevrangebylex(key, high, low, start=0, num=count))
-        else:
-            found = await ask(lambda: self._redis.zrangebylex(key, low, high, start=0, num=count))
-        return [PredictionId(text(name)) for name in found]
-
-    async def remove(self, account: str, prediction_id: PredictionId, kind: Kind = "") -> None:
-        """Remove a refused prediction from its account's list."""
-        await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
+WORDS: Final = 4  # id, status, started, completed
+TEXTS: Final = 5  # code, error, metrics, output, logs
+NONE: Final = "-"
 
 
-class IdempotencyKeys:
-    """Reads idempotency keys before anything is enqueued. Only `enqueue` writes them, so a key may appear or end after
-    this.
+class Ending(Struct, frozen=True, kw_only=True):
+    """The facts that the end adds to a prediction that was just accepted."""
 
-    All methods raise BackendUnavailable while Redis cannot answer.
-    """
+    status: Status
+    started: int | None
+    completed: int
+    code: str
+    error: str
+    metrics: str
+    output: bytes
+    logs: str
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+    def of(self, filed: Stored) -> Stored:
+        record = replace(
+            filed.record,
+            status=self.status,
+            started=self.started,
+            completed=self.completed,
+            code=self.code,
+            error=self.error,
+            metrics=self.metrics,
+        )
+        output = Raw(self.output) if self.output else None
+        return Stored(record=record, input=filed.input, output=output, logs=self.logs)
 
-    async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
-        """Return the prediction that was accepted with this key, or None. Its record may be gone.
 
-        Raises IdempotencyMismatch if the key was used with another request.
-        """
-        key = keys.idempotency(account=account, model=model, digest=digest)
-        held = await ask(lambda: self._redis.get(key))
-        if held is None:
-            return None
-        known, _, of = text(held).partition(" ")
-        if of != fingerprint:
-            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
-        return PredictionId(known)
+def heard(message: bytes) -> tuple[PredictionId, Ending | None]:
+    """Return which prediction ended and its end: None if the record must be read, or the message is not understood."""
+    head, _, rest = message.partition(b"\n")
+    words = head.decode(errors="replace").split(" ")
+    try:
+        return PredictionId(words[0]), _ending(words, rest)
+    except ValueError:
+        return PredictionId(words[0]), None
+
+
+def _ending(words: Sequence[str], rest: bytes) -> Ending | None:
+    if len(words) < WORDS + TEXTS:
+        return None
+    status, started, completed = words[1:WORDS]
+    texts: list[bytes] = []
+    for size in map(int, words[WORDS : WORDS + TEXTS]):
+        texts.append(rest[:size])
+        rest = rest[size:]
+    code, error, metrics, output, logs = texts
+    return Ending(
+        status=_terminal(status),
+        started=None if started == NONE else int(started),
+        completed=int(completed),
+        code=code.decode(),
+        error=error.decode(),
+        metrics=metrics.decode(),
+        output=output,
+        logs=logs.decode(),
+    )
+
+
+def _terminal(word: str) -> Status:
+    """Raises ValueError for a status that is unknown or not terminal."""
+    status = Status(word)
+    if status not in TERMINAL:
+        raise ValueError(word)
+    return status
