@@ -29,8 +29,9 @@ EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
 
 class CreatePrediction(Struct, frozen=True, kw_only=True):
-    """A parsed create request. No filter means every webhook event."""
+    """A parsed create request, and its whole body. No filter means every webhook event."""
 
+    body: bytes
     input: Raw
     version: str | None = None
     destination: str | None = None
@@ -98,6 +99,7 @@ def parse_create(body: bytes, *, version: bool, destination: bool = False) -> Cr
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
     return CreatePrediction(
+        body=body,
         input=given_input,
         version=given_version,
         destination=given_destination,

@@ -252,9 +252,7 @@ async def create_of_deployment(request: Request) -> Response:
     version = await _version(request, account, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()
-    return await submit(
-        request, account=account, version=version, asked=asked, body=body, deployment=deployment.full_name
-    )
+    return await submit(request, version, asked, deployment=deployment.full_name)
 
 
 async def _version(request: Request, account: Account, model: str, version: str) -> Version | None:

@@ -127,7 +127,7 @@ async def create(request: Request) -> Response:
     version = await version_named(request, parse_version(asked.version or ""), account)
     if version is None:
         raise invalid_version()
-    return await submit(request, account=account, version=version, asked=asked, body=body)
+    return await submit(request, version, asked)
 
 
 @Route(
@@ -151,7 +151,7 @@ async def create_of_model(request: Request) -> Response:
     version = await version_named(request, VersionRef(model=model), account)
     if version is None:
         raise not_found()
-    return await submit(request, account=account, version=version, asked=asked, body=body)
+    return await submit(request, version, asked)
 
 
 @Route(
@@ -261,7 +261,7 @@ async def create_procedure(request: Request) -> Response:
     called = await services.kinds.of(version, PROCEDURE)
     if called is None:
         raise kind_not_served(PROCEDURE)
-    return await submit(request, account=account, version=called, asked=asked, body=body)
+    return await submit(request, called, asked)
 
 
 @Route(
@@ -340,7 +340,7 @@ async def create_training(request: Request) -> Response:
     trained = await services.kinds.of(version, TRAINING)
     if trained is None:
         raise kind_not_served(TRAINING)
-    return await submit(request, account=account, version=trained, asked=asked, body=body)
+    return await submit(request, trained, asked)
 
 
 @Route(
@@ -459,7 +459,5 @@ async def _accepted(request: Request, account: Account, body: bytes, place: int)
     version = await version_named(request, parse_version(asked.version or ""), account)
     if version is None:
         raise invalid_version()
-    accepted, stored = await accept(
-        request, account=account, version=version, asked=asked, body=body, taken=taken, place=f"/{place}"
-    )
+    accepted, stored = await accept(request, version, asked, taken=taken, place=f"/{place}")
     return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)
