@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from api.errors import invalid_header, invalid_input, invalid_version, not_found
-from api.request import Members, type_of, wrong_type
+from api.request import Members, Request, read_body, type_of, wrong_type
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.core.webhook_url import parse_webhook_url
@@ -78,6 +78,12 @@ class VersionRef(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     version: str | None = None
+
+
+async def read_create(request: Request, *, version: bool = False, destination: bool = False) -> CreatePrediction:
+    """Read the body of a request as `parse_create` does."""
+    body = await read_body(request, max_bytes=request.services.settings.max_body_bytes)
+    return parse_create(body, version=version, destination=destination)
 
 
 def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:

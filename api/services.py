@@ -15,9 +15,8 @@ from api.admin.watching import Watching
 from api.gate import Gate
 from api.lookups import Lookups
 from api.metering import Meters
-from api.predictions.glances import Glances
 from api.predictions.stream_readers import Readers
-from api.predictions.waiters import SILENCE_S, Waiters
+from api.predictions.waiters import SILENCE_S, Glances, Waiters
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import blocking_client, client
 from director.broker.scripts import Scripts

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from api.auth import named
 from api.contract import CURSOR, NO_BODY
 from api.errors import InvalidField, account_exists, invalid_input, not_found
-from api.request import Request, decode_json, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.request import Request, decoded
+from api.response import cursor_of, json_response, page_after, page_response
 from api.route import Answer, Body, Parameter, Route
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
@@ -146,12 +146,9 @@ NAMED: Final = (Parameter("name", "The account.", Name, "path"),)
     answers={200: Answer("A page, by name.", Page[AccountDetail])},
 )
 async def list_accounts(request: Request) -> Response:
-    administration = request.services.administration
     cursor = cursor_of(request)
-    names = [name for name in await administration.accounts.names() if cursor is None or name > cursor.at]
-    page, more = names[:PAGE_SIZE], names[PAGE_SIZE:]
-    following = link(request, PATH, Cursor(page[-1])) if more else None
-    return json_response(Page(next=following, previous=None, results=await _views(request, page)))
+    page, more = page_after(await request.services.accounts.names(), cursor, str)
+    return page_response(request, PATH, await _views(request, page), older=more)
 
 
 @Route(
@@ -166,7 +163,7 @@ async def list_accounts(request: Request) -> Response:
 )
 async def create_account(request: Request) -> Response:
     administration, by = request.services.administration, named(request.account)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), NewAccount)
+    asked = await decoded(request, NewAccount, max_bytes=MAX_BODY)
     if not await administration.create(asked.name, asked.type, by=by):
         raise account_exists()
     return json_response(await _view(request, asked.name), 201)
@@ -199,7 +196,7 @@ async def change_account(request: Request) -> Response:
     """Check the whole body before anything is changed."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AccountChange)
+    asked = await decoded(request, AccountChange, max_bytes=MAX_BODY)
     limits = _written(asked.limits)
     if limits:
         await administration.set_limits(name, limits, by=by)
@@ -222,7 +219,7 @@ async def suspend_account(request: Request) -> Response:
     """Suspend the account at every site. After the answer nothing more of the account starts."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
+    asked = await decoded(request, AskedSuspension, max_bytes=MAX_BODY)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
     for site in others(request):  # if a site is away, the caller gets an error and asks again
         await site.introduce(name)
@@ -264,7 +261,7 @@ async def resume_account(request: Request) -> Response:
 async def list_tokens(request: Request) -> Response:
     administration = request.services.administration
     tokens = await administration.accounts.tokens.of(await _named(request))
-    return json_response(Page(next=None, previous=None, results=[TokenView.of(token) for token in tokens]))
+    return page_response(request, PATH, [TokenView.of(token) for token in tokens])
 
 
 @Route(
@@ -281,7 +278,7 @@ async def create_token(request: Request) -> Response:
     """Return the secret as `token`. No other answer ever has it."""
     administration, by = request.services.administration, named(request.account)
     name = await _named(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedToken)
+    asked = await decoded(request, AskedToken, max_bytes=MAX_BODY)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
     try:
         made = await administration.create_token(

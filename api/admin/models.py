@@ -14,7 +14,7 @@ from api.auth import named
 from api.bodies import parse_model
 from api.contract import NO_BODY, OWNER_AND_NAME
 from api.errors import InvalidField, config_changed, invalid_header, invalid_input, newer_release, not_found
-from api.request import Request, decode_json, read_body
+from api.request import Request, decoded
 from api.response import json_response
 from api.route import Answer, Body, Parameter, Route
 from director.core.errors import SettingsError
@@ -81,7 +81,7 @@ async def get_config(request: Request) -> Response:
 async def change_config(request: Request) -> Response:
     """Replace the whole configuration. With `If-Match`, only while the revision is still that one."""
     model, was = _named(request), _was(request)
-    config = decode_json(await read_body(request, max_bytes=MAX_BODY), ModelConfig)
+    config = await decoded(request, ModelConfig, max_bytes=MAX_BODY)
     await _write(request, model, config, by=named(request.account), was=was)
     return await _answer(request, model)
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.accounts import AccountView
 from api.auth import Scope
-from api.bodies import MODEL, VERSION, PredictionRequest, VersionRef, parse_create
+from api.bodies import MODEL, VERSION, PredictionRequest, VersionRef, read_create
 from api.contract import CREATE, CREATED, CURSOR, HOW, NO_BODY, OWNER_AND_NAME, WAIT
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.models.models import SKU, Hardware, Name
@@ -246,9 +246,7 @@ async def delete_deployment(request: Request) -> Response:
 )
 async def create_of_deployment(request: Request) -> Response:
     account, deployment = await _theirs(request, "run", takes="create")
-    services = request.services
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
-    asked = parse_create(body, version=False)
+    asked = await read_create(request)
     version = await _version(request, account, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()

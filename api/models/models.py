@@ -13,13 +13,7 @@ from starlette.responses import Response
 
 from api.auth import Scope
 from api.bodies import parse_model
-from api.contract import (
-    CURSOR,
-    NO_BODY,
-    OWNER_AND_NAME,
-    VERSION_OF_MODEL,
-    one_of,
-)
+from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, one_of
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.models.model_views import (
     ModelView,

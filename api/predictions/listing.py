@@ -13,12 +13,10 @@ from typing import Final
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.contract import FILTERS, LISTED
 from api.errors import InvalidField, forbidden, invalid_input
-from api.predictions.glances import Glance
+from api.predictions.waiters import Glance
 from api.request import Request
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import Route
 from api.sites.lists import AWAY, Listed, Lists, Looked
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at
 from director.core.schema import Page, Prediction, Record, Stored
@@ -131,19 +129,6 @@ class Found(Struct, frozen=True, kw_only=True):
     first: PredictionId | None
     last: PredictionId | None
     has_more: bool
-
-
-@Route(
-    "GET",
-    "/predictions",
-    name="predictions.list",
-    summary="List the predictions of the account",
-    scopes=("read",),
-    parameters=FILTERS,
-    answers=LISTED,
-)
-async def list_predictions(request: Request) -> Response:
-    return await list_of_kind(request, "")
 
 
 async def list_of_kind(request: Request, kind: Kind) -> Response:
