@@ -159,6 +159,30 @@ def page_response(
     return json_response(Page(next=following, previous=previous, results=results))
 
 
+def walked_page(
+    request: Request,
+    path: str,
+    results: Sequence[Any],
+    walked: Sequence[str],
+    *,
+    has_more: bool,
+    kept: Mapping[str, str] | None = None,
+) -> Response:
+    """Answer with a page that was read from the request's cursor on, backwards if the cursor says so.
+
+    `walked`: the places that were read, in that order. `has_more`: there is more beyond the last of them.
+    """
+    cursor = cursor_of(request)
+    if cursor is not None and cursor.backwards:
+        results, walked = results[::-1], walked[::-1]
+        has_older, has_newer = True, has_more
+    else:
+        has_older, has_newer = has_more, cursor is not None
+    older = Cursor(walked[-1]) if walked and has_older else None
+    newer = Cursor(walked[0], backwards=True) if walked and has_newer else None
+    return page_response(request, path, results, older=older, newer=newer, kept=kept)
+
+
 def page_after(things: Iterable[T], cursor: Cursor | None, name: Callable[[T], str]) -> tuple[list[T], Cursor | None]:
     """Return one page of things in ascending order of their names, and where the page after it begins."""
     rest = [thing for thing in things if cursor is None or name(thing) > cursor.at]

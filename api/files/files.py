@@ -35,7 +35,7 @@ from api.errors import (
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.request import Request, decode_json
-from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, link
+from api.response import PAGE_SIZE, base_url, cursor_of, json_response, walked_page
 from api.route import Answer, Body, Parameter, Route
 from api.services import Services
 from director.core.errors import BackendUnavailable
@@ -193,18 +193,11 @@ async def list_files(request: Request) -> Response:
     services, cursor, base = request.services, cursor_of(request), base_url(request)
     newest_first = cursor is None or not cursor.backwards
     bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
-    ids = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
-    has_more, ids = len(ids) > PAGE_SIZE, ids[:PAGE_SIZE]
-    ids = ids if newest_first else ids[::-1]
-    older, newer = (has_more, cursor is not None) if newest_first else (True, has_more)
+    found = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
+    ids = found[:PAGE_SIZE]
     known = await services.caller_files.known(account.name, ids)
-    return json_response(
-        Page(
-            next=link(request, PATH, Cursor(ids[-1])) if ids and older else None,
-            previous=link(request, PATH, Cursor(ids[0], backwards=True)) if ids and newer else None,
-            results=[_view(known[file_id], base) for file_id in ids if file_id in known],
-        )
-    )
+    views = [_view(known[file_id], base) for file_id in ids if file_id in known]
+    return walked_page(request, PATH, views, ids, has_more=len(found) > PAGE_SIZE)
 
 
 @Route(

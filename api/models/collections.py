@@ -15,7 +15,7 @@ from api.contract import CURSOR
 from api.errors import InvalidField, invalid_input, malformed, not_found
 from api.models.model_views import ModelView, fitting, shown_models
 from api.request import Request, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.response import PAGE_SIZE, cursor_of, json_response, page_after, page_response
 from api.route import TEXT, Answer, Body, Parameter, Route
 from api.services import Services
 from director.core.schema import Page
@@ -61,12 +61,10 @@ class Hardware(Struct, frozen=True):
 )
 async def list_collections(request: Request) -> Response:
     cursor, collections = cursor_of(request), request.services.collections
-    slugs = [slug for slug in await collections.slugs() if cursor is None or slug > cursor.at]
-    page = slugs[:PAGE_SIZE]
+    page, more = page_after(await collections.slugs(), cursor, str)
     found = zip(page, await collections.many(page), strict=True)
-    following = link(request, "/collections", Cursor(page[-1])) if len(slugs) > len(page) else None
     results = [CollectionView(one.name, slug, one.description) for slug, one in found if one is not None]
-    return json_response(Page(next=following, previous=None, results=results))
+    return page_response(request, "/collections", results, older=more)
 
 
 @Route(
@@ -159,8 +157,7 @@ async def query_models(request: Request) -> Response:
     if len(query) > 1 and query[0] == query[-1] == '"':
         query = query[1:-1]
     best = [model for _, model in await _best(request.services, account, query, most=PAGE_SIZE)]
-    results = await shown_models(request, await fitting(request, best))
-    return json_response(Page(next=None, previous=None, results=results))
+    return page_response(request, "/models", await shown_models(request, await fitting(request, best)))
 
 
 @Route(

@@ -11,7 +11,6 @@ from typing import Annotated, Final, get_args
 from msgspec import Meta, Raw, Struct
 from starlette.responses import Response
 
-from api.auth import Scope
 from api.bodies import parse_model
 from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, one_of
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
@@ -26,7 +25,7 @@ from api.models.model_views import (
     whole_version,
 )
 from api.request import Members, Request, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.response import PAGE_SIZE, cursor_of, json_response, page_response, walked_page
 from api.route import TEXT, Answer, Body, Parameter, Route
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
@@ -45,10 +44,6 @@ VISIBILITIES: Final = ", ".join(f'"{word}"' for word in get_args(Visibility))
 TEXTS: Final = {"description": 5_000, "readme": 100_000}
 URLS: Final = ("github_url", "paper_url", "weights_url", "license_url", "cover_image_url")
 MOST_URL: Final = 2_000
-
-MADE_WITH: Final = frozenset({"description", "github_url", "paper_url", "license_url", "cover_image_url"})
-SAID: Final = frozenset({"description", "readme", "github_url", "paper_url", "weights_url", "license_url"})
-
 
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 Hardware = Annotated[str, Meta(pattern=f"^{SKU.pattern}$")]
@@ -84,6 +79,10 @@ class ModelChange(Struct, kw_only=True, forbid_unknown_fields=True):
     license_url: Url = None
 
 
+OPTIONAL: Final = frozenset(NewModel.__struct_fields__) - {"owner", "name", "visibility", "hardware"}
+CHANGEABLE: Final = frozenset(ModelChange.__struct_fields__)
+
+
 def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
     """Return the name "owner/name" of a new model, and its other members. Raises a 422."""
     members = Members(body)
@@ -91,8 +90,8 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
     for field, given in (("owner", owner), ("name", name)):
         if given is not None and not re.fullmatch(MODEL_NAME, f"{given}/x"):
             members.fault("pattern", field, f"May hold {NAME_RULE}")
-    said = {"visibility": _visibility(members), "hardware": _hardware(members)} | _said(members, MADE_WITH)
-    members.refuse_unknown(MADE_WITH | {"owner", "name", "visibility", "hardware"})
+    said = {"visibility": _visibility(members), "hardware": _hardware(members)} | _said(members, OPTIONAL)
+    members.refuse_unknown(frozenset(NewModel.__struct_fields__))
     if members.faults:
         raise invalid_input(members.faults)
     return f"{owner}/{name}", {field: text for field, text in said.items() if text}
@@ -101,8 +100,8 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
 def parse_change(body: bytes) -> Mapping[str, str]:
     """Return the members that change; '' clears one. Raises a 422."""
     members = Members(body)
-    said = _said(members, SAID)
-    members.refuse_unknown(SAID)
+    said = _said(members, CHANGEABLE)
+    members.refuse_unknown(CHANGEABLE)
     if members.faults:
         raise invalid_input(members.faults)
     return said
@@ -168,18 +167,8 @@ async def list_models(request: Request) -> Response:
     if len(fits) < len(found):
         walked = list(found)[: len(fits)]
     models = await shown_models(request, fits)
-    ends = [Cursor(walked[0], backwards=True), Cursor(walked[-1])] if walked else [None, None]
-    there_is = [cursor is not None, len(walked) < len(places)]
-    if backwards:
-        models.reverse()
-        ends = [Cursor(walked[-1], backwards=True), Cursor(walked[0])] if walked else [None, None]
-        there_is.reverse()
     kept = {name: value for name, value in asked.items() if name in request.query_params}
-    previous, following = (
-        link(request, "/models", end, kept) if end and is_there else None
-        for end, is_there in zip(ends, there_is, strict=True)
-    )
-    return json_response(Page(next=following, previous=previous, results=models))
+    return walked_page(request, "/models", models, walked, has_more=len(walked) < len(places), kept=kept)
 
 
 @Route(
@@ -218,7 +207,7 @@ async def make_model(request: Request) -> Response:
     refusals={400},
 )
 async def get_model(request: Request) -> Response:
-    return json_response((await shown_models(request, [await seen_model(request, "read")]))[0])
+    return json_response((await shown_models(request, [await seen_model(request)]))[0])
 
 
 @Route(
@@ -268,7 +257,7 @@ async def delete_model(request: Request) -> Response:
     answers={200: Answer("The text.", str, TEXT)},
 )
 async def get_readme(request: Request) -> Response:
-    model = await seen_model(request, "read")
+    model = await seen_model(request)
     readme = await request.services.catalog.models.readme(model.name)
     if not readme:
         raise not_found()
@@ -286,7 +275,7 @@ async def get_readme(request: Request) -> Response:
     answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
 )
 async def get_examples(request: Request) -> Response:
-    model, cursor = await seen_model(request, "read"), cursor_of(request)
+    model, cursor = await seen_model(request), cursor_of(request)
     models, path = request.services.catalog.models, f"/models/{model.name}/examples"
     sizes = await models.example_sizes(model.name)
 
@@ -295,19 +284,16 @@ async def get_examples(request: Request) -> Response:
 
     page, older, newer = await fitting_slice(list(sizes), cursor, weigh)
     results: list[Raw] = await models.examples(model.name, page)
-    return json_response(
-        Page(
-            next=link(request, path, older) if older else None,
-            previous=link(request, path, newer) if newer else None,
-            results=results,
-        )
-    )
+    return page_response(request, path, results, older=older, newer=newer)
 
 
-async def seen_model(request: Request, scope: Scope) -> Model:
+async def seen_model(request: Request) -> Model:
     """Return the model of this path. Raises a 404 if the caller may not see it."""
-    account = request.account
-    return await _seen(request, account)
+    name = parse_model(request.path_params["owner"], request.path_params["name"])
+    model = await request.services.lookups.model(name, request.account)
+    if model is None:
+        raise not_found()
+    return model
 
 
 async def own_model(request: Request, *, private: str = "") -> Model:
@@ -315,20 +301,11 @@ async def own_model(request: Request, *, private: str = "") -> Model:
 
     `private`: what the caller wants to delete. That must be private, unless the caller is an operator.
     """
-    account = request.account
-    model = await _seen(request, account)
+    account, model = request.account, await seen_model(request)
     if not model.may_be_changed_by(account):
         raise forbidden("This model belongs to another account.")
     if private and model.visibility == "public" and "admin" not in account.scopes:
         raise forbidden(f"Only {private} can be deleted.")
-    return model
-
-
-async def _seen(request: Request, account: Account) -> Model:
-    name = parse_model(request.path_params["owner"], request.path_params["name"])
-    model = await request.services.lookups.model(name, account)
-    if model is None:
-        raise not_found()
     return model
 
 
@@ -386,7 +363,7 @@ NEEDED: Final = {
 )
 async def list_versions(request: Request) -> Response:
     """List versions with their schemas, newest first, as many as one response may hold."""
-    model = await seen_model(request, "read")
+    model = await seen_model(request)
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"
     marks = {f"{created:014}-{version}": version for created, version in await catalog.dated_versions(model.name)}
@@ -396,13 +373,7 @@ async def list_versions(request: Request) -> Response:
 
     page, older, newer = await fitting_slice(list(marks), cursor, weigh)
     versions = await catalog.versions(model.name, [marks[mark] for mark in page])
-    return json_response(
-        Page(
-            next=link(request, path, older) if older else None,
-            previous=link(request, path, newer) if newer else None,
-            results=[shown_version(version) for version in versions],
-        )
-    )
+    return page_response(request, path, list(map(shown_version, versions)), older=older, newer=newer)
 
 
 @Route(
@@ -416,7 +387,7 @@ async def list_versions(request: Request) -> Response:
 )
 async def get_version(request: Request) -> Response:
     """Show the version with its schema, from which `run()` of the official Python client reads the output's type."""
-    model, version_id = await seen_model(request, "read"), _id(request)
+    model, version_id = await seen_model(request), _id(request)
     version = await request.services.lookups.version(model.name, version_id)
     if version is None:
         raise not_found()
