@@ -16,7 +16,7 @@ from api.contract import CURSOR, PREDICTION_ID
 from api.errors import InvalidField, invalid_input, not_found
 from api.request import Request, decoded, prediction_id_of
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_response
-from api.route import Answer, Body, Parameter, Route
+from api.route import Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
@@ -46,13 +46,11 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
     input: Raw | None
 
 
-@Route(
+@administers(
     "GET",
     "/admin/dead",
     name="admin.dead.list",
     summary="List dead letters of all accounts",
-    scopes=("admin",),
-    site="asked",
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, newest first.", Page[DeadLetter])},
 )
@@ -65,13 +63,11 @@ async def list_dead(request: Request) -> Response:
     return page_response(request, PATH, letters.results, older=older, kept=kept)
 
 
-@Route(
+@administers(
     "GET",
     "/admin/dead/{id}",
     name="admin.dead.get",
     summary="Get a dead letter, with its input",
-    scopes=("admin",),
-    site="asked",
     parameters=PREDICTION_ID,
     answers={200: Answer("The letter.", WholeLetter)},
 )
@@ -86,13 +82,11 @@ async def get_dead(request: Request) -> Response:
 def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str) -> None:
     """Declare the routes that decide on one letter and on many."""
 
-    @Route(
+    @administers(
         "POST",
         f"/admin/dead/{{id}}/{verb}",
         name=f"admin.dead.{verb}",
         summary=one,
-        scopes=("admin",),
-        site="asked",
         parameters=PREDICTION_ID,
         answers=DONE,
     )
@@ -105,13 +99,11 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
             raise not_found()
         return json_response(done)
 
-    @Route(
+    @administers(
         "POST",
         f"/admin/dead/{verb}",
         name=f"admin.dead.{verb}_many",
         summary=many,
-        scopes=("admin",),
-        site="asked",
         body=Body(ManyLetters),
         answers=DONE,
     )

@@ -23,7 +23,7 @@ from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, S
 from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
 from api.request import Request, number_of
 from api.response import cursor_of, json_response, page_after, page_response
-from api.route import Answer, Parameter, Route
+from api.route import Answer, Parameter, Route, administers
 from director.core.ids import QueueName
 from director.core.schema import Page
 from director.core.view import iso
@@ -34,13 +34,11 @@ from director.store.owed import OwedView
 PATH: Final = "/admin/directors"
 
 
-@Route(
+@administers(
     "GET",
     "/admin/directors",
     name="admin.directors.list",
     summary="List directors, with their servers and what they hold",
-    scopes=("admin",),
-    site="asked",
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, by name.", Page[DirectorView])},
 )
@@ -62,13 +60,11 @@ async def list_directors(request: Request) -> Response:
 LONGEST_HOST: Final = 300
 
 
-@Route(
+@administers(
     "GET",
     "/admin/owed",
     name="admin.owed.get",
     summary="Get the webhooks that are owed",
-    scopes=("admin",),
-    site="asked",
     parameters=(Parameter("host", "Only to this host.", Annotated[str, Meta(max_length=LONGEST_HOST)]),),
     answers={200: Answer("What is owed, those whose next attempt comes first.", OwedView)},
     refusals={422},
@@ -215,13 +211,11 @@ class ChangesView(Struct, frozen=True, kw_only=True):
     next: str | None
 
 
-@Route(
+@administers(
     "GET",
     "/admin/audit",
     name="admin.audit.list",
     summary="List what operators changed: who, when and what",
-    scopes=("admin",),
-    site="asked",
     parameters=(
         Parameter("after", "The `next` of the page before.", Annotated[str, Meta(pattern="^[0-9]{1,15}-[0-9]{1,15}$")]),
         Parameter("order", "`asc`, the oldest first, or `desc`.", Order),

@@ -18,7 +18,7 @@ from api.contract import CURSOR, QUEUE, one_of
 from api.errors import InvalidField, invalid_input, not_found
 from api.request import Request, decode_json, decoded, number_of, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_after, page_response
-from api.route import Answer, Body, Parameter, Route
+from api.route import Answer, Body, Parameter, Route, administers
 from director.broker.scripts import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -86,13 +86,11 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     history: list[Sample]
 
 
-@Route(
+@administers(
     "GET",
     "/admin/queues",
     name="admin.queues.list",
     summary="List queues with their numbers",
-    scopes=("admin",),
-    site="asked",
     parameters=(
         CURSOR,
         Parameter("q", "Only those with this in their names.", Annotated[str, Meta(max_length=LONGEST_FILTER)]),
@@ -109,13 +107,11 @@ async def list_queues(request: Request) -> Response:
     return page_response(request, PATH, views, older=more, kept={"q": wanted} if wanted else None)
 
 
-@Route(
+@administers(
     "GET",
     "/admin/queues/{owner}/{name}/{version}",
     name="admin.queues.get",
     summary="Get a queue, with its streams, its accounts and how its model is run",
-    scopes=("admin",),
-    site="asked",
     parameters=(*QUEUE, HISTORY),
     answers={200: Answer("The queue.", QueueDetail)},
     refusals={422},
@@ -139,13 +135,11 @@ async def get_queue(request: Request) -> Response:
     )
 
 
-@Route(
+@administers(
     "GET",
     "/admin/queues/{owner}/{name}/{version}/predictions",
     name="admin.queues.predictions",
     summary="List what is live in a queue, of all accounts",
-    scopes=("admin",),
-    site="asked",
     parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
     answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
 )

@@ -36,7 +36,7 @@ from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.request import Request, decode_json
 from api.response import PAGE_SIZE, base_url, cursor_of, json_response, walked_page
-from api.route import Answer, Body, Parameter, Route
+from api.route import Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
@@ -178,12 +178,10 @@ async def create_file(request: Request) -> Response:
     return json_response(view, 201, {"Location": view.urls.get})
 
 
-@Route(
-    "GET",
+@reads(
     "/files",
     name="files.list",
     summary="List the files of the account",
-    scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[File])},
 )
@@ -200,12 +198,10 @@ async def list_files(request: Request) -> Response:
     return walked_page(request, PATH, views, ids, has_more=len(found) > PAGE_SIZE)
 
 
-@Route(
-    "GET",
+@reads(
     "/files/{id}",
     name="files.get",
     summary="Tell of a file",
-    scopes=("read",),
     parameters=FILE_ID,
     answers={200: Answer("What is known of it.", File)},
     refusals={400},

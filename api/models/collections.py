@@ -16,7 +16,7 @@ from api.errors import InvalidField, invalid_input, malformed, not_found
 from api.models.model_views import ModelView, fitting, shown_models
 from api.request import Request, read_body
 from api.response import PAGE_SIZE, cursor_of, json_response, page_after, page_response
-from api.route import TEXT, Answer, Body, Parameter, Route
+from api.route import TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.schema import Page
 from director.core.search import Card, matched, words_of
@@ -50,12 +50,10 @@ class Hardware(Struct, frozen=True):
     sku: str
 
 
-@Route(
-    "GET",
+@reads(
     "/collections",
     name="collections.list",
     summary="List collections of models",
-    scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, by slug.", Page[CollectionView])},
 )
@@ -67,12 +65,10 @@ async def list_collections(request: Request) -> Response:
     return page_response(request, "/collections", results, older=more)
 
 
-@Route(
-    "GET",
+@reads(
     "/collections/{slug}",
     name="collections.get",
     summary="Get a collection, with its models",
-    scopes=("read",),
     parameters=(Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),),
     answers={200: Answer("The collection.", WholeCollection)},
     refusals={400},
@@ -90,12 +86,10 @@ async def get_collection(request: Request) -> Response:
     return json_response(WholeCollection(found.name, slug, found.description, found.full_description or None, shown))
 
 
-@Route(
-    "GET",
+@reads(
     "/hardware",
     name="hardware.list",
     summary="List kinds of hardware",
-    scopes=("read",),
     answers={200: Answer("All of them.", list[Hardware])},
 )
 async def list_hardware(request: Request) -> Response:
@@ -160,12 +154,10 @@ async def query_models(request: Request) -> Response:
     return page_response(request, "/models", await shown_models(request, await fitting(request, best)))
 
 
-@Route(
-    "GET",
+@reads(
     "/search",
     name="search",
     summary="Search models and collections by words",
-    scopes=("read",),
     parameters=(
         Parameter("query", "The words; 400 without."),
         Parameter("limit", "At most so many models; 20 without.", Annotated[int, Meta(ge=1, le=MOST_FOUND)]),

@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from api.accounts import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, VersionRef, read_create
-from api.contract import CREATE, CREATED, CURSOR, HOW, NO_BODY, OWNER_AND_NAME, WAIT
+from api.contract import CURSOR, HOW, NO_BODY, OWNER_AND_NAME, WAIT, creates
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
 from api.request import Members, Request, read_body
 from api.response import cursor_of, json_response, page_response, slice_of
-from api.route import Answer, Body, Route
+from api.route import Answer, Body, Route, reads
 from api.sites.sites import version_named
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
@@ -97,12 +97,10 @@ class DeploymentView(Struct, frozen=True):
     current_release: ReleaseView
 
 
-@Route(
-    "GET",
+@reads(
     "/deployments",
     name="deployments.list",
     summary="List the deployments of the account",
-    scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[DeploymentView])},
 )
@@ -136,12 +134,10 @@ async def create_deployment(request: Request) -> Response:
     return await _answer(request, made)
 
 
-@Route(
-    "GET",
+@reads(
     "/deployments/{owner}/{name}",
     name="deployments.get",
     summary="Get a deployment",
-    scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The deployment.", DeploymentView)},
 )
@@ -204,17 +200,12 @@ async def delete_deployment(request: Request) -> Response:
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-@Route(
-    "POST",
+@creates(
     "/deployments/{owner}/{name}/predictions",
     name="deployments.predictions.create",
     summary="Create a prediction of the version of a deployment's current release",
-    scopes=("run",),
-    bucket="create",
     parameters=(*OWNER_AND_NAME, WAIT, *HOW),
     body=Body(PredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_of_deployment(request: Request) -> Response:
     deployment = await _named(request)

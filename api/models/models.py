@@ -26,7 +26,7 @@ from api.models.model_views import (
 )
 from api.request import Members, Request, read_body
 from api.response import PAGE_SIZE, cursor_of, json_response, page_response, walked_page
-from api.route import TEXT, Answer, Body, Parameter, Route
+from api.route import TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
@@ -140,12 +140,10 @@ MOST_READ: Final = 2_000  # for one page: other accounts' private models are ski
 MOST_OWNED: Final = 1_000
 
 
-@Route(
-    "GET",
+@reads(
     "/models",
     name="models.list",
     summary="List the public models and the account's own",
-    scopes=("read",),
     parameters=(
         CURSOR,
         Parameter("sort_by", "In which order.", one_of(*ORDERS)),
@@ -196,12 +194,10 @@ async def make_model(request: Request) -> Response:
     return await _answer(request, name, status=201)
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}",
     name="models.get",
     summary="Get a model, with its latest version",
-    scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The model.", ModelView)},
     refusals={400},
@@ -247,12 +243,10 @@ async def delete_model(request: Request) -> Response:
     return Response(status_code=204)
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/readme",
     name="models.readme.get",
     summary="Get the readme of a model",
-    scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The text.", str, TEXT)},
 )
@@ -265,12 +259,10 @@ async def get_readme(request: Request) -> Response:
     return Response(readme, media_type="text/plain", headers={"X-Content-Type-Options": "nosniff"})
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/examples",
     name="models.examples.list",
     summary="List predictions that operators chose as examples of a model",
-    scopes=("read",),
     parameters=(*OWNER_AND_NAME, CURSOR),
     answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
 )
@@ -352,12 +344,10 @@ NEEDED: Final = {
 }
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/versions",
     name="models.versions.list",
     summary="List the versions of a model",
-    scopes=("read",),
     parameters=(*OWNER_AND_NAME, CURSOR),
     answers={200: Answer("A page, newest first.", Page[VersionView])},
 )
@@ -376,12 +366,10 @@ async def list_versions(request: Request) -> Response:
     return page_response(request, path, list(map(shown_version, versions)), older=older, newer=newer)
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.get",
     summary="Get a version, with its schema",
-    scopes=("read",),
     parameters=VERSION_OF_MODEL,
     answers={200: Answer("The version, with how the last setup of a server of it went.", WholeVersionView)},
 )

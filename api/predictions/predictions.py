@@ -27,8 +27,6 @@ from api.bodies import (
     read_create,
 )
 from api.contract import (
-    CREATE,
-    CREATED,
     FILTERS,
     HOW,
     LISTED,
@@ -38,6 +36,7 @@ from api.contract import (
     SHOWN,
     VERSION_OF_MODEL,
     WAIT,
+    creates,
 )
 from api.errors import (
     Moved,
@@ -58,7 +57,7 @@ from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
 from api.request import Request, number_of, prediction_id_of, read_body
 from api.response import json_response
-from api.route import Answer, Body, Parameter, Route
+from api.route import Answer, Body, Parameter, Route, reads
 from api.sites.sites import sites_of, version_named
 from director.broker.scripts import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
@@ -73,17 +72,12 @@ from director.store.catalog import Version
 log = logging.getLogger(__name__)
 
 
-@Route(
-    "POST",
+@creates(
     "/predictions",
     name="predictions.create",
     summary="Create a prediction of a version, or of the latest version of a model",
-    scopes=("run",),
-    bucket="create",
     parameters=(WAIT, *HOW),
     body=Body(VersionPredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create(request: Request) -> Response:
     asked = await read_create(request, version=True)
@@ -98,17 +92,12 @@ async def _version(request: Request, asked: CreatePrediction) -> Version:
     return version
 
 
-@Route(
-    "POST",
+@creates(
     "/models/{owner}/{name}/predictions",
     name="models.predictions.create",
     summary="Create a prediction of the latest version of a model",
-    scopes=("run",),
-    bucket="create",
     parameters=(*OWNER_AND_NAME, WAIT, *HOW),
     body=Body(PredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_of_model(request: Request) -> Response:
     model = parse_model(request.path_params["owner"], request.path_params["name"])
@@ -175,17 +164,12 @@ async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
 # kind.
 
 
-@Route(
-    "POST",
+@creates(
     "/procedures",
     name="procedures.create",
     summary="Create a procedure: a prediction that waits apart from others",
-    scopes=("run",),
-    bucket="create",
     parameters=(WAIT, *HOW),
     body=Body(VersionPredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_procedure(request: Request) -> Response:
     asked = await read_create(request, version=True)
@@ -195,17 +179,12 @@ async def create_procedure(request: Request) -> Response:
     return await submit(request, await _of_kind(request, version, "procedure"), asked)
 
 
-@Route(
-    "POST",
+@creates(
     "/models/{owner}/{name}/versions/{id}/trainings",
     name="trainings.create",
     summary="Create a training, which makes a version of its destination",
-    scopes=("run",),
-    bucket="create",
     parameters=(*VERSION_OF_MODEL, WAIT, *HOW),
     body=Body(TrainingRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_training(request: Request) -> Response:
     params, lookups = request.path_params, request.services.lookups
@@ -236,24 +215,20 @@ def _serve(kind: Kind) -> None:
     path = PATHS[kind]
     one = path.removesuffix("s")
 
-    @Route(
-        "GET",
+    @reads(
         f"/{path}",
         name=f"{path}.list",
         summary=f"List the {path} of the account",
-        scopes=("read",),
         parameters=FILTERS,
         answers=LISTED,
     )
     async def list_runs(request: Request) -> Response:
         return await list_of_kind(request, kind)
 
-    @Route(
-        "GET",
+    @reads(
         f"/{path}/{{id}}",
         name=f"{path}.get",
         summary=f"Get a {one}",
-        scopes=("read",),
         of=prediction_id_of,
         parameters=PREDICTION_ID,
         answers=SHOWN,
@@ -320,12 +295,10 @@ class Events(Struct, frozen=True, kw_only=True):
     data_removed: bool = False
 
 
-@Route(
-    "GET",
+@reads(
     "/predictions/{id}/events",
     name="predictions.events",
     summary="List what happened to a prediction, in order and numbered",
-    scopes=("read",),
     of=prediction_id_of,
     parameters=(
         *PREDICTION_ID,
