@@ -170,7 +170,8 @@ def walked_page(
 ) -> Response:
     """Answer with a page that was read from the request's cursor on, backwards if the cursor says so.
 
-    `walked`: the places that were read, in that order. `has_more`: there is more beyond the last of them.
+    `walked`: the places that were read, in that order. `has_more`: there is more beyond the last of them. An empty page
+    leads to the beginning of the list.
     """
     cursor = cursor_of(request)
     if cursor is not None and cursor.backwards:
@@ -178,9 +179,14 @@ def walked_page(
         has_older, has_newer = True, has_more
     else:
         has_older, has_newer = has_more, cursor is not None
-    older = Cursor(walked[-1]) if walked and has_older else None
-    newer = Cursor(walked[0], backwards=True) if walked and has_newer else None
-    return page_response(request, path, results, older=older, newer=newer, kept=kept)
+    after, before = (Cursor(walked[-1]), Cursor(walked[0], backwards=True)) if walked else (None, None)
+    return json_response(
+        Page(
+            next=link(request, path, after, kept) if has_older else None,
+            previous=link(request, path, before, kept) if has_newer else None,
+            results=results,
+        )
+    )
 
 
 def page_after(things: Iterable[T], cursor: Cursor | None, name: Callable[[T], str]) -> tuple[list[T], Cursor | None]:

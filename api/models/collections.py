@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.contract import CURSOR
 from api.errors import InvalidField, invalid_input, malformed, not_found
-from api.models.model_views import ModelView, fitting, shown_models
+from api.models.models import ModelView, fitting, shown_models
 from api.request import Request, read_body
 from api.response import PAGE_SIZE, cursor_of, json_response, page_after, page_response
 from api.route import TEXT, Answer, Body, Parameter, Route, reads

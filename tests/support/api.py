@@ -17,7 +17,7 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from api.app import Api, create_app
-from api.dashboard.page import elsewhere
+from api.dashboard import elsewhere
 from api.metering import Meters
 from api.route import Handler, Route
 from director.broker.scripts import Scripts
