@@ -23,6 +23,7 @@ CREATED: Final = {
     201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
     202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
 }
+deletes: Final = partial(Route, "DELETE", scopes=("run",), answers={204: NO_BODY})
 creates: Final = partial(Route, "POST", scopes=("run",), bucket="create", answers=CREATED, refusals=CREATE)
 
 

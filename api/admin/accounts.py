@@ -7,7 +7,8 @@ it and in no other.
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from functools import partial
+from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
@@ -26,6 +27,7 @@ from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import ACCOUNT_NAME, AccountType, Policy, Reason, Suspension, Usage
+from director.store.administration import Administration
 from director.store.suspensions import Ended
 from director.store.tokens import LABEL, Token
 
@@ -132,16 +134,16 @@ class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
     left: int
 
 
+serves: Final = partial(Route, scopes=("admin",))
 DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
 NAMED: Final = (Parameter("name", "The account.", Name, "path"),)
 
 
-@Route(
+@serves(
     "GET",
     "/admin/accounts",
     name="admin.accounts.list",
     summary="List accounts",
-    scopes=("admin",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, by name.", Page[AccountDetail])},
 )
@@ -151,12 +153,11 @@ async def list_accounts(request: Request) -> Response:
     return page_response(request, PATH, await _views(request, page), older=more)
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts",
     name="admin.accounts.create",
     summary="Make an account",
-    scopes=("admin",),
     body=Body(NewAccount),
     answers={201: Answer("The account.", AccountDetail)},
     refusals={409},
@@ -169,33 +170,30 @@ async def create_account(request: Request) -> Response:
     return json_response(await _view(request, asked.name), 201)
 
 
-@Route(
+@serves(
     "GET",
     "/admin/accounts/{name}",
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
-    scopes=("admin",),
     parameters=NAMED,
     answers={200: Answer("The account.", AccountDetail)},
 )
 async def get_account_of_all(request: Request) -> Response:
-    return json_response(await _view(request, await _named(request)))
+    return json_response(await _view(request, (await _named(request)).account))
 
 
-@Route(
+@serves(
     "PATCH",
     "/admin/accounts/{name}",
     name="admin.accounts.update",
     summary="Change an account's type, its limits, or both",
-    scopes=("admin",),
     parameters=NAMED,
     body=Body(AccountChange),
     answers=DETAIL,
 )
 async def change_account(request: Request) -> Response:
     """Check the whole body before anything is changed."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
+    administration, name, by = await _named(request)
     asked = await decoded(request, AccountChange, max_bytes=MAX_BODY)
     limits = _written(asked.limits)
     if limits:
@@ -205,20 +203,18 @@ async def change_account(request: Request) -> Response:
     return json_response(await _view(request, name))
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts/{name}/suspend",
     name="admin.accounts.suspend",
     summary="Let nothing of an account start any more",
-    scopes=("admin",),
     parameters=NAMED,
     body=Body(AskedSuspension),
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
 )
 async def suspend_account(request: Request) -> Response:
     """Suspend the account at every site. After the answer nothing more of the account starts."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
+    administration, name, by = await _named(request)
     asked = await decoded(request, AskedSuspension, max_bytes=MAX_BODY)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
     for site in others(request):  # if a site is away, the caller gets an error and asks again
@@ -229,19 +225,17 @@ async def suspend_account(request: Request) -> Response:
     return json_response(SuspendedAccount(**asdict(await _view(request, name)), **counts))
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts/{name}/resume",
     name="admin.accounts.resume",
     summary="Let what is held of an account run",
-    scopes=("admin",),
     parameters=NAMED,
     answers=DETAIL,
 )
 async def resume_account(request: Request) -> Response:
     """Lift the suspension. What was held runs again; what was ended does not come back."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
+    administration, name, by = await _named(request)
     await administration.resume(name, by=by)
     for site in others(request):
         if await site.services.accounts.exists(name):
@@ -249,35 +243,32 @@ async def resume_account(request: Request) -> Response:
     return json_response(await _view(request, name))
 
 
-@Route(
+@serves(
     "GET",
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",
-    scopes=("admin",),
     parameters=NAMED,
     answers={200: Answer("All of them, oldest first.", Page[TokenView])},
 )
 async def list_tokens(request: Request) -> Response:
-    administration = request.services.administration
-    tokens = await administration.accounts.tokens.of(await _named(request))
+    administration, name, _ = await _named(request)
+    tokens = await administration.accounts.tokens.of(name)
     return page_response(request, PATH, [TokenView.of(token) for token in tokens])
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.create",
     summary="Make a token",
-    scopes=("admin",),
     parameters=NAMED,
     body=Body(AskedToken),
     answers={201: Answer("The token, this once with its secret.", MadeToken)},
 )
 async def create_token(request: Request) -> Response:
     """Return the secret as `token`. No other answer ever has it."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
+    administration, name, by = await _named(request)
     asked = await decoded(request, AskedToken, max_bytes=MAX_BODY)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
     try:
@@ -290,31 +281,37 @@ async def create_token(request: Request) -> Response:
     return json_response(made_token, 201, {"Cache-Control": "no-store"})
 
 
-@Route(
+@serves(
     "DELETE",
     "/admin/accounts/{name}/tokens/{id}",
     name="admin.accounts.tokens.revoke",
     summary="Revoke a token",
-    scopes=("admin",),
     parameters=(*NAMED, Parameter("id", "The id of a token, which is no secret.", str, "path")),
     answers={204: NO_BODY},
 )
 async def revoke_token(request: Request) -> Response:
     """Revoke the token. An API process that has it cached accepts it until the cache expires."""
-    administration, by = request.services.administration, named(request.account)
-    tokens = await administration.accounts.tokens.of(await _named(request))
+    administration, name, by = await _named(request)
+    tokens = await administration.accounts.tokens.of(name)
     found = next((token for token in tokens if token.id == request.path_params["id"]), None)
     if found is None or not await administration.revoke(found, by=by):
         raise not_found()
     return Response(status_code=204)
 
 
-async def _named(request: Request) -> str:
-    """Return the account of this path. Raises a 404 for an unknown one."""
-    name = str(request.path_params["name"])
-    if not re.fullmatch(ACCOUNT_NAME, name) or not await request.services.accounts.exists(name):
+class _Named(NamedTuple):
+    """The account of a path, and the operator that asks."""
+
+    administration: Administration
+    account: str
+    by: str
+
+
+async def _named(request: Request) -> _Named:
+    services, name = request.services, str(request.path_params["name"])
+    if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
         raise not_found()
-    return name
+    return _Named(services.administration, name, named(request.account))
 
 
 async def _view(request: Request, name: str) -> AccountDetail:
@@ -338,9 +335,7 @@ async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
 
 
 def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
-    """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the names that the caller
-    sent.
-    """
+    """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the caller's names."""
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
         raise invalid_input([InvalidField("enum", "limits", f"Has only {known}")])

@@ -139,7 +139,6 @@ async def _slices(places: list[Place]) -> Slices:
 
 
 async def _queues(request: Request, queue: str) -> list[QueueName]:
-    """Return the named queue, or all. Raises a 422 for an unknown one."""
     known = await request.services.catalog.queues()
     if not queue:
         return known

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.auth import refuse_suspended
-from api.contract import CURSOR, NO_BODY, Id
+from api.contract import CURSOR, Id, deletes
 from api.errors import (
     InvalidField,
     Problem,
@@ -211,14 +211,11 @@ async def get_file(request: Request) -> Response:
     return json_response(_view(await _asked(request, account.name), base_url(request)))
 
 
-@Route(
-    "DELETE",
+@deletes(
     "/files/{id}",
     name="files.delete",
     summary="Delete a file",
-    scopes=("run",),
     parameters=FILE_ID,
-    answers={204: NO_BODY},
 )
 async def delete_file(request: Request) -> Response:
     """Delete the file at once. A prediction that has fetched it keeps its copy."""
@@ -295,9 +292,7 @@ async def _received(services: Services, store: FileStore, form: Form, account: A
 
 
 class _Upload:
-    """A file that is being uploaded: streams its content to the store with size and checksums, and collects the form's
-    fields.
-    """
+    """Streams a file's content to the store with size and checksums, and collects the form's fields."""
 
     def __init__(self, store: FileStore, form: Form, name: CallerFileName, room: Room) -> None:
         self._room = room
@@ -313,7 +308,6 @@ class _Upload:
         self._ended_early: Exception | None = None
 
     async def take(self) -> None:
-        """Read all parts of the form, in any order."""
         while (part := await self._form.next_part()) is not None:
             if part.name == CONTENT and self._content is None:
                 self._content = part
@@ -396,7 +390,6 @@ class _Upload:
 
 
 async def _asked(request: Request, account: str) -> CallerFile:
-    """Return the file of this path. Raises a 404 if this account has no such file."""
     file = await request.services.caller_files.get(account, _id_of(request))
     if file is None:
         raise file_not_found()

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from api.accounts import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, VersionRef, read_create
-from api.contract import CURSOR, HOW, NO_BODY, OWNER_AND_NAME, WAIT, creates
+from api.contract import CURSOR, HOW, OWNER_AND_NAME, WAIT, creates, deletes
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
@@ -181,14 +181,11 @@ async def update_deployment(request: Request) -> Response:
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-@Route(
-    "DELETE",
+@deletes(
     "/deployments/{owner}/{name}",
     name="deployments.delete",
     summary="Delete a deployment",
-    scopes=("run",),
     parameters=OWNER_AND_NAME,
-    answers={204: NO_BODY},
 )
 async def delete_deployment(request: Request) -> Response:
     """Delete the deployment. The predictions that were created by it go on."""
@@ -222,9 +219,7 @@ async def _version(request: Request, model: str, version: str) -> Version | None
 
 
 async def _refuse_missing(request: Request, model: str, version: str) -> None:
-    """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more,
-    while a deployment would keep it for ever.
-    """
+    """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more."""
     seen = await _version(request, model, version)
     if seen is None or await request.services.catalog.version(model, version) is None:
         raise invalid_version()
@@ -267,8 +262,8 @@ async def _answer(request: Request, deployment: Deployment) -> Response:
 
 
 async def _shown(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
-    """Return the deployments as views. The account that made a release is shown with its present type. It is seldom
-    another than the caller, such as an operator.
+    """Return the views. The account that made a release, seldom another than the caller, is shown with its present
+    type.
     """
     types = {request.account.name: request.account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):

@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, Struct, convert
 from starlette.responses import Response
 
 from api.bodies import parse_model
-from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, one_of
+from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, deletes, one_of
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.request import Members, Request, read_body
 from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, page_response, slice_of, walked_page
@@ -139,7 +139,6 @@ def _shown(model: Model, latest: Version | None, example: Raw | None, runs: int,
 
 
 async def _runs(services: Services, models: Sequence[Model]) -> list[int]:
-    """Return how many predictions of each model were ever accepted."""
     queues = [await services.lookups.queues_of(model.name) for model in models]
     counts = iter(await services.catalog.runs([queue for of_model in queues for queue in of_model]))
     return [
@@ -339,14 +338,11 @@ async def change_model(request: Request) -> Response:
     return await _answer(request, model.name)
 
 
-@Route(
-    "DELETE",
+@deletes(
     "/models/{owner}/{name}",
     name="models.delete",
     summary="Delete a private model that has no versions",
-    scopes=("run",),
     parameters=OWNER_AND_NAME,
-    answers={204: NO_BODY},
     refusals={422},
 )
 async def delete_model(request: Request) -> Response:
@@ -394,7 +390,6 @@ async def get_examples(request: Request) -> Response:
 
 
 async def seen_model(request: Request) -> Model:
-    """Return the model of this path. Raises a 404 if the caller may not see it."""
     name = parse_model(request.path_params["owner"], request.path_params["name"])
     model = await request.services.lookups.model(name, request.account)
     if model is None:

@@ -283,7 +283,6 @@ async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> A
 
 
 async def _take_off(services: Services, listing: "asyncio.Future[object]", new: NewPrediction) -> None:
-    """Remove the id from its account's list, because nothing new was filed under it."""
     await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
     await services.listing.remove(new.account, new.id, new.kind)
 
@@ -306,9 +305,7 @@ async def _accepted_before(request: Request, new: NewPrediction) -> Stored | Non
 
 
 async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
-    """Read the prediction as GET does, also at another of our sites. Raises Moved if it went to a server outside this
-    API.
-    """
+    """Read the prediction as GET does, at any of our sites. Raises Moved if it went to a server outside this API."""
 
     async def read(services: Services) -> Stored | None:
         stored = await services.scripts.get(prediction_id)
@@ -377,7 +374,6 @@ class Step:
 
 @contextmanager
 def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
-    """Wrap the checking and filing of one prediction in a span."""
     tracing, headers = request.services.tracing, request.headers
     trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
     if not tracing.is_on:

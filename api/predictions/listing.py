@@ -44,8 +44,6 @@ KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
 
 
 class Filters(Struct, frozen=True):
-    """The filters of a list, as they were given."""
-
     given: dict[str, str]
 
     @classmethod
@@ -103,7 +101,6 @@ class Span(Struct, frozen=True, kw_only=True):
         return cls(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
 
     def past(self, prediction_id: PredictionId) -> "Span":
-        """Return the rest of the span after this id."""
         if self.newest_first:
             return Span(low=self.low, high=f"({prediction_id}", newest_first=True)
         return Span(low=f"({prediction_id}", high=self.high, newest_first=False)

@@ -30,13 +30,13 @@ from api.contract import (
     FILTERS,
     HOW,
     LISTED,
-    NO_BODY,
     OWNER_AND_NAME,
     PREDICTION_ID,
     SHOWN,
     VERSION_OF_MODEL,
     WAIT,
     creates,
+    deletes,
 )
 from api.errors import (
     Moved,
@@ -85,7 +85,6 @@ async def create(request: Request) -> Response:
 
 
 async def _version(request: Request, asked: CreatePrediction) -> Version:
-    """Return the version that a body names. Raises a 422 for an unknown one."""
     version = await version_named(request, parse_version(asked.version or ""), request.account)
     if version is None:
         raise invalid_version()
@@ -125,15 +124,12 @@ async def explain(request: Request) -> Response:
     return json_response(tell(known, took_ms=took_ms))
 
 
-@Route(
-    "DELETE",
+@deletes(
     "/predictions/{id}",
     name="predictions.delete",
     summary="Delete a prediction that has ended, with its data and files",
-    scopes=("run",),
     of=prediction_id_of,
     parameters=PREDICTION_ID,
-    answers={204: NO_BODY},
     refusals={409},
 )
 async def delete(request: Request) -> Response:

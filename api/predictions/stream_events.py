@@ -75,7 +75,6 @@ class Teller:
         self.at_end = False
 
     def tell(self, events: Sequence[Event]) -> bytes:
-        """Return the frames for these events of the log."""
         frames = []
         self.at_end = False  # it may have started again
         for event in events:
@@ -108,11 +107,9 @@ class Teller:
         return b"".join(frames), False
 
     def tell_end(self, status: Status, error: str) -> bytes:
-        """Return the frames that say how the prediction ended."""
         return self._end(DONE[status], error if status is Status.FAILED else None)
 
     def tell_removed(self) -> bytes:
-        """Return the frames that say that the rest was removed."""
         return self._end(DONE[Status.FAILED], REMOVED)
 
     def _tell(self, event: Event) -> bytes:
@@ -145,7 +142,6 @@ class Teller:
 
 
 def _text(item: bytes | Raw) -> str:
-    """Return a string item as its text, any other as JSON."""
     data = bytes(item)
     if data.startswith(b'"'):
         try:
@@ -156,7 +152,6 @@ def _text(item: bytes | Raw) -> str:
 
 
 def _items(output: Raw | None) -> list[Raw]:
-    """Return the items of a final output: those of a list, or the one value."""
     if output is None or output == NULL:
         return []
     return msgspec.json.decode(output, type=list[Raw]) if bytes(memoryview(output)[:1]) == b"[" else [output]

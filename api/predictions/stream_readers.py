@@ -77,7 +77,6 @@ class Readers:
 
     @property
     def is_full(self) -> bool:
-        """Return whether a new reader must be refused."""
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
     async def standing(self, prediction_id: PredictionId) -> Replayed | None:

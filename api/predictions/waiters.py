@@ -52,7 +52,7 @@ Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
 
 class Wait:
-    """The wait of one caller. It begins before its prediction is filed, so that no ending comes too early. Leave it
+    """The wait of one caller. Begin it before its prediction is filed, so that no ending comes too early. Leave it
     once.
     """
 
@@ -70,7 +70,6 @@ class Wait:
         place[prediction_id] = self
 
     def leave(self) -> None:
-        """Stop receiving news."""
         if self._id is not None:
             self._place.pop(self._id, None)
 
@@ -293,7 +292,6 @@ class Waiters:
 
 
 def _end(limit: asyncio.Timeout) -> None:
-    """Let the time be over now, unless it is over already."""
     if not limit.expired():
         limit.reschedule(0)
 
@@ -343,9 +341,7 @@ class Glances:
         self._looking = asyncio.Lock()
 
     async def has_ended(self, prediction_id: PredictionId) -> bool:
-        """Return whether the prediction is terminal. Calls made while another is answered share the next write: there
-        may be thousands of waiters.
-        """
+        """Return whether the prediction is terminal. Calls made meanwhile share a write: waiters are many."""
         self._asked[prediction_id] = None
         if self._answers is None:
             self._answers = asyncio.create_task(self._look())
