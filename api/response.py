@@ -151,7 +151,7 @@ def page_response(
     newer: Cursor | None = None,
     kept: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer with a page. `older`, `newer`: where the next and the previous page begin, None where there is none.
+    """Answer with a page. `older`, `newer`: where the next and the previous page begin, if there are such pages.
 
     `kept`: the filters to keep in their addresses.
     """

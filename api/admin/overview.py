@@ -132,22 +132,22 @@ async def follow_live(request: Request) -> Response:
         return Response(headers=STREAM)
     if request.services.readers.is_full:
         raise too_many_streams(retry_after=RETRY_AFTER_S)
-    return EventStream(partial(_tell, request, count))
+    return EventStream(partial(_send_snapshots, request, count))
 
 
-async def _tell(request: Request, count: int, send: Send) -> bool:
+async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
     """Send events. Returns True at the regular end, False if the stream was cut off."""
     services = request.services
-    number = told = 0
+    number = sent = 0
     with services.readers.holding() as place, services.watching.watcher():
         while await may_still(request, "admin"):
             data = KEEP_ALIVE
             with anyio.move_on_after(KEEP_ALIVE_S):
                 event = await services.watching.after(number)
-                number, data, told = event.number, event.data, told + 1
+                number, data, sent = event.number, event.data, sent + 1
             if not await _is_taken(data, send):
                 return False
-            if count and told >= count:
+            if count and sent >= count:
                 break
     return not place.cancelled_caught
 
