@@ -33,8 +33,6 @@ class Away(Struct, frozen=True, kw_only=True):
 
 
 class Published(Struct, frozen=True):
-    """One event as bytes of the response, and its number."""
-
     number: int
     data: bytes
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 import anyio
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
@@ -364,12 +364,11 @@ async def _gone(request: Request) -> None:
 # The trace headers are passed on with the prediction even where tracing is off.
 
 
-class Step:
+class Step(Struct):
     """The content of the span. `headers`: the trace headers to pass on with the prediction."""
 
-    def __init__(self, headers: TraceHeaders) -> None:
-        self.headers = headers
-        self.facts: Facts = {}
+    headers: TraceHeaders
+    facts: Facts = {}
 
 
 @contextmanager
