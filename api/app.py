@@ -15,16 +15,16 @@ from starlette.routing import Route as Path
 from starlette.routing import Router
 from starlette.types import Lifespan, Message, Receive, Scope, Send
 
-from api import accounts, health, openapi
+from api import accounts, dashboard, health, openapi
 from api.admin import accounts as admin_accounts
-from api.admin import changes, dead, overview, queues
+from api.admin import dead, overview, queues
 from api.admin import models as admin_models
 from api.auth import authenticate
-from api.dashboard import page
+from api.dashboard import elsewhere
 from api.errors import Problem, is_expected, problem_of
 from api.files import files, outputs
 from api.models import collections, deployments, models
-from api.predictions import events, listing, predictions, streams
+from api.predictions import predictions, streams
 from api.request import Request
 from api.response import carried, proxy_networks
 from api.route import Handler, Route, routes_of
@@ -37,8 +37,8 @@ from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
-    *(predictions, listing, events, streams, models, collections, deployments, files, outputs, accounts, openapi),
-    *(dead, admin_accounts, admin_models, changes, queues, overview, health, page),
+    *(predictions, streams, models, collections, deployments, files, outputs, accounts, openapi),
+    *(dead, admin_accounts, admin_models, queues, overview, health, dashboard),
 )
 
 
@@ -66,7 +66,7 @@ def create_app(
             yield state
         await spans.aclose()
 
-    return Api(ROUTES, otherwise=page.elsewhere, meters=meters, lifespan=lifespan)
+    return Api(ROUTES, otherwise=elsewhere, meters=meters, lifespan=lifespan)
 
 
 class Api:

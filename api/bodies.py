@@ -14,7 +14,7 @@ from msgspec import Meta, Raw, Struct
 
 from api.errors import invalid_header, invalid_input, invalid_version, not_found
 from api.lookups import VersionRef
-from api.request import Members, type_of, wrong_type
+from api.request import Members, Request, read_body, type_of, wrong_type
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
 from director.core.webhook_url import parse_webhook_url
@@ -30,8 +30,9 @@ EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
 
 class CreatePrediction(Struct, frozen=True, kw_only=True):
-    """A parsed create request. No filter means every webhook event."""
+    """A parsed create request, and its whole body. No filter means every webhook event."""
 
+    body: bytes
     input: Raw
     version: str | None = None
     destination: str | None = None
@@ -73,6 +74,12 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
     predictions: Annotated[list[Any], Meta(min_length=1, max_length=1_000)]
 
 
+async def read_create(request: Request, *, version: bool = False, destination: bool = False) -> CreatePrediction:
+    """Read the body of a request as `parse_create` does."""
+    body = await read_body(request, max_bytes=request.services.settings.max_body_bytes)
+    return parse_create(body, version=version, destination=destination)
+
+
 def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:
     """Read the body of a create request. `version` and `destination` say whether this route takes, and needs, that
     member.
@@ -92,6 +99,7 @@ def parse_create(body: bytes, *, version: bool, destination: bool = False) -> Cr
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
     return CreatePrediction(
+        body=body,
         input=given_input,
         version=given_version,
         destination=given_destination,

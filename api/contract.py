@@ -1,11 +1,12 @@
 """Define the parameters and answers that several routes share."""
 
+from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
 from api.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
-from api.route import Answer, Parameter
+from api.route import Answer, Parameter, Route
 from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID
 from director.core.schema import Page, Prediction
 from director.core.states import Status
@@ -22,6 +23,8 @@ CREATED: Final = {
     201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
     202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
 }
+deletes: Final = partial(Route, "DELETE", scopes=("run",), answers={204: NO_BODY})
+creates: Final = partial(Route, "POST", scopes=("run",), bucket="create", answers=CREATED, refusals=CREATE)
 
 
 def one_of(*words: str) -> Any:

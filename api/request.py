@@ -72,6 +72,11 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         raise malformed(f"The body cannot be read: {said}.") from exc
 
 
+async def decoded(request: BaseRequest, kind: type[T], *, max_bytes: int) -> T:
+    """Read the body and decode it as `kind`. Raises what both raise."""
+    return decode_json(await read_body(request, max_bytes=max_bytes), kind)
+
+
 @cache
 def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
@@ -193,6 +198,16 @@ def prediction_id_of(request: BaseRequest) -> PredictionId:
     if not is_prediction_id(text):
         raise not_found()
     return PredictionId(text)
+
+
+def number_of(request: BaseRequest, name: str, *, default: int, least: int, most: int) -> int:
+    """Read a whole number from the query. Raises a 422 for another text and for a number out of bounds."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
+        raise invalid_input([InvalidField("number", name, f"Must be a whole number from {least} to {most}")])
+    return int(text)
 
 
 class Request(BaseRequest):

@@ -7,10 +7,10 @@ response to it, a refusal too.
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -22,7 +22,9 @@ from starlette.types import Scope
 from api.errors import InvalidField, invalid_host, invalid_input
 from api.services import services_of
 from director.core.errors import SettingsError
+from director.core.schema import Page
 
+T = TypeVar("T")
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 MEDIA_TYPE: Final = "application/json"
@@ -138,6 +140,60 @@ def link(request: Request, path: str, cursor: Cursor | None, kept: Mapping[str, 
         place = ("p" if cursor.backwards else "n") + cursor.at
         query["cursor"] = base64.urlsafe_b64encode(place.encode()).decode()
     return f"{base_url(request)}/v1{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def page_response(
+    request: Request,
+    path: str,
+    results: Sequence[Any],
+    *,
+    older: Cursor | None = None,
+    newer: Cursor | None = None,
+    kept: Mapping[str, str] | None = None,
+) -> Response:
+    """Answer with a page. `older`, `newer`: where the next and the previous page begin, if there are such pages.
+
+    `kept`: the filters to keep in their addresses.
+    """
+    following, previous = (None if cursor is None else link(request, path, cursor, kept) for cursor in (older, newer))
+    return json_response(Page(next=following, previous=previous, results=results))
+
+
+def walked_page(
+    request: Request,
+    path: str,
+    results: Sequence[Any],
+    walked: Sequence[str],
+    *,
+    has_more: bool,
+    kept: Mapping[str, str] | None = None,
+) -> Response:
+    """Answer with a page that was read from the request's cursor on, backwards if the cursor says so.
+
+    `walked`: the places that were read, in that order. `has_more`: there is more beyond the last of them. An empty page
+    leads to the beginning of the list.
+    """
+    cursor = cursor_of(request)
+    if cursor is not None and cursor.backwards:
+        results, walked = results[::-1], walked[::-1]
+        has_older, has_newer = True, has_more
+    else:
+        has_older, has_newer = has_more, cursor is not None
+    after, before = (Cursor(walked[-1]), Cursor(walked[0], backwards=True)) if walked else (None, None)
+    return json_response(
+        Page(
+            next=link(request, path, after, kept) if has_older else None,
+            previous=link(request, path, before, kept) if has_newer else None,
+            results=results,
+        )
+    )
+
+
+def page_after(things: Iterable[T], cursor: Cursor | None, name: Callable[[T], str]) -> tuple[list[T], Cursor | None]:
+    """Return one page of things in ascending order of their names, and where the page after it begins."""
+    rest = [thing for thing in things if cursor is None or name(thing) > cursor.at]
+    page = rest[:PAGE_SIZE]
+    return page, Cursor(name(page[-1])) if len(rest) > PAGE_SIZE else None
 
 
 def slice_of(

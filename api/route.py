@@ -4,6 +4,7 @@ The router, the check of the token's scopes and the OpenAPI document all come fr
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, Literal
 
@@ -93,6 +94,10 @@ class Route(Struct, eq=False):
         _DECLARED.setdefault(handler.__module__, []).append(self)
         return handler
 
+
+# Routes that have this much in common.
+reads: Final = partial(Route, "GET", scopes=("read",))
+administers: Final = partial(Route, scopes=("admin",), site="asked")
 
 _DECLARED: Final[dict[str, list[Route]]] = {}
 

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from api.admin.watching import Watching
 from api.errors import Code, Problem
 from api.lookups import Lookups
-from api.predictions.glances import Glances
 from api.predictions.stream_readers import Readers
-from api.predictions.waiters import SILENCE_S, Waiters
+from api.predictions.waiters import SILENCE_S, Glances, Waiters
 from director.broker.durability import Server, check
 from director.broker.redis_client import blocking_client, client
 from director.broker.rights import check_rights

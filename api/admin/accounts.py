@@ -7,7 +7,8 @@ it and in no other.
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from functools import partial
+from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
@@ -16,8 +17,8 @@ from starlette.responses import Response
 from api.auth import named
 from api.contract import CURSOR, NO_BODY
 from api.errors import InvalidField, account_exists, invalid_input, not_found
-from api.request import Request, decode_json, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
+from api.request import Request, decoded
+from api.response import cursor_of, json_response, page_after, page_response
 from api.route import Answer, Body, Parameter, Route
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
@@ -26,7 +27,7 @@ from director.core.ids import LANES
 from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import ACCOUNT_NAME, LABEL, AccountType, Policy, Reason, Suspension, Token, Usage
-from director.store.administration import Ended
+from director.store.administration import Administration, Ended
 
 PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
@@ -131,74 +132,67 @@ class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
     left: int
 
 
+serves: Final = partial(Route, scopes=("admin",))
 DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
 NAMED: Final = (Parameter("name", "The account.", Name, "path"),)
 
 
-@Route(
+@serves(
     "GET",
     "/admin/accounts",
     name="admin.accounts.list",
     summary="List accounts",
-    scopes=("admin",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, by name.", Page[AccountDetail])},
 )
 async def list_accounts(request: Request) -> Response:
-    administration = request.services.administration
     cursor = cursor_of(request)
-    names = [name for name in await administration.accounts.names() if cursor is None or name > cursor.at]
-    page, more = names[:PAGE_SIZE], names[PAGE_SIZE:]
-    following = link(request, PATH, Cursor(page[-1])) if more else None
-    return json_response(Page(next=following, previous=None, results=await _views(request, page)))
+    page, more = page_after(await request.services.accounts.names(), cursor, str)
+    return page_response(request, PATH, await _views(request, page), older=more)
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts",
     name="admin.accounts.create",
     summary="Make an account",
-    scopes=("admin",),
     body=Body(NewAccount),
     answers={201: Answer("The account.", AccountDetail)},
     refusals={409},
 )
 async def create_account(request: Request) -> Response:
     administration, by = request.services.administration, named(request.account)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), NewAccount)
+    asked = await decoded(request, NewAccount, max_bytes=MAX_BODY)
     if not await administration.create(asked.name, asked.type, by=by):
         raise account_exists()
     return json_response(await _view(request, asked.name), 201)
 
 
-@Route(
+@serves(
     "GET",
     "/admin/accounts/{name}",
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
-    scopes=("admin",),
     parameters=NAMED,
     answers={200: Answer("The account.", AccountDetail)},
 )
 async def get_account_of_all(request: Request) -> Response:
-    return json_response(await _view(request, await _named(request)))
+    return json_response(await _view(request, (await _named(request)).account))
 
 
-@Route(
+@serves(
     "PATCH",
     "/admin/accounts/{name}",
     name="admin.accounts.update",
     summary="Change an account's type, its limits, or both",
-    scopes=("admin",),
     parameters=NAMED,
     body=Body(AccountChange),
     answers=DETAIL,
 )
 async def change_account(request: Request) -> Response:
     """Check the whole body before anything is changed."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AccountChange)
+    administration, name, by = await _named(request)
+    asked = await decoded(request, AccountChange, max_bytes=MAX_BODY)
     limits = _written(asked.limits)
     if limits:
         await administration.set_limits(name, limits, by=by)
@@ -207,21 +201,19 @@ async def change_account(request: Request) -> Response:
     return json_response(await _view(request, name))
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts/{name}/suspend",
     name="admin.accounts.suspend",
     summary="Let nothing of an account start any more",
-    scopes=("admin",),
     parameters=NAMED,
     body=Body(AskedSuspension),
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
 )
 async def suspend_account(request: Request) -> Response:
     """Suspend the account at every site. After the answer nothing more of the account starts."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSuspension)
+    administration, name, by = await _named(request)
+    asked = await decoded(request, AskedSuspension, max_bytes=MAX_BODY)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
     for site in others(request):  # if a site is away, the caller gets an error and asks again
         await site.introduce(name)
@@ -231,19 +223,17 @@ async def suspend_account(request: Request) -> Response:
     return json_response(SuspendedAccount(**asdict(await _view(request, name)), **counts))
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts/{name}/resume",
     name="admin.accounts.resume",
     summary="Let what is held of an account run",
-    scopes=("admin",),
     parameters=NAMED,
     answers=DETAIL,
 )
 async def resume_account(request: Request) -> Response:
     """Lift the suspension. What was held runs again; what was ended does not come back."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
+    administration, name, by = await _named(request)
     await administration.resume(name, by=by)
     for site in others(request):
         if await site.services.accounts.exists(name):
@@ -251,36 +241,33 @@ async def resume_account(request: Request) -> Response:
     return json_response(await _view(request, name))
 
 
-@Route(
+@serves(
     "GET",
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",
-    scopes=("admin",),
     parameters=NAMED,
     answers={200: Answer("All of them, oldest first.", Page[TokenView])},
 )
 async def list_tokens(request: Request) -> Response:
-    administration = request.services.administration
-    tokens = await administration.accounts.tokens.of(await _named(request))
-    return json_response(Page(next=None, previous=None, results=[TokenView.of(token) for token in tokens]))
+    administration, name, _ = await _named(request)
+    tokens = await administration.accounts.tokens.of(name)
+    return page_response(request, PATH, [TokenView.of(token) for token in tokens])
 
 
-@Route(
+@serves(
     "POST",
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.create",
     summary="Make a token",
-    scopes=("admin",),
     parameters=NAMED,
     body=Body(AskedToken),
     answers={201: Answer("The token, this once with its secret.", MadeToken)},
 )
 async def create_token(request: Request) -> Response:
     """Return the secret as `token`. No other answer ever has it."""
-    administration, by = request.services.administration, named(request.account)
-    name = await _named(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedToken)
+    administration, name, by = await _named(request)
+    asked = await decoded(request, AskedToken, max_bytes=MAX_BODY)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
     try:
         made = await administration.create_token(
@@ -292,31 +279,37 @@ async def create_token(request: Request) -> Response:
     return json_response(made_token, 201, {"Cache-Control": "no-store"})
 
 
-@Route(
+@serves(
     "DELETE",
     "/admin/accounts/{name}/tokens/{id}",
     name="admin.accounts.tokens.revoke",
     summary="Revoke a token",
-    scopes=("admin",),
     parameters=(*NAMED, Parameter("id", "The id of a token, which is no secret.", str, "path")),
     answers={204: NO_BODY},
 )
 async def revoke_token(request: Request) -> Response:
     """Revoke the token. An API process that has it cached accepts it until the cache expires."""
-    administration, by = request.services.administration, named(request.account)
-    tokens = await administration.accounts.tokens.of(await _named(request))
+    administration, name, by = await _named(request)
+    tokens = await administration.accounts.tokens.of(name)
     found = next((token for token in tokens if token.id == request.path_params["id"]), None)
     if found is None or not await administration.revoke(found, by=by):
         raise not_found()
     return Response(status_code=204)
 
 
-async def _named(request: Request) -> str:
-    """Return the account of this path. Raises a 404 for an unknown one."""
-    name = str(request.path_params["name"])
-    if not re.fullmatch(ACCOUNT_NAME, name) or not await request.services.accounts.exists(name):
+class _Named(NamedTuple):
+    """The account of a path, and the operator that asks."""
+
+    administration: Administration
+    account: str
+    by: str
+
+
+async def _named(request: Request) -> _Named:
+    services, name = request.services, str(request.path_params["name"])
+    if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
         raise not_found()
-    return name
+    return _Named(services.administration, name, named(request.account))
 
 
 async def _view(request: Request, name: str) -> AccountDetail:
@@ -340,9 +333,7 @@ async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
 
 
 def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
-    """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the names that the caller
-    sent.
-    """
+    """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the caller's names."""
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
         raise invalid_input([InvalidField("enum", "limits", f"Has only {known}")])

@@ -4,8 +4,7 @@ Only for tokens with the scope `admin`, which then cover all accounts. A call th
 says from where the next call continues, so that no caller waits without end.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Final
 
 from msgspec import Meta, Raw, Struct, field
@@ -15,9 +14,9 @@ from starlette.responses import Response
 from api.auth import named
 from api.contract import CURSOR, PREDICTION_ID
 from api.errors import InvalidField, invalid_input, not_found
-from api.request import Request, decode_json, prediction_id_of, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import Answer, Body, Parameter, Route
+from api.request import Request, decoded, prediction_id_of
+from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_response
+from api.route import Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
@@ -29,7 +28,6 @@ LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
 DONE: Final = {200: Answer("What was done.", Done)}
 
 Slices = AsyncIterator[list[Place]]
-Act = Callable[..., Awaitable[Done]]
 
 
 class ManyLetters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,13 +46,11 @@ class WholeLetter(DeadLetter, frozen=True, kw_only=True):
     input: Raw | None
 
 
-@Route(
+@administers(
     "GET",
     "/admin/dead",
     name="admin.dead.list",
     summary="List dead letters of all accounts",
-    scopes=("admin",),
-    site="asked",
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, newest first.", Page[DeadLetter])},
 )
@@ -63,18 +59,15 @@ async def list_dead(request: Request) -> Response:
     queue, cursor = request.query_params.get("queue", ""), cursor_of(request)
     before = None if cursor is None else _place(cursor.at)
     letters = await dead.page(await _queues(request, queue), before=before, count=PAGE_SIZE)
-    kept: Mapping[str, str] = {"queue": queue} if queue else {}
-    following = link(request, PATH, Cursor(letters.next), kept) if letters.next else None
-    return json_response(Page(next=following, previous=None, results=letters.results))
+    older, kept = Cursor(letters.next) if letters.next else None, {"queue": queue} if queue else None
+    return page_response(request, PATH, letters.results, older=older, kept=kept)
 
 
-@Route(
+@administers(
     "GET",
     "/admin/dead/{id}",
     name="admin.dead.get",
     summary="Get a dead letter, with its input",
-    scopes=("admin",),
-    site="asked",
     parameters=PREDICTION_ID,
     answers={200: Answer("The letter.", WholeLetter)},
 )
@@ -86,90 +79,59 @@ async def get_dead(request: Request) -> Response:
     return json_response(WholeLetter(**asdict(shown.letter), input=shown.input))
 
 
-@Route(
-    "POST",
-    "/admin/dead/{id}/revive",
-    name="admin.dead.revive",
-    summary="Return a dead letter to its queue",
-    scopes=("admin",),
-    site="asked",
-    parameters=PREDICTION_ID,
-    answers=DONE,
-)
-async def revive_one_dead(request: Request) -> Response:
-    dead, by = request.services.dead, named(request.account)
-    return await _one(request, dead, partial(dead.revive, by=by))
+def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str) -> None:
+    """Declare the routes that decide on one letter and on many."""
 
-
-@Route(
-    "POST",
-    "/admin/dead/{id}/drop",
-    name="admin.dead.drop",
-    summary="Give a dead letter up",
-    scopes=("admin",),
-    site="asked",
-    parameters=PREDICTION_ID,
-    answers=DONE,
-)
-async def drop_one_dead(request: Request) -> Response:
-    dead, by = request.services.dead, named(request.account)
-    return await _one(request, dead, partial(dead.drop, by=by))
-
-
-@Route(
-    "POST",
-    "/admin/dead/revive",
-    name="admin.dead.revive_many",
-    summary="Return dead letters to their queues",
-    scopes=("admin",),
-    site="asked",
-    body=Body(ManyLetters),
-    answers=DONE,
-)
-async def revive_dead(request: Request) -> Response:
-    dead, by = request.services.dead, named(request.account)
-    return await _many(request, dead, partial(dead.revive, by=by))
-
-
-@Route(
-    "POST",
-    "/admin/dead/drop",
-    name="admin.dead.drop_many",
-    summary="Give dead letters up",
-    scopes=("admin",),
-    site="asked",
-    body=Body(ManyLetters),
-    answers=DONE,
-)
-async def drop_dead(request: Request) -> Response:
-    dead, by = request.services.dead, named(request.account)
-    return await _many(request, dead, partial(dead.drop, by=by))
-
-
-async def _one(request: Request, dead: DeadLetters, act: Act) -> Response:
-    """Answer 200 with what was done. Raises a 404 for a prediction that is no dead letter, or whose input is gone."""
-    ids = [prediction_id_of(request)]
-    done = await act(_slices(await dead.named(ids)), asked=Asked(ids=ids))
-    if not done.done:
-        raise not_found()
-    return json_response(done)
-
-
-async def _many(request: Request, dead: DeadLetters, act: Act) -> Response:
-    body = await read_body(request, max_bytes=request.services.settings.max_body_bytes)
-    asked = decode_json(body, ManyLetters)
-    if bool(asked.ids) == asked.is_all:
-        raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
-    if bad := [f"ids.{place}" for place, name in enumerate(asked.ids) if not is_prediction_id(name)]:
-        raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
-    before = _place(asked.cursor) if asked.cursor else None
-    ids = [PredictionId(name) for name in dict.fromkeys(asked.ids)]
-    if asked.is_all:
-        slices = dead.every(await _queues(request, asked.queue), before=before)
-    else:
+    @administers(
+        "POST",
+        f"/admin/dead/{{id}}/{verb}",
+        name=f"admin.dead.{verb}",
+        summary=one,
+        parameters=PREDICTION_ID,
+        answers=DONE,
+    )
+    async def decide_on_one(request: Request) -> Response:
+        """Answer 404 for a prediction that is no dead letter, or whose input is gone."""
+        ids, dead = [prediction_id_of(request)], request.services.dead
         slices = _slices(await dead.named(ids))
-    which = Asked(ids=ids, queue=asked.queue if asked.is_all else "")
-    return json_response(await act(slices, asked=which, rate=asked.rate, within_s=LONGEST_S))
+        done = await act(dead, slices, by=named(request.account), asked=Asked(ids=ids))
+        if not done.done:
+            raise not_found()
+        return json_response(done)
+
+    @administers(
+        "POST",
+        f"/admin/dead/{verb}",
+        name=f"admin.dead.{verb}_many",
+        summary=many,
+        body=Body(ManyLetters),
+        answers=DONE,
+    )
+    async def decide_on_many(request: Request) -> Response:
+        dead = request.services.dead
+        given = await decoded(request, ManyLetters, max_bytes=request.services.settings.max_body_bytes)
+        slices, asked = await _asked(request, given)
+        done = await act(dead, slices, by=named(request.account), asked=asked, rate=given.rate, within_s=LONGEST_S)
+        return json_response(done)
+
+
+_serve(
+    "revive", DeadLetters.revive, one="Return a dead letter to its queue", many="Return dead letters to their queues"
+)
+_serve("drop", DeadLetters.drop, one="Give a dead letter up", many="Give dead letters up")
+
+
+async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
+    """Return the letters that a body asks for. Raises a 422 for a body that does not say it."""
+    if bool(given.ids) == given.is_all:
+        raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
+    if bad := [f"ids.{place}" for place, name in enumerate(given.ids) if not is_prediction_id(name)]:
+        raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
+    before = _place(given.cursor) if given.cursor else None
+    if given.is_all:
+        return request.services.dead.every(await _queues(request, given.queue), before=before), Asked(queue=given.queue)
+    ids = [PredictionId(name) for name in dict.fromkeys(given.ids)]
+    return _slices(await request.services.dead.named(ids)), Asked(ids=ids)
 
 
 async def _slices(places: list[Place]) -> Slices:
@@ -177,7 +139,6 @@ async def _slices(places: list[Place]) -> Slices:
 
 
 async def _queues(request: Request, queue: str) -> list[QueueName]:
-    """Return the named queue, or all. Raises a 422 for an unknown one."""
     known = await request.services.catalog.queues()
     if not queue:
         return known

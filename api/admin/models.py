@@ -14,9 +14,9 @@ from api.auth import named
 from api.bodies import parse_model
 from api.contract import NO_BODY, OWNER_AND_NAME
 from api.errors import InvalidField, config_changed, invalid_header, invalid_input, newer_release, not_found
-from api.request import Request, decode_json, read_body
+from api.request import Request, decoded
 from api.response import json_response
-from api.route import Answer, Body, Parameter, Route
+from api.route import Answer, Body, Parameter, administers
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
@@ -50,13 +50,11 @@ IF_MATCH: Final = Parameter(
 CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView, headers=("ETag",))}
 
 
-@Route(
+@administers(
     "GET",
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.get",
     summary="Get how a model is run, as far as that is written down",
-    scopes=("admin",),
-    site="asked",
     parameters=OWNER_AND_NAME,
     answers=CONFIG,
     refusals={501},
@@ -66,13 +64,11 @@ async def get_config(request: Request) -> Response:
     return await _answer(request, _named(request))
 
 
-@Route(
+@administers(
     "PUT",
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.put",
     summary="Write down how a model is run, in force in its directors within seconds",
-    scopes=("admin",),
-    site="asked",
     parameters=(*OWNER_AND_NAME, IF_MATCH),
     body=Body(ModelConfig),
     answers=CONFIG,
@@ -81,18 +77,16 @@ async def get_config(request: Request) -> Response:
 async def change_config(request: Request) -> Response:
     """Replace the whole configuration. With `If-Match`, only while the revision is still that one."""
     model, was = _named(request), _was(request)
-    config = decode_json(await read_body(request, max_bytes=MAX_BODY), ModelConfig)
+    config = await decoded(request, ModelConfig, max_bytes=MAX_BODY)
     await _write(request, model, config, by=named(request.account), was=was)
     return await _answer(request, model)
 
 
-@Route(
+@administers(
     "DELETE",
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.delete",
     summary="Take that back: directors go by their own settings again",
-    scopes=("admin",),
-    site="asked",
     parameters=(*OWNER_AND_NAME, IF_MATCH),
     answers={204: NO_BODY},
     refusals={412, 422},

@@ -6,39 +6,39 @@ No director is asked. All of this needs a token with the scope `admin`; only the
 
 import hmac
 import logging
-from collections.abc import Mapping
+import re
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import anyio
+import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.auth import authenticate, may_still
 from api.contract import CURSOR
 from api.errors import InvalidField, invalid_input, too_many_streams
-from api.predictions.events import number_of
 from api.predictions.stream_events import KEEP_ALIVE
 from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
 from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
-from api.request import Request
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import Answer, Parameter, Route
+from api.request import Request, number_of
+from api.response import cursor_of, json_response, page_after, page_response
+from api.route import Answer, Parameter, Route, administers
 from director.core.ids import QueueName
 from director.core.schema import Page
+from director.core.view import iso
 from director.diagnosis.views import DirectorView, director_view
+from director.store.changes import FIRST, Change
 from director.store.owed import OwedView
 
 PATH: Final = "/admin/directors"
 
 
-@Route(
+@administers(
     "GET",
     "/admin/directors",
     name="admin.directors.list",
     summary="List directors, with their servers and what they hold",
-    scopes=("admin",),
-    site="asked",
     parameters=(CURSOR, Parameter("queue", "Only of this queue.")),
     answers={200: Answer("A page, by name.", Page[DirectorView])},
 )
@@ -48,11 +48,9 @@ async def list_directors(request: Request) -> Response:
     if queue and queue not in queues:
         raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
     found = await services.directors.of([QueueName(queue)] if queue else queues)
-    rest = [one for one in found if cursor is None or one.name > cursor.at]
-    page, more = rest[:PAGE_SIZE], rest[PAGE_SIZE:]
-    kept: Mapping[str, str] = {"queue": queue} if queue else {}
-    following = link(request, PATH, Cursor(page[-1].name), kept) if more else None
-    return json_response(Page(next=following, previous=None, results=[director_view(one) for one in page]))
+    page, more = page_after(found, cursor, lambda one: one.name)
+    kept = {"queue": queue} if queue else None
+    return page_response(request, PATH, [director_view(one) for one in page], older=more, kept=kept)
 
 
 # Owed webhooks: how many, since when, to which hosts.
@@ -62,13 +60,11 @@ async def list_directors(request: Request) -> Response:
 LONGEST_HOST: Final = 300
 
 
-@Route(
+@administers(
     "GET",
     "/admin/owed",
     name="admin.owed.get",
     summary="Get the webhooks that are owed",
-    scopes=("admin",),
-    site="asked",
     parameters=(Parameter("host", "Only to this host.", Annotated[str, Meta(max_length=LONGEST_HOST)]),),
     answers={200: Answer("What is owed, those whose next attempt comes first.", OwedView)},
     refusals={422},
@@ -136,22 +132,22 @@ async def follow_live(request: Request) -> Response:
         return Response(headers=STREAM)
     if request.services.readers.is_full:
         raise too_many_streams(retry_after=RETRY_AFTER_S)
-    return EventStream(partial(_tell, request, count))
+    return EventStream(partial(_send_snapshots, request, count))
 
 
-async def _tell(request: Request, count: int, send: Send) -> bool:
+async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
     """Send events. Returns True at the regular end, False if the stream was cut off."""
     services = request.services
-    number = told = 0
+    number = sent = 0
     with services.readers.holding() as place, services.watching.watcher():
         while await may_still(request, "admin"):
             data = KEEP_ALIVE
             with anyio.move_on_after(KEEP_ALIVE_S):
                 event = await services.watching.after(number)
-                number, data, told = event.number, event.data, told + 1
+                number, data, sent = event.number, event.data, sent + 1
             if not await _is_taken(data, send):
                 return False
-            if count and told >= count:
+            if count and sent >= count:
                 break
     return not place.cancelled_caught
 
@@ -166,3 +162,80 @@ async def _is_taken(data: bytes, send: Send) -> bool:
         log.info("disconnected a watcher that takes nothing")
         return False
     return True
+
+
+# Show what operators changed: who, when and what, oldest or newest first.
+#
+# Only for tokens with the scope `admin`. Reads only. What became of predictions is in other logs: see `director
+# audit`.
+
+PAGE: Final = 100
+MOST_IN_PAGE: Final = 1_000
+Order = Literal["asc", "desc"]
+ORDERS: Final = get_args(Order)
+PLACE: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
+
+
+class ChangeView(Struct, frozen=True, kw_only=True):
+    """One change on the wire. `entry` says where it stands; a `void` one takes back the other with its `id`."""
+
+    entry: str
+    id: str
+    at: str
+    by: str
+    kind: str
+    account: str | None
+    queue: str | None
+    detail: dict[str, Any]
+
+    @classmethod
+    def of(cls, change: Change) -> "ChangeView":
+        return cls(
+            entry=change.entry,
+            id=change.id,
+            at=iso(change.at),
+            by=change.by,
+            kind=change.kind,
+            account=change.account or None,
+            queue=change.queue or None,
+            detail=msgspec.json.decode(change.detail),
+        )
+
+
+class ChangesView(Struct, frozen=True, kw_only=True):
+    """One page. `next`: what to ask for `after`; oldest first, that leads on to what comes; newest first, it is null
+    once there is no more.
+    """
+
+    changes: list[ChangeView]
+    next: str | None
+
+
+@administers(
+    "GET",
+    "/admin/audit",
+    name="admin.audit.list",
+    summary="List what operators changed: who, when and what",
+    parameters=(
+        Parameter("after", "The `next` of the page before.", Annotated[str, Meta(pattern="^[0-9]{1,15}-[0-9]{1,15}$")]),
+        Parameter("order", "`asc`, the oldest first, or `desc`.", Order),
+        Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+    ),
+    answers={200: Answer("A page.", ChangesView)},
+    refusals={422},
+)
+async def list_changes(request: Request) -> Response:
+    after, order = request.query_params.get("after") or None, request.query_params.get("order") or "asc"
+    if after is not None and not PLACE.fullmatch(after):
+        raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])
+    if order not in ORDERS:
+        raise invalid_input([InvalidField("enum", "order", f"Must be one of {', '.join(ORDERS)}")])
+    limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
+    changes = request.services.changes
+    if order == "desc":
+        found = await changes.before(after, count=limit)
+        following = found[-1].entry if len(found) == limit else None
+    else:
+        found = await changes.after(after or FIRST, count=limit)
+        following = found[-1].entry if found else after or FIRST
+    return json_response(ChangesView(changes=[ChangeView.of(change) for change in found], next=following))

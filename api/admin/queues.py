@@ -4,9 +4,9 @@ Only for tokens with the scope `admin`.
 """
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Final, cast, get_args
+from typing import Annotated, Any, Final, cast, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
@@ -16,10 +16,9 @@ from api.admin.models import ConfigView
 from api.auth import named
 from api.contract import CURSOR, QUEUE, one_of
 from api.errors import InvalidField, invalid_input, not_found
-from api.predictions.events import number_of
-from api.request import Request, decode_json, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import Answer, Body, Parameter, Route
+from api.request import Request, decode_json, decoded, number_of, read_body
+from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_after, page_response
+from api.route import Answer, Body, Parameter, Route, administers
 from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -41,7 +40,7 @@ STATES: Final = get_args(LiveState)
 HISTORY: Final = Parameter(
     "history", "How many samples of its last hour, one each ten seconds.", Annotated[int, Meta(ge=0, le=MOST_SAMPLES)]
 )
-QUEUE_THEN: Final = {200: Answer("The queue as it is then.", QueueView)}
+QUEUE_THEN: Final = Answer("The queue as it is then.", QueueView)
 
 
 class TenantView(Struct, frozen=True, kw_only=True):
@@ -87,13 +86,11 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     history: list[Sample]
 
 
-@Route(
+@administers(
     "GET",
     "/admin/queues",
     name="admin.queues.list",
     summary="List queues with their numbers",
-    scopes=("admin",),
-    site="asked",
     parameters=(
         CURSOR,
         Parameter("q", "Only those with this in their names.", Annotated[str, Meta(max_length=LONGEST_FILTER)]),
@@ -105,21 +102,16 @@ async def list_queues(request: Request) -> Response:
     if len(wanted) > LONGEST_FILTER:
         raise invalid_input([InvalidField("max_length", "q", f"Has at most {LONGEST_FILTER} characters")])
     names = [name for name in await request.services.queues.all() if wanted in name]
-    rest = [name for name in names if cursor is None or name > cursor.at]
-    page, more = rest[:PAGE_SIZE], rest[PAGE_SIZE:]
-    kept: Mapping[str, str] = {"q": wanted} if wanted else {}
-    following = link(request, PATH, Cursor(page[-1]), kept) if more else None
-    found = await request.services.queues.stats_of(page)
-    return json_response(Page(next=following, previous=None, results=[view_of(*one) for one in found]))
+    page, more = page_after(names, cursor, str)
+    views = [view_of(*one) for one in await request.services.queues.stats_of(page)]
+    return page_response(request, PATH, views, older=more, kept={"q": wanted} if wanted else None)
 
 
-@Route(
+@administers(
     "GET",
     "/admin/queues/{owner}/{name}/{version}",
     name="admin.queues.get",
     summary="Get a queue, with its streams, its accounts and how its model is run",
-    scopes=("admin",),
-    site="asked",
     parameters=(*QUEUE, HISTORY),
     answers={200: Answer("The queue.", QueueDetail)},
     refusals={422},
@@ -143,13 +135,11 @@ async def get_queue(request: Request) -> Response:
     )
 
 
-@Route(
+@administers(
     "GET",
     "/admin/queues/{owner}/{name}/{version}/predictions",
     name="admin.queues.predictions",
     summary="List what is live in a queue, of all accounts",
-    scopes=("admin",),
-    site="asked",
     parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
     answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
 )
@@ -166,9 +156,9 @@ async def list_live(request: Request) -> Response:
         after=LivePlace.parse(cursor.at) if cursor else None,
         count=PAGE_SIZE,
     )
-    path, kept = f"{PATH}/{queue.replace(':', '/')}/predictions", {"state": state} if state else {}
-    following = link(request, path, Cursor(str(found.next)), kept) if found.next else None
-    return json_response(Page[LiveView](next=following, previous=None, results=found.results))
+    path, kept = f"{PATH}/{queue.replace(':', '/')}/predictions", {"state": state} if state else None
+    older = Cursor(str(found.next)) if found.next else None
+    return page_response(request, path, found.results, older=older, kept=kept)
 
 
 def queue_of(request: Request) -> QueueName:
@@ -253,17 +243,22 @@ class Migrated(Struct, frozen=True, kw_only=True):
     done: bool
 
 
-@Route(
-    "POST",
-    "/admin/queues/{owner}/{name}/{version}/pause",
-    name="admin.queues.pause",
-    summary="Hand nothing out any more, of one account or at all",
-    scopes=("admin",),
-    site="asked",
-    parameters=QUEUE,
-    body=Body(AskedPause),
-    answers=QUEUE_THEN,
-)
+def _changes(verb: str, summary: str, *, body: Any = None, answer: Answer = QUEUE_THEN) -> Route:
+    """Return the route of one change of a queue."""
+    return Route(
+        "POST",
+        f"/admin/queues/{{owner}}/{{name}}/{{version}}/{verb}",
+        name=f"admin.queues.{verb}",
+        summary=summary,
+        scopes=("admin",),
+        site="asked",
+        parameters=QUEUE,
+        body=None if body is None else Body(body),
+        answers={200: answer},
+    )
+
+
+@_changes("pause", "Hand nothing out any more, of one account or at all", body=AskedPause)
 async def pause_queue(request: Request) -> Response:
     """Hand out no more work, of one account or of all. What runs goes on."""
     queue, by = await _entered(request)
@@ -272,17 +267,7 @@ async def pause_queue(request: Request) -> Response:
     return await _answer(request, queue)
 
 
-@Route(
-    "POST",
-    "/admin/queues/{owner}/{name}/{version}/resume",
-    name="admin.queues.resume",
-    summary="Hand out again what waits",
-    scopes=("admin",),
-    site="asked",
-    parameters=QUEUE,
-    body=Body(AskedPause),
-    answers=QUEUE_THEN,
-)
+@_changes("resume", "Hand out again what waits", body=AskedPause)
 async def resume_queue(request: Request) -> Response:
     queue, by = await _entered(request)
     account = await _account(request)
@@ -290,16 +275,7 @@ async def resume_queue(request: Request) -> Response:
     return await _answer(request, queue)
 
 
-@Route(
-    "POST",
-    "/admin/queues/{owner}/{name}/{version}/drain",
-    name="admin.queues.drain",
-    summary="Pause a queue, and learn whether anything still runs",
-    scopes=("admin",),
-    site="asked",
-    parameters=QUEUE,
-    answers={200: Answer("How far it is.", Drained)},
-)
+@_changes("drain", "Pause a queue, and learn whether anything still runs", answer=Answer("How far it is.", Drained))
 async def drain_queue(request: Request) -> Response:
     """Pause the queue, and say whether anything still runs. Call it again to see the progress."""
     queue, by = await _entered(request)
@@ -310,59 +286,34 @@ async def drain_queue(request: Request) -> Response:
     return json_response(Drained(drained=view.claimed == 0, queue=view))
 
 
-@Route(
-    "POST",
-    "/admin/queues/{owner}/{name}/{version}/resize",
-    name="admin.queues.resize",
-    summary="Change the streams of each lane",
-    scopes=("admin",),
-    site="asked",
-    parameters=QUEUE,
-    body=Body(AskedSize),
-    answers=QUEUE_THEN,
-)
+@_changes("resize", "Change the streams of each lane", body=AskedSize)
 async def resize_queue(request: Request) -> Response:
     """Change the streams of each lane. `read` is more than `streams` until the other streams are empty."""
     queue, by = await _entered(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedSize)
+    asked = await decoded(request, AskedSize, max_bytes=MAX_BODY)
     await request.services.queue_administration.resize(queue, streams=asked.streams, by=by)
     return await _answer(request, queue)
 
 
-@Route(
-    "POST",
-    "/admin/queues/{owner}/{name}/{version}/bound",
-    name="admin.queues.bound",
-    summary="Say what becomes of more than a queue can run",
-    scopes=("admin",),
-    site="asked",
-    parameters=QUEUE,
-    body=Body(AskedBound),
-    answers=QUEUE_THEN,
-)
+@_changes("bound", "Say what becomes of more than a queue can run", body=AskedBound)
 async def bound_queue(request: Request) -> Response:
     queue, by = await _entered(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedBound)
+    asked = await decoded(request, AskedBound, max_bytes=MAX_BODY)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
         raise invalid_input([InvalidField("invalid", "max_queued", "Goes with the mode bounded, and with no other")])
     await request.services.queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
     return await _answer(request, queue)
 
 
-@Route(
-    "POST",
-    "/admin/queues/{owner}/{name}/{version}/migrate",
-    name="admin.queues.migrate",
-    summary="Move what waits to the queue of another version",
-    scopes=("admin",),
-    site="asked",
-    parameters=QUEUE,
-    body=Body(AskedMigration),
-    answers={200: Answer("What was moved.", Migrated)},
+@_changes(
+    "migrate",
+    "Move what waits to the queue of another version",
+    body=AskedMigration,
+    answer=Answer("What was moved.", Migrated),
 )
 async def migrate_queue(request: Request) -> Response:
     queue, by = await _entered(request)
-    asked = decode_json(await read_body(request, max_bytes=MAX_BODY), AskedMigration)
+    asked = await decoded(request, AskedMigration, max_bytes=MAX_BODY)
     services = request.services
     to = await services.queues.named(asked.to)
     if to is None:
@@ -375,14 +326,7 @@ async def migrate_queue(request: Request) -> Response:
     except SettingsError as exc:
         raise invalid_input([InvalidField("invalid", "to", str(exc))]) from exc
     return json_response(
-        Migrated(
-            to=to,
-            dry_run=asked.dry_run,
-            moved=moved.moved,
-            claimed=moved.claimed,
-            held=moved.held,
-            done=is_done,
-        )
+        Migrated(to=to, dry_run=asked.dry_run, moved=moved.moved, claimed=moved.claimed, held=moved.held, done=is_done)
     )
 
 

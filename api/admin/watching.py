@@ -32,9 +32,7 @@ class Away(Struct, frozen=True, kw_only=True):
     findings: Sequence[Finding]
 
 
-class Told(Struct, frozen=True):
-    """One event as bytes of the response, and its number."""
-
+class Published(Struct, frozen=True):
     number: int
     data: bytes
 
@@ -47,7 +45,7 @@ class Watching:
         self._clock = clock
         self._watchers = 0
         self._reading: asyncio.Task[None] | None = None
-        self._last = Told(0, b"")
+        self._last = Published(0, b"")
         self._news = asyncio.Event()
 
     @contextmanager
@@ -55,7 +53,7 @@ class Watching:
         """Count as a watcher. The first one starts the reading, the last one stops it."""
         self._watchers += 1
         if self._reading is None:
-            self._last = Told(self._last.number, b"")  # the last snapshot may be a day old
+            self._last = Published(self._last.number, b"")  # the last snapshot may be a day old
             self._reading = asyncio.create_task(self._run())
         try:
             yield
@@ -64,7 +62,7 @@ class Watching:
             if not self._watchers:
                 self.release()
 
-    async def after(self, number: int) -> Told:
+    async def after(self, number: int) -> Published:
         """Wait for an event with a higher number, and return the newest."""
         while self._last.number <= number or not self._last.data:
             await self._news.wait()
@@ -81,9 +79,9 @@ class Watching:
         try:
             snapshot = await self._overview.look()
         except BackendUnavailable as exc:
-            self._tell("away", Away(at=iso(self._clock.now_ms()), reason=str(exc), findings=[away(str(exc))]))
+            self._publish("away", Away(at=iso(self._clock.now_ms()), reason=str(exc), findings=[away(str(exc))]))
             return SHORTEST_S
-        self._tell("snapshot", snapshot)
+        self._publish("snapshot", snapshot)
         return self._overview.rest_s
 
     async def _run(self) -> None:
@@ -95,8 +93,8 @@ class Watching:
                 rest_s = BROKEN_S
             await self._clock.sleep(rest_s)
 
-    def _tell(self, event: str, what: Snapshot | Away) -> None:
+    def _publish(self, event: str, what: Snapshot | Away) -> None:
         data = b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(what))
-        self._last = Told(self._last.number + 1, data)
+        self._last = Published(self._last.number + 1, data)
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -1,1 +1,121 @@
-"""Serve the operators' page. A browser runs its files, and nothing is rendered per request."""
+"""Serve the operators' page: its files as they are, with headers that keep everything else out.
+
+Needs neither Redis nor an account: the page logs in like any other client, with a token that it keeps. All its links
+are relative, because a proxy may serve it below a path of its own.
+"""
+
+import hashlib
+import re
+from importlib.resources import files
+from pathlib import PurePosixPath
+from typing import Final
+from urllib.parse import quote
+
+from msgspec import Struct
+from starlette.responses import Response
+
+from api.errors import not_found
+from api.request import Request
+from api.route import Route
+
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Everything is loaded from this site, and no text becomes HTML or code, because the page shows what a model put out.
+# Pictures of outputs may be data URIs of the response itself.
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # revalidated each time, usually with a 304: an upgrade shows at once
+}
+
+
+MODEL_PATH: Final = re.compile("/(?!v1/)[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
+
+
+class Asset(Struct, frozen=True):
+    """One file of the page."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+
+def _assets() -> dict[str, Asset]:
+    """Read all files once, by path. They are small, and part of the program."""
+    found: dict[str, Asset] = {}
+    folder = files("api.dashboard") / "static"
+    waiting = [(PurePosixPath(), folder)]
+    while waiting:
+        path, place = waiting.pop()
+        for entry in place.iterdir():
+            if entry.is_dir():
+                waiting.append((path / entry.name, entry))
+            elif (kind := TYPES.get(PurePosixPath(entry.name).suffix)) is not None:
+                body = entry.read_bytes()
+                found[str(path / entry.name)] = Asset(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return found
+
+
+ASSETS: Final = _assets()
+
+
+@Route("GET", "/")
+async def page(request: Request) -> Response:
+    return _served(request, ASSETS["index.html"])
+
+
+@Route("GET", "/p/{id}")
+async def for_people(request: Request) -> Response:
+    """Redirect the address of a prediction for people to the page that shows it."""
+    return _shown(f"predictions/{quote(request.path_params['id'], safe='')}")
+
+
+async def elsewhere(request: Request) -> Response:
+    """Redirect /{owner}/{name}, a model's address for people, to the page. Raises a 404 for any other path."""
+    wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
+    if not wants_page or not MODEL_PATH.fullmatch(request.url.path):
+        raise not_found()
+    return _shown(f"run{request.url.path}")
+
+
+@Route("GET", "/dashboard/{path:path}")
+async def asset(request: Request) -> Response:
+    found = ASSETS.get(request.path_params["path"])
+    if found is None:
+        raise not_found()
+    return _served(request, found)
+
+
+def _shown(view: str) -> Response:
+    """Redirect to a view. The page is one level up from these addresses, whatever path a proxy puts before them."""
+    return Response(
+        status_code=302, headers={"Location": f"../#/{view}", "Cache-Control": "no-store", "Vary": "Accept"}
+    )
+
+
+def _served(request: Request, found: Asset) -> Response:
+    headers = {**HEADERS, "ETag": found.etag}
+    if found.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(found.body, headers=headers, media_type=found.media_type)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.auth import refuse_suspended
-from api.contract import CURSOR, NO_BODY, Id
+from api.contract import CURSOR, Id, deletes
 from api.errors import (
     InvalidField,
     Problem,
@@ -35,8 +35,8 @@ from api.errors import (
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.request import Request, decode_json
-from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, link
-from api.route import Answer, Body, Parameter, Route
+from api.response import PAGE_SIZE, base_url, cursor_of, json_response, walked_page
+from api.route import Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
@@ -178,12 +178,10 @@ async def create_file(request: Request) -> Response:
     return json_response(view, 201, {"Location": view.urls.get})
 
 
-@Route(
-    "GET",
+@reads(
     "/files",
     name="files.list",
     summary="List the files of the account",
-    scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[File])},
 )
@@ -193,26 +191,17 @@ async def list_files(request: Request) -> Response:
     services, cursor, base = request.services, cursor_of(request), base_url(request)
     newest_first = cursor is None or not cursor.backwards
     bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
-    ids = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
-    has_more, ids = len(ids) > PAGE_SIZE, ids[:PAGE_SIZE]
-    ids = ids if newest_first else ids[::-1]
-    older, newer = (has_more, cursor is not None) if newest_first else (True, has_more)
+    found = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
+    ids = found[:PAGE_SIZE]
     known = await services.caller_files.known(account.name, ids)
-    return json_response(
-        Page(
-            next=link(request, PATH, Cursor(ids[-1])) if ids and older else None,
-            previous=link(request, PATH, Cursor(ids[0], backwards=True)) if ids and newer else None,
-            results=[_view(known[file_id], base) for file_id in ids if file_id in known],
-        )
-    )
+    views = [_view(known[file_id], base) for file_id in ids if file_id in known]
+    return walked_page(request, PATH, views, ids, has_more=len(found) > PAGE_SIZE)
 
 
-@Route(
-    "GET",
+@reads(
     "/files/{id}",
     name="files.get",
     summary="Tell of a file",
-    scopes=("read",),
     parameters=FILE_ID,
     answers={200: Answer("What is known of it.", File)},
     refusals={400},
@@ -222,14 +211,11 @@ async def get_file(request: Request) -> Response:
     return json_response(_view(await _asked(request, account.name), base_url(request)))
 
 
-@Route(
-    "DELETE",
+@deletes(
     "/files/{id}",
     name="files.delete",
     summary="Delete a file",
-    scopes=("run",),
     parameters=FILE_ID,
-    answers={204: NO_BODY},
 )
 async def delete_file(request: Request) -> Response:
     """Delete the file at once. A prediction that has fetched it keeps its copy."""
@@ -306,9 +292,7 @@ async def _received(services: Services, store: FileStore, form: Form, account: A
 
 
 class _Upload:
-    """A file that is being uploaded: streams its content to the store with size and checksums, and collects the form's
-    fields.
-    """
+    """Streams a file's content to the store with size and checksums, and collects the form's fields."""
 
     def __init__(self, store: FileStore, form: Form, name: CallerFileName, room: Room) -> None:
         self._room = room
@@ -324,7 +308,6 @@ class _Upload:
         self._ended_early: Exception | None = None
 
     async def take(self) -> None:
-        """Read all parts of the form, in any order."""
         while (part := await self._form.next_part()) is not None:
             if part.name == CONTENT and self._content is None:
                 self._content = part
@@ -407,7 +390,6 @@ class _Upload:
 
 
 async def _asked(request: Request, account: str) -> CallerFile:
-    """Return the file of this path. Raises a 404 if this account has no such file."""
     file = await request.services.caller_files.get(account, _id_of(request))
     if file is None:
         raise file_not_found()

@@ -34,8 +34,7 @@ class Part(Struct, frozen=True):
     content_type: str
 
 
-class _End:
-    """Marks the end of a part."""
+class _End: ...
 
 
 class Form:

@@ -127,9 +127,7 @@ class _Body:
         self._digest = digest
 
     async def blocks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body block by block. Raises for a body that is cut short or wrong, so that the store drops all of
-        it.
-        """
+        """Yield the body. Raises if it is cut short or wrong, so that the store drops all of it."""
         summed = hashlib.sha256()
         try:
             async for block in self._request.stream():

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from api.contract import CURSOR
 from api.errors import InvalidField, invalid_input, malformed, not_found
-from api.models.model_views import ModelView, fitting, shown_models
+from api.models.models import ModelView, fitting, shown_models
 from api.request import Request, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import TEXT, Answer, Body, Parameter, Route
+from api.response import PAGE_SIZE, cursor_of, json_response, page_after, page_response
+from api.route import TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.schema import Page
 from director.core.search import Card, matched, words_of
@@ -49,31 +49,25 @@ class Hardware(Struct, frozen=True):
     sku: str
 
 
-@Route(
-    "GET",
+@reads(
     "/collections",
     name="collections.list",
     summary="List collections of models",
-    scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, by slug.", Page[CollectionView])},
 )
 async def list_collections(request: Request) -> Response:
     cursor, collections = cursor_of(request), request.services.collections
-    slugs = [slug for slug in await collections.slugs() if cursor is None or slug > cursor.at]
-    page = slugs[:PAGE_SIZE]
+    page, more = page_after(await collections.slugs(), cursor, str)
     found = zip(page, await collections.many(page), strict=True)
-    following = link(request, "/collections", Cursor(page[-1])) if len(slugs) > len(page) else None
     results = [CollectionView(one.name, slug, one.description) for slug, one in found if one is not None]
-    return json_response(Page(next=following, previous=None, results=results))
+    return page_response(request, "/collections", results, older=more)
 
 
-@Route(
-    "GET",
+@reads(
     "/collections/{slug}",
     name="collections.get",
     summary="Get a collection, with its models",
-    scopes=("read",),
     parameters=(Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),),
     answers={200: Answer("The collection.", WholeCollection)},
     refusals={400},
@@ -91,12 +85,10 @@ async def get_collection(request: Request) -> Response:
     return json_response(WholeCollection(found.name, slug, found.description, found.full_description or None, shown))
 
 
-@Route(
-    "GET",
+@reads(
     "/hardware",
     name="hardware.list",
     summary="List kinds of hardware",
-    scopes=("read",),
     answers={200: Answer("All of them.", list[Hardware])},
 )
 async def list_hardware(request: Request) -> Response:
@@ -158,16 +150,13 @@ async def query_models(request: Request) -> Response:
     if len(query) > 1 and query[0] == query[-1] == '"':
         query = query[1:-1]
     best = [model for _, model in await _best(request.services, account, query, most=PAGE_SIZE)]
-    results = await shown_models(request, await fitting(request, best))
-    return json_response(Page(next=None, previous=None, results=results))
+    return page_response(request, "/models", await shown_models(request, await fitting(request, best)))
 
 
-@Route(
-    "GET",
+@reads(
     "/search",
     name="search",
     summary="Search models and collections by words",
-    scopes=("read",),
     parameters=(
         Parameter("query", "The words; 400 without."),
         Parameter("limit", "At most so many models; 20 without.", Annotated[int, Meta(ge=1, le=MOST_FOUND)]),

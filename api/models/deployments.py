@@ -6,30 +6,31 @@ Earlier ones keep their version, also when the deployment is deleted.
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.accounts import AccountView
-from api.auth import Scope
-from api.bodies import MODEL, VERSION, PredictionRequest, parse_create
-from api.contract import CREATE, CREATED, CURSOR, HOW, NO_BODY, OWNER_AND_NAME, WAIT
+from api.bodies import MODEL, VERSION, PredictionRequest, read_create
+from api.contract import CURSOR, HOW, OWNER_AND_NAME, WAIT, creates, deletes
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
 from api.request import Members, Request, read_body
-from api.response import cursor_of, json_response, link, slice_of
-from api.route import Answer, Body, Route
+from api.response import cursor_of, json_response, page_response, slice_of
+from api.route import Answer, Body, Route, reads
 from api.sites.sites import version_named
-from director.core.account_limits import BucketName
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
 from director.core.view import iso
-from director.store.accounts import Account, AccountType
+from director.store.accounts import AccountType
 from director.store.catalog import Version
 from director.store.deployments import MOST, Deployment, Release
+
+T = TypeVar("T")
 
 PATH: Final = "/deployments"
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -37,25 +38,13 @@ MOST_MIN: Final = 5
 MOST_MAX: Final = 20
 TRIES: Final = 5
 RETRY_AFTER_S: Final = 1
-CHANGEABLE: Final = frozenset({"version", "hardware", "min_instances", "max_instances"})
 
 TAKEN: Final = InvalidField("unique", "name", "A deployment of this name already exists")
 TOO_MANY: Final = InvalidField("array_max_items", "", f"An account has at most {MOST:,} deployments")
 FEWER_THAN_LEAST: Final = InvalidField("number_gte", "max_instances", "Must be greater than or equal to min_instances")
 
 
-class Asked(Struct, frozen=True, kw_only=True):
-    """The members of a body; None for those that were not given."""
-
-    name: str | None = None
-    model: str | None = None
-    version: str | None
-    hardware: str | None
-    min_instances: int | None
-    max_instances: int | None
-
-
-# The next types are for the OpenAPI document. Nothing is decoded into them.
+# Bodies are read member by member into the next two types, whose bounds are for the OpenAPI document.
 
 MinInstances = Annotated[int, Meta(ge=0, le=MOST_MIN)]
 MaxInstances = Annotated[int, Meta(ge=0, le=MOST_MAX)]
@@ -109,12 +98,10 @@ class DeploymentView(Struct, frozen=True):
     current_release: ReleaseView
 
 
-@Route(
-    "GET",
+@reads(
     "/deployments",
     name="deployments.list",
     summary="List the deployments of the account",
-    scopes=("read",),
     parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[DeploymentView])},
 )
@@ -124,13 +111,7 @@ async def list_deployments(request: Request) -> Response:
     marks = {f"{created:014}-{name}": name for created, name in await deployments.names(account.name)}
     page, older, newer = slice_of(sorted(marks, reverse=True), cursor)
     found = await deployments.many(account.name, [marks[mark] for mark in page])
-    return json_response(
-        Page(
-            next=link(request, PATH, older) if older else None,
-            previous=link(request, PATH, newer) if newer else None,
-            results=await _shown(request, account, found),
-        )
-    )
+    return page_response(request, PATH, await _shown(request, found), older=older, newer=newer)
 
 
 @Route(
@@ -145,36 +126,24 @@ async def list_deployments(request: Request) -> Response:
 )
 async def create_deployment(request: Request) -> Response:
     """Answer 200 and not 201, as Replicate does."""
-    account = request.account
     services = request.services
-    asked = _asked(await read_body(request, max_bytes=services.settings.max_body_bytes), is_new=True)
-    await _refuse_missing(request, account, asked.model or "", asked.version or "")
-    written, made = await services.deployments.create(
-        account.name,
-        asked.name or "",
-        model=asked.model or "",
-        version=asked.version or "",
-        hardware=asked.hardware or "",
-        min_instances=asked.min_instances or 0,
-        max_instances=asked.max_instances or 0,
-    )
+    new = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), NewDeployment)
+    await _refuse_missing(request, new.model, new.version)
+    written, made = await services.deployments.create(request.account.name, **asdict(new))
     if written != "written":
         raise invalid_input([TAKEN if written == "changed" else TOO_MANY])
-    return await _answer(request, account, made)
+    return await _answer(request, made)
 
 
-@Route(
-    "GET",
+@reads(
     "/deployments/{owner}/{name}",
     name="deployments.get",
     summary="Get a deployment",
-    scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The deployment.", DeploymentView)},
 )
 async def get_deployment(request: Request) -> Response:
-    account, deployment = await _theirs(request, "read")
-    return await _answer(request, account, deployment)
+    return await _answer(request, await _named(request))
 
 
 @Route(
@@ -189,11 +158,10 @@ async def get_deployment(request: Request) -> Response:
 )
 async def update_deployment(request: Request) -> Response:
     """Create a new release, if the body changes anything."""
-    account, deployment = await _theirs(request, "run")
-    services = request.services
-    asked = _asked(await read_body(request, max_bytes=services.settings.max_body_bytes), is_new=False)
+    services, deployment = request.services, await _named(request)
+    asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), DeploymentChange)
     if asked.version:
-        await _refuse_missing(request, account, deployment.release.model, asked.version)
+        await _refuse_missing(request, deployment.release.model, asked.version)
     for _ in range(TRIES):
         now = deployment.release
         low = now.min_instances if asked.min_instances is None else asked.min_instances
@@ -202,84 +170,65 @@ async def update_deployment(request: Request) -> Response:
             raise invalid_input([FEWER_THAN_LEAST])
         written, became = await services.deployments.release(
             deployment,
-            by=account.name,
+            by=request.account.name,
             version=asked.version or now.version,
             hardware=asked.hardware or now.hardware,
             min_instances=low,
             max_instances=high,
         )
         if written == "written":
-            return await _answer(request, account, became)
-        deployment = await _named(request, account)
+            return await _answer(request, became)
+        deployment = await _named(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-@Route(
-    "DELETE",
+@deletes(
     "/deployments/{owner}/{name}",
     name="deployments.delete",
     summary="Delete a deployment",
-    scopes=("run",),
     parameters=OWNER_AND_NAME,
-    answers={204: NO_BODY},
 )
 async def delete_deployment(request: Request) -> Response:
     """Delete the deployment. The predictions that were created by it go on."""
-    account, deployment = await _theirs(request, "run")
+    deployment = await _named(request)
     for _ in range(TRIES):
         if await request.services.deployments.delete(deployment) == "written":
             return Response(status_code=204)
-        deployment = await _named(request, account)
+        deployment = await _named(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-@Route(
-    "POST",
+@creates(
     "/deployments/{owner}/{name}/predictions",
     name="deployments.predictions.create",
     summary="Create a prediction of the version of a deployment's current release",
-    scopes=("run",),
-    bucket="create",
     parameters=(*OWNER_AND_NAME, WAIT, *HOW),
     body=Body(PredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_of_deployment(request: Request) -> Response:
-    account, deployment = await _theirs(request, "run", takes="create")
-    services = request.services
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
-    asked = parse_create(body, version=False)
-    version = await _version(request, account, deployment.release.model, deployment.release.version)
+    deployment = await _named(request)
+    asked = await read_create(request)
+    version = await _version(request, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()
-    return await submit(
-        request, account=account, version=version, asked=asked, body=body, deployment=deployment.full_name
-    )
+    return await submit(request, version, asked, deployment=deployment.full_name)
 
 
-async def _version(request: Request, account: Account, model: str, version: str) -> Version | None:
+async def _version(request: Request, model: str, version: str) -> Version | None:
     """Return the version if this account may see it now: its model may have become private since the deployment."""
-    return await version_named(request, VersionRef(model=model, version=version), account)
+    return await version_named(request, VersionRef(model=model, version=version), request.account)
 
 
-async def _refuse_missing(request: Request, account: Account, model: str, version: str) -> None:
-    """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more,
-    while a deployment would keep it for ever.
-    """
-    seen = await _version(request, account, model, version)
+async def _refuse_missing(request: Request, model: str, version: str) -> None:
+    """Raise a 422 unless the version exists. Asks past the cache, which knows a deleted version for seconds more."""
+    seen = await _version(request, model, version)
     if seen is None or await request.services.catalog.version(model, version) is None:
         raise invalid_version()
 
 
-async def _theirs(request: Request, scope: Scope, *, takes: BucketName = "read") -> tuple[Account, Deployment]:
-    account = request.account
-    return account, await _named(request, account)
-
-
-async def _named(request: Request, account: Account) -> Deployment:
+async def _named(request: Request) -> Deployment:
     """Return the deployment of this path. Raises a 404 unless the caller owns it or is an operator."""
-    owner, name = request.path_params["owner"], request.path_params["name"]
+    owner, name, account = request.path_params["owner"], request.path_params["name"], request.account
     is_its = owner == account.name or "admin" in account.scopes
     if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
         raise not_found()
@@ -289,33 +238,35 @@ async def _named(request: Request, account: Account) -> Deployment:
     return deployment
 
 
-def _asked(body: bytes, *, is_new: bool) -> Asked:
-    members = Members(body)
-    asked = Asked(
-        name=members.matching("name", NAME, required=True) if is_new else None,
-        model=members.matching("model", MODEL, required=True) if is_new else None,
-        version=members.matching("version", VERSION, required=is_new),
-        hardware=members.matching("hardware", SKU, required=is_new),
-        min_instances=members.integer("min_instances", most=MOST_MIN, required=is_new),
-        max_instances=members.integer("max_instances", most=MOST_MAX, required=is_new),
-    )
-    members.refuse_unknown(CHANGEABLE | {"name", "model"} if is_new else CHANGEABLE)
-    if is_new and asked.min_instances is not None and asked.max_instances is not None:
-        members.faults += [FEWER_THAN_LEAST] if asked.max_instances < asked.min_instances else []
+def _parse(body: bytes, kind: type[T]) -> T:
+    """Return the members of a body, None for those that were not given. Raises a 422."""
+    members, is_new = Members(body), kind is NewDeployment
+    given: dict[str, Any] = {}
+    if is_new:
+        given["name"] = members.matching("name", NAME, required=True)
+        given["model"] = members.matching("model", MODEL, required=True)
+    given["version"] = members.matching("version", VERSION, required=is_new)
+    given["hardware"] = members.matching("hardware", SKU, required=is_new)
+    given["min_instances"] = members.integer("min_instances", most=MOST_MIN, required=is_new)
+    given["max_instances"] = members.integer("max_instances", most=MOST_MAX, required=is_new)
+    members.refuse_unknown(frozenset(given))
+    low, high = given["min_instances"], given["max_instances"]
+    if is_new and low is not None and high is not None and high < low:
+        members.faults.append(FEWER_THAN_LEAST)
     if members.faults:
         raise invalid_input(members.faults)
-    return asked
+    return kind(**given)
 
 
-async def _answer(request: Request, account: Account, deployment: Deployment) -> Response:
-    return json_response((await _shown(request, account, [deployment]))[0])
+async def _answer(request: Request, deployment: Deployment) -> Response:
+    return json_response((await _shown(request, [deployment]))[0])
 
 
-async def _shown(request: Request, account: Account, deployments: Sequence[Deployment]) -> list[DeploymentView]:
-    """Return the deployments as views. The account that made a release is shown with its present type. It is seldom
-    another than the caller, such as an operator.
+async def _shown(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
+    """Return the views. The account that made a release, seldom another than the caller, is shown with its present
+    type.
     """
-    types = {account.name: account.type}
+    types = {request.account.name: request.account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.written(name)).type
     return [

@@ -5,34 +5,146 @@ caller may see and not change answers 403.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, get_args
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Annotated, Final, Literal, get_args
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, convert
 from starlette.responses import Response
 
-from api.auth import Scope
 from api.bodies import parse_model
-from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, one_of
+from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, deletes, one_of
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
-from api.models.model_views import (
-    ModelView,
-    VersionView,
-    WholeVersionView,
-    fitting,
-    fitting_slice,
-    shown_models,
-    shown_version,
-    whole_version,
-)
 from api.request import Members, Request, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import TEXT, Answer, Body, Parameter, Route
+from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, page_response, slice_of, walked_page
+from api.route import TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
-from director.core.schema import Page
+from director.core.schema import Page, SetupRun
+from director.core.view import iso
 from director.store.accounts import Account
+from director.store.catalog import Version
 from director.store.models import Model, Order, Visibility
+
+# Show models and versions as official clients know them, with every field that those require.
+#
+# A model is shown with its latest version's schema and an example, so their sizes are read before a list of them is.
+
+HEAVY_BYTES: Final = 4 << 20  # of one response
+
+
+class VersionView(Struct, frozen=True):
+    """A version on the wire. Official clients need all four, none of them null."""
+
+    id: str
+    created_at: str
+    cog_version: str
+    openapi_schema: Raw
+
+
+class SetupRunView(Struct, frozen=True, kw_only=True):
+    """How the last setup of a version went, without the server's address, which is private."""
+
+    status: Literal["succeeded", "failed"]
+    started_at: str | None
+    completed_at: str | None
+    logs: str
+
+
+class WholeVersionView(VersionView, frozen=True):
+    """A version by itself. `setup_run` is null until a server told of one."""
+
+    setup_run: SetupRunView | None
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    """A model on the wire. Official clients take null where it may be null here, and nowhere else."""
+
+    url: str
+    owner: str
+    name: str
+    created_at: str
+    description: str | None
+    visibility: str
+    is_official: bool
+    github_url: str | None
+    paper_url: str | None
+    license_url: str | None
+    run_count: int
+    cover_image_url: str | None
+    default_example: Raw | None
+    latest_version: VersionView | None
+
+
+def shown_version(version: Version) -> VersionView:
+    return VersionView(version.id, iso(version.created_ms), version.server, version.schema)
+
+
+def whole_version(version: Version, setup: SetupRun | None) -> WholeVersionView:
+    shown = None if setup is None else convert(setup, SetupRunView, from_attributes=True)
+    return WholeVersionView(version.id, iso(version.created_ms), version.server, version.schema, shown)
+
+
+async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
+    """Return the first models, as many as one response may hold, at least one."""
+    catalog = request.services.catalog
+    schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
+    examples = await catalog.models.example_bytes(models)
+    return models[: _how_many_fit(map(sum, zip(schemas, examples, strict=True)))]
+
+
+async def fitting_slice(
+    marks: Sequence[str], cursor: Cursor | None, weigh: Callable[[Sequence[str]], Awaitable[Sequence[int]]]
+) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
+    """Do as `slice_of` does, with no more than one response may hold. The one next to the cursor is always included."""
+    page, *_ = slice_of(marks, cursor)
+    weights = await weigh(page)
+    is_backwards = cursor is not None and cursor.backwards
+    return slice_of(marks, cursor, most=_how_many_fit(reversed(weights) if is_backwards else weights))
+
+
+def _how_many_fit(weights: Iterable[int]) -> int:
+    """Return how many of the first things with these weights one response may hold, at least one."""
+    heavier = (place for place, so_far in enumerate(accumulate(weights)) if so_far > HEAVY_BYTES)
+    return max(next(heavier, PAGE_SIZE), 1)
+
+
+async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
+    """Return the views of these models, with what is read of them now."""
+    services, base = request.services, base_url(request)
+    versions = await services.catalog.each_version([(model.name, model.latest) for model in models])
+    examples = await services.catalog.models.default_examples(models)
+    runs = await _runs(services, models)
+    return [_shown(*each, base=base) for each in zip(models, versions, examples, runs, strict=True)]
+
+
+def _shown(model: Model, latest: Version | None, example: Raw | None, runs: int, *, base: str) -> ModelView:
+    owner, _, name = model.name.partition("/")
+    return ModelView(
+        url=f"{base}/{model.name}",
+        owner=owner,
+        name=name,
+        created_at=iso(model.created_ms),
+        description=model.description or None,
+        visibility=model.visibility,
+        is_official=model.is_official,
+        github_url=model.github_url or None,
+        paper_url=model.paper_url or None,
+        license_url=model.license_url or None,
+        run_count=runs,
+        cover_image_url=model.cover_image_url or None,
+        default_example=example,
+        latest_version=None if latest is None else shown_version(latest),
+    )
+
+
+async def _runs(services: Services, models: Sequence[Model]) -> list[int]:
+    queues = [await services.lookups.queues_of(model.name) for model in models]
+    counts = iter(await services.catalog.runs([queue for of_model in queues for queue in of_model]))
+    return [
+        model.former_runs + sum(next(counts) for _ in of_model) for model, of_model in zip(models, queues, strict=True)
+    ]
+
 
 # The bodies that create and change a model, with bounds for each member.
 
@@ -45,10 +157,6 @@ VISIBILITIES: Final = ", ".join(f'"{word}"' for word in get_args(Visibility))
 TEXTS: Final = {"description": 5_000, "readme": 100_000}
 URLS: Final = ("github_url", "paper_url", "weights_url", "license_url", "cover_image_url")
 MOST_URL: Final = 2_000
-
-MADE_WITH: Final = frozenset({"description", "github_url", "paper_url", "license_url", "cover_image_url"})
-SAID: Final = frozenset({"description", "readme", "github_url", "paper_url", "weights_url", "license_url"})
-
 
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 Hardware = Annotated[str, Meta(pattern=f"^{SKU.pattern}$")]
@@ -84,6 +192,10 @@ class ModelChange(Struct, kw_only=True, forbid_unknown_fields=True):
     license_url: Url = None
 
 
+OPTIONAL: Final = frozenset(NewModel.__struct_fields__) - {"owner", "name", "visibility", "hardware"}
+CHANGEABLE: Final = frozenset(ModelChange.__struct_fields__)
+
+
 def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
     """Return the name "owner/name" of a new model, and its other members. Raises a 422."""
     members = Members(body)
@@ -91,8 +203,8 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
     for field, given in (("owner", owner), ("name", name)):
         if given is not None and not re.fullmatch(MODEL_NAME, f"{given}/x"):
             members.fault("pattern", field, f"May hold {NAME_RULE}")
-    said = {"visibility": _visibility(members), "hardware": _hardware(members)} | _said(members, MADE_WITH)
-    members.refuse_unknown(MADE_WITH | {"owner", "name", "visibility", "hardware"})
+    said = {"visibility": _visibility(members), "hardware": _hardware(members)} | _said(members, OPTIONAL)
+    members.refuse_unknown(frozenset(NewModel.__struct_fields__))
     if members.faults:
         raise invalid_input(members.faults)
     return f"{owner}/{name}", {field: text for field, text in said.items() if text}
@@ -101,8 +213,8 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
 def parse_change(body: bytes) -> Mapping[str, str]:
     """Return the members that change; '' clears one. Raises a 422."""
     members = Members(body)
-    said = _said(members, SAID)
-    members.refuse_unknown(SAID)
+    said = _said(members, CHANGEABLE)
+    members.refuse_unknown(CHANGEABLE)
     if members.faults:
         raise invalid_input(members.faults)
     return said
@@ -141,12 +253,10 @@ MOST_READ: Final = 2_000  # for one page: other accounts' private models are ski
 MOST_OWNED: Final = 1_000
 
 
-@Route(
-    "GET",
+@reads(
     "/models",
     name="models.list",
     summary="List the public models and the account's own",
-    scopes=("read",),
     parameters=(
         CURSOR,
         Parameter("sort_by", "In which order.", one_of(*ORDERS)),
@@ -168,18 +278,8 @@ async def list_models(request: Request) -> Response:
     if len(fits) < len(found):
         walked = list(found)[: len(fits)]
     models = await shown_models(request, fits)
-    ends = [Cursor(walked[0], backwards=True), Cursor(walked[-1])] if walked else [None, None]
-    there_is = [cursor is not None, len(walked) < len(places)]
-    if backwards:
-        models.reverse()
-        ends = [Cursor(walked[-1], backwards=True), Cursor(walked[0])] if walked else [None, None]
-        there_is.reverse()
     kept = {name: value for name, value in asked.items() if name in request.query_params}
-    previous, following = (
-        link(request, "/models", end, kept) if end and is_there else None
-        for end, is_there in zip(ends, there_is, strict=True)
-    )
-    return json_response(Page(next=following, previous=previous, results=models))
+    return walked_page(request, "/models", models, walked, has_more=len(walked) < len(places), kept=kept)
 
 
 @Route(
@@ -207,18 +307,16 @@ async def make_model(request: Request) -> Response:
     return await _answer(request, name, status=201)
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}",
     name="models.get",
     summary="Get a model, with its latest version",
-    scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The model.", ModelView)},
     refusals={400},
 )
 async def get_model(request: Request) -> Response:
-    return json_response((await shown_models(request, [await seen_model(request, "read")]))[0])
+    return json_response((await shown_models(request, [await seen_model(request)]))[0])
 
 
 @Route(
@@ -240,14 +338,11 @@ async def change_model(request: Request) -> Response:
     return await _answer(request, model.name)
 
 
-@Route(
-    "DELETE",
+@deletes(
     "/models/{owner}/{name}",
     name="models.delete",
     summary="Delete a private model that has no versions",
-    scopes=("run",),
     parameters=OWNER_AND_NAME,
-    answers={204: NO_BODY},
     refusals={422},
 )
 async def delete_model(request: Request) -> Response:
@@ -258,17 +353,15 @@ async def delete_model(request: Request) -> Response:
     return Response(status_code=204)
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/readme",
     name="models.readme.get",
     summary="Get the readme of a model",
-    scopes=("read",),
     parameters=OWNER_AND_NAME,
     answers={200: Answer("The text.", str, TEXT)},
 )
 async def get_readme(request: Request) -> Response:
-    model = await seen_model(request, "read")
+    model = await seen_model(request)
     readme = await request.services.catalog.models.readme(model.name)
     if not readme:
         raise not_found()
@@ -276,17 +369,15 @@ async def get_readme(request: Request) -> Response:
     return Response(readme, media_type="text/plain", headers={"X-Content-Type-Options": "nosniff"})
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/examples",
     name="models.examples.list",
     summary="List predictions that operators chose as examples of a model",
-    scopes=("read",),
     parameters=(*OWNER_AND_NAME, CURSOR),
     answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
 )
 async def get_examples(request: Request) -> Response:
-    model, cursor = await seen_model(request, "read"), cursor_of(request)
+    model, cursor = await seen_model(request), cursor_of(request)
     models, path = request.services.catalog.models, f"/models/{model.name}/examples"
     sizes = await models.example_sizes(model.name)
 
@@ -295,19 +386,15 @@ async def get_examples(request: Request) -> Response:
 
     page, older, newer = await fitting_slice(list(sizes), cursor, weigh)
     results: list[Raw] = await models.examples(model.name, page)
-    return json_response(
-        Page(
-            next=link(request, path, older) if older else None,
-            previous=link(request, path, newer) if newer else None,
-            results=results,
-        )
-    )
+    return page_response(request, path, results, older=older, newer=newer)
 
 
-async def seen_model(request: Request, scope: Scope) -> Model:
-    """Return the model of this path. Raises a 404 if the caller may not see it."""
-    account = request.account
-    return await _seen(request, account)
+async def seen_model(request: Request) -> Model:
+    name = parse_model(request.path_params["owner"], request.path_params["name"])
+    model = await request.services.lookups.model(name, request.account)
+    if model is None:
+        raise not_found()
+    return model
 
 
 async def own_model(request: Request, *, private: str = "") -> Model:
@@ -315,20 +402,11 @@ async def own_model(request: Request, *, private: str = "") -> Model:
 
     `private`: what the caller wants to delete. That must be private, unless the caller is an operator.
     """
-    account = request.account
-    model = await _seen(request, account)
+    account, model = request.account, await seen_model(request)
     if not model.may_be_changed_by(account):
         raise forbidden("This model belongs to another account.")
     if private and model.visibility == "public" and "admin" not in account.scopes:
         raise forbidden(f"Only {private} can be deleted.")
-    return model
-
-
-async def _seen(request: Request, account: Account) -> Model:
-    name = parse_model(request.path_params["owner"], request.path_params["name"])
-    model = await request.services.lookups.model(name, account)
-    if model is None:
-        raise not_found()
     return model
 
 
@@ -375,18 +453,16 @@ NEEDED: Final = {
 }
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/versions",
     name="models.versions.list",
     summary="List the versions of a model",
-    scopes=("read",),
     parameters=(*OWNER_AND_NAME, CURSOR),
     answers={200: Answer("A page, newest first.", Page[VersionView])},
 )
 async def list_versions(request: Request) -> Response:
     """List versions with their schemas, newest first, as many as one response may hold."""
-    model = await seen_model(request, "read")
+    model = await seen_model(request)
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"
     marks = {f"{created:014}-{version}": version for created, version in await catalog.dated_versions(model.name)}
@@ -396,27 +472,19 @@ async def list_versions(request: Request) -> Response:
 
     page, older, newer = await fitting_slice(list(marks), cursor, weigh)
     versions = await catalog.versions(model.name, [marks[mark] for mark in page])
-    return json_response(
-        Page(
-            next=link(request, path, older) if older else None,
-            previous=link(request, path, newer) if newer else None,
-            results=[shown_version(version) for version in versions],
-        )
-    )
+    return page_response(request, path, list(map(shown_version, versions)), older=older, newer=newer)
 
 
-@Route(
-    "GET",
+@reads(
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.get",
     summary="Get a version, with its schema",
-    scopes=("read",),
     parameters=VERSION_OF_MODEL,
     answers={200: Answer("The version, with how the last setup of a server of it went.", WholeVersionView)},
 )
 async def get_version(request: Request) -> Response:
     """Show the version with its schema, from which `run()` of the official Python client reads the output's type."""
-    model, version_id = await seen_model(request, "read"), _id(request)
+    model, version_id = await seen_model(request), _id(request)
     version = await request.services.lookups.version(model.name, version_id)
     if version is None:
         raise not_found()

@@ -1,16 +1,21 @@
 """Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer.
 
-Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
+Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction. If nothing was
+filed, what the limits had counted is given back. If that is unknown, it stays counted.
 """
 
 import asyncio
 import contextlib
 import hashlib
+import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Final
 
 import anyio
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
@@ -23,78 +28,33 @@ from api.bodies import (
     start_by_seconds,
     wait_seconds,
 )
-from api.errors import Problem, forbidden, invalid_header, invalid_input, problem_of
-from api.limits import Taken, taken_of
-from api.predictions.filing import Submission, file
+from api.errors import Moved, Problem, forbidden, invalid_header, invalid_input, not_found, problem_of
+from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute, taken_of
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
-from api.predictions.waiters import Wait, Waiters
+from api.predictions.waiters import Wait
 from api.request import Request
 from api.response import base_url, json_response
 from api.services import Services
-from api.sites.sites import services_at, sites_of
+from api.sites.placing import Wanted, names_a_file, place
+from api.sites.sites import services_at, sites_of, where_it_is
 from director.broker.replies import Accepted
-from director.core.errors import BackendUnavailable, DirectorError
-from director.core.ids import LANES, PredictionId
-from director.core.schema import Outlook, Record, Stored
+from director.core.errors import BackendUnavailable, DirectorError, QueueError
+from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
+from director.core.policy import shard
+from director.core.schema import NewPrediction, Outlook, Stored
 from director.core.states import Status, WebhookEvent
 from director.core.trace_context import TraceHeaders, trace_headers
 from director.core.view import address, view
+from director.runtime import crash
 from director.runtime.tracing import Facts
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.predictions import Ending
 
-# The span `enqueue` covers the checking and filing of one prediction. It belongs to the caller's trace, or begins one.
-#
-# The trace headers are passed on with the prediction even where tracing is off.
+log = logging.getLogger(__name__)
 
 UNEXPECTED: Final = "internal"
-
-
-class Step:
-    """The content of the span. `headers`: the trace headers to pass on with the prediction."""
-
-    def __init__(self, headers: TraceHeaders) -> None:
-        self.headers = headers
-        self.facts: Facts = {}
-
-    def found(self, accepted: Accepted, record: Record) -> None:
-        """Note the accepted prediction, which may be the replay of an earlier one."""
-        self.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
-
-
-@contextmanager
-def enqueue_span(request: Request, account: Account, version: Version) -> Iterator[Step]:
-    """Wrap the checking and filing of one prediction in a span."""
-    tracing, headers = request.services.tracing, request.headers
-    trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
-    if not tracing.is_on:
-        yield Step(trace)
-        return
-    span = tracing.begin("enqueue", trace, kind="server", facts=_facts(version, tracing.account(account.name)))
-    step, error = Step(span.headers), UNEXPECTED
-    try:
-        yield step
-        error = ""
-    except (Problem, DirectorError) as exc:
-        document = problem_of(exc).document
-        error = document.code or str(document.status)
-        raise
-    finally:
-        span.end(step.facts, error=error)
-
-
-def _facts(version: Version, whose: Facts) -> Facts:
-    return {
-        "kind": version.kind or "prediction",
-        "queue": version.queue,
-        "model": version.model,
-        "version": version.id,
-        **whose,
-    }
-
-
 LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
 EVERY_EVENT: Final = tuple(WebhookEvent)
@@ -104,15 +64,7 @@ OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
 OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
 
 
-async def submit(
-    request: Request,
-    *,
-    account: Account,
-    version: Version,
-    asked: CreatePrediction,
-    body: bytes,
-    deployment: str = "",
-) -> Response:
+async def submit(request: Request, version: Version, asked: CreatePrediction, *, deployment: str = "") -> Response:
     """Accept a run of this version. Answers 201 with it, or 202 if the caller waited and it is not terminal yet.
 
     `deployment`: owner/name of the deployment that was called.
@@ -125,14 +77,7 @@ async def submit(
     wait = None if seconds is None else Wait()
     try:
         accepted, stored = await accept(
-            request,
-            account=account,
-            version=version,
-            asked=asked,
-            body=body,
-            deployment=deployment,
-            taken=taken_of(request),
-            wait=wait,
+            request, version, asked, deployment=deployment, taken=taken_of(request), wait=wait
         )
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
@@ -146,11 +91,9 @@ async def submit(
 
 async def accept(
     request: Request,
-    *,
-    account: Account,
     version: Version,
     asked: CreatePrediction,
-    body: bytes,
+    *,
     taken: Taken | None,
     deployment: str = "",
     place: str = "",
@@ -160,53 +103,53 @@ async def accept(
 
     `wait`: the caller's wait, if it waits for the end.
     """
-    with enqueue_span(request, account, version) as step:
+    with enqueue_span(request, version) as step:
         schema = InputSchema.of(version)
         if faults := schema.check(asked.input):
             raise invalid_input(faults)
-        submission = _judged(
-            request,
-            account=account,
-            version=version,
-            asked=asked,
-            body=body,
-            deployment=deployment,
-            taken=taken,
-            place=place,
-            wait=wait,
-            ticket=new_ticket() if schema.can_stream else "",
-            trace=step.headers,
-        )
-        accepted, stored = await file(request, submission)
-        step.found(accepted, stored.record)
+        ticket = new_ticket() if schema.can_stream else ""
+        new = _new(request, version, asked, deployment=deployment, place=place, ticket=ticket, trace=step.headers)
+        accepted, stored = await _file(request, version, new, taken=taken, wait=wait)
+        record = stored.record
+        step.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
         return accepted, stored
 
 
-def _judged(
+def _new(
     request: Request,
-    *,
-    account: Account,
     version: Version,
     asked: CreatePrediction,
-    body: bytes,
+    *,
     deployment: str,
-    taken: Taken | None,
     place: str,
-    wait: Wait | None,
     ticket: str,
     trace: TraceHeaders,
-) -> Submission:
-    lifetime, start_by = request.headers.get("cancel-after"), request.headers.get("x-start-by")
-    cost, affinity = request.headers.get("x-cost"), request.headers.get("x-affinity-key")
-    return Submission(
-        account=account,
-        version=version,
+) -> NewPrediction:
+    """Read the headers, and return the prediction with an id of the home's. Raises a 403 or a 422."""
+    services, account, headers = request.services, request.account, request.headers
+    limits = account.limits
+    lifetime, start_by = headers.get("cancel-after"), headers.get("x-start-by")
+    cost, affinity = headers.get("x-cost"), headers.get("x-affinity-key")
+    return NewPrediction(
+        id=new_prediction_id(model=version.model, now_ms=services.clock.now_ms(), site=services.site),
+        input=bytes(asked.input),
+        account=account.name,
+        model=version.model,
+        version=version.id,
+        queue=version.queue,
+        kind=version.kind,
         deployment=deployment,
         destination=asked.destination or "",
-        input=bytes(asked.input),
-        lane=_lane(request.headers, account),
+        lane=_lane(headers, account),
+        shard=_shard(account.name, version),
         cost=1 if cost is None else cost_units(cost),
         affinity="" if affinity is None else affinity_digest(affinity),
+        weight=limits.weight,
+        most_queued=limits.max_queued,
+        most_running=limits.max_running,
+        limits_rev=account.limits_rev,
+        metered=limits.meters_compute,
+        data_ttl_ms=None if limits.data_ttl_s is None else int(limits.data_ttl_s * 1000),
         url=base_url(request),
         ticket=ticket,
         webhook=asked.webhook or "",
@@ -215,12 +158,14 @@ def _judged(
         # only a caller that sets a deadline gets the status aborted: older official clients fail on it
         late="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
-        idempotency=_idempotency(request.headers, body, version=version, deployment=deployment, place=place),
-        site=request.headers.get("x-site"),
-        taken=taken,
-        trace=trace,
-        wait=wait,
+        idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, place=place),
+        traceparent=trace.get("traceparent", ""),
+        tracestate=trace.get("tracestate", ""),
     )
+
+
+def _shard(account: str, version: Version) -> str:
+    return ",".join(map(str, shard(account, streams=version.streams, size=version.size)))
 
 
 def _lane(headers: Mapping[str, str], account: Account) -> str:
@@ -258,6 +203,119 @@ def _idempotency(
     return hashlib.sha256((key + place).encode()).hexdigest(), hashlib.sha256(fingerprint).hexdigest()
 
 
+async def _file(
+    request: Request, version: Version, new: NewPrediction, *, taken: Taken | None, wait: Wait | None
+) -> tuple[Accepted, Stored]:
+    """File the prediction, in one write to the socket. Returns it as stored, without a read where possible."""
+    account, reserved = request.account, new.id
+    try:
+        await refuse_full(request, account)
+        await reserve_compute(request, account, reserved, queue=new.queue, cost=new.cost)
+    except (Problem, QueueError):
+        await give_back(request, account, reserved, taken)
+        if (stored := await _accepted_before(request, new)) is not None:
+            return Accepted(stored.record.id, replayed=True), stored
+        raise
+    try:
+        accepted, services = await _placed(request, version, new, wait)
+    except QueueError:
+        await give_back(request, account, reserved, taken)
+        raise
+    crash.at("after_enqueue")
+    if not accepted.replayed:
+        services.meters.accepted(new.kind, new.lane)
+        log.info("prediction accepted", extra={"prediction": accepted.id, "queue": new.queue})
+        record = new.record(accepted.created_ms, accepted.deadline_ms)
+        return accepted, Stored(record=record, input=Raw(new.input), outlook=accepted.outlook)
+    await return_compute(request, account, reserved)
+    stored = await services.scripts.get(accepted.id)
+    if stored is not None and stored.record.moved:
+        stored = await _where_it_moved(request, accepted.id)
+    if stored is None:  # its record had a shorter life than the idempotency key
+        raise not_found()
+    return accepted, stored
+
+
+async def _placed(
+    request: Request, version: Version, new: NewPrediction, wait: Wait | None
+) -> tuple[Accepted, Services]:
+    """File into the queue of the one server, or of one of several sites. Returns the services of the chosen one too."""
+    if (sites := sites_of(request)) is None:
+        services = request.services
+        return await _enter(services, new, wait), services
+    wanted = Wanted(
+        id=new.id,
+        account=request.account,
+        version=version,
+        asked=request.headers.get("x-site"),
+        names_files=names_a_file(new.input),
+        idempotency=new.idempotency,
+    )
+
+    async def enter(services: Services, version: Version, prediction_id: PredictionId) -> Accepted:
+        new.id, new.shard, new.bound = prediction_id, _shard(new.account, version), True
+        return await _enter(services, new, wait)
+
+    return await place(sites, wanted, enter)
+
+
+async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> Accepted:
+    """Add the prediction to its account's list and to its queue, in one write to the socket."""
+    listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
+    oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
+    listing = services.scripts.enlist(
+        new.id, account=new.account, oldest=oldest, kind=new.kind, input_bytes=len(new.input)
+    )
+    new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
+    try:
+        accepted = await services.scripts.enqueue(new)
+    except QueueError:
+        await _take_off(services, listing, new)
+        raise
+    if accepted.replayed:
+        await _take_off(services, listing, new)
+    try:
+        await listing
+    except BackendUnavailable as exc:
+        exc.is_untouched = False  # the list may lack it, but the queue has it
+        raise
+    return accepted
+
+
+async def _take_off(services: Services, listing: "asyncio.Future[object]", new: NewPrediction) -> None:
+    await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
+    await services.predictions.unlist(new.account, new.id, new.kind)
+
+
+@lru_cache(maxsize=64)
+def _lowest_id_at_s(seconds: int) -> PredictionId:
+    """Return the lowest id of a whole second. Thousands of predictions share it, so it is cached."""
+    return lowest_id_at(seconds * 1000)
+
+
+async def _accepted_before(request: Request, new: NewPrediction) -> Stored | None:
+    """Return the prediction that the same request made earlier. A replay uses nothing, so no limit applies to it."""
+    if new.idempotency is None:
+        return None
+    digest, fingerprint = new.idempotency
+    known = await request.services.predictions.stands_for(
+        new.account, model=new.model, digest=digest, fingerprint=fingerprint
+    )
+    return None if known is None else await _where_it_moved(request, known)
+
+
+async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stored | None:
+    """Read the prediction as GET does, at any of our sites. Raises Moved if it went to a server outside this API."""
+
+    async def read(services: Services) -> Stored | None:
+        stored = await services.scripts.get(prediction_id)
+        if stored is not None and stored.record.moved:
+            raise Moved(stored.record.moved)
+        return stored
+
+    return await where_it_is(request, prediction_id, read)
+
+
 async def _answer(
     request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
 ) -> Response:
@@ -274,7 +332,12 @@ async def _answer(
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
-    ended = await _hold(request, waiters, stored.record.id, seconds=left_s, weight=weight, wait=wait)
+    # a caller that hangs up frees its wait; the prediction goes on
+    gone = asyncio.get_running_loop().create_task(_gone(request))
+    try:
+        ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
+    finally:
+        gone.cancel()
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.
@@ -291,23 +354,45 @@ async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook |
     return None
 
 
-async def _hold(
-    request: Request,
-    waiters: Waiters,
-    prediction_id: PredictionId,
-    *,
-    seconds: float,
-    weight: int,
-    wait: Wait | None,
-) -> Ending | Stored | None:
-    """Wait as long as the caller does. A caller that hangs up frees its wait; the prediction goes on."""
-    gone = asyncio.get_running_loop().create_task(_gone(request))
-    try:
-        return await waiters.ended(prediction_id, seconds=seconds, weight=weight, wait=wait, gone=gone)
-    finally:
-        gone.cancel()
-
-
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+# The span `enqueue` covers the checking and filing of one prediction. It belongs to the caller's trace, or begins one.
+#
+# The trace headers are passed on with the prediction even where tracing is off.
+
+
+class Step(Struct):
+    """The content of the span. `headers`: the trace headers to pass on with the prediction."""
+
+    headers: TraceHeaders
+    facts: Facts = {}
+
+
+@contextmanager
+def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
+    tracing, headers = request.services.tracing, request.headers
+    trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
+    if not tracing.is_on:
+        yield Step(trace)
+        return
+    facts: Facts = {
+        "kind": version.kind or "prediction",
+        "queue": version.queue,
+        "model": version.model,
+        "version": version.id,
+        **tracing.account(request.account.name),
+    }
+    span = tracing.begin("enqueue", trace, kind="server", facts=facts)
+    step, error = Step(span.headers), UNEXPECTED
+    try:
+        yield step
+        error = ""
+    except (Problem, DirectorError) as exc:
+        document = problem_of(exc).document
+        error = document.code or str(document.status)
+        raise
+    finally:
+        span.end(step.facts, error=error)

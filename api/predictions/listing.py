@@ -13,15 +13,13 @@ from typing import Final
 from msgspec import Struct
 from starlette.responses import Response
 
-from api.contract import FILTERS, LISTED
 from api.errors import InvalidField, forbidden, invalid_input
-from api.predictions.glances import Glance
+from api.predictions.waiters import Glance
 from api.request import Request
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, link
-from api.route import Route
+from api.response import PAGE_SIZE, Cursor, cursor_of, walked_page
 from api.sites.lists import AWAY, Listed, Lists, Looked
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at
-from director.core.schema import Page, Prediction, Record, Stored
+from director.core.schema import Prediction, Record
 from director.core.states import Status
 from director.core.view import PATHS, view
 from director.store.accounts import ACCOUNT_NAME
@@ -46,8 +44,6 @@ KNOWN: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
 
 
 class Filters(Struct, frozen=True):
-    """The filters of a list, as they were given."""
-
     given: dict[str, str]
 
     @classmethod
@@ -60,20 +56,6 @@ class Filters(Struct, frozen=True):
         if faults:
             raise invalid_input(faults)
         return cls(given)
-
-    @property
-    def account(self) -> str | None:
-        return self.given.get("account")
-
-    @property
-    def oldest(self) -> PredictionId | None:
-        """Return the first id that matches."""
-        return _id_at(self.given.get("created_after", ""))
-
-    @property
-    def newest(self) -> PredictionId | None:
-        """Return the first id that is too new to match."""
-        return _id_at(self.given.get("created_before", ""))
 
     def match(self, one: Glance | Record) -> bool:
         """Return whether a prediction matches. The API made all of ours, so another `source` matches nothing."""
@@ -111,122 +93,74 @@ class Span(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, filters: Filters, cursor: Cursor | None) -> "Span":
         """Return where a page starts or continues, within the filters' times."""
-        low = "-" if filters.oldest is None else f"[{filters.oldest}"
-        high = "+" if filters.newest is None else f"({filters.newest}"
+        oldest, newest = (_id_at(filters.given.get(name, "")) for name in ("created_after", "created_before"))
+        low = "-" if oldest is None else f"[{oldest}"
+        high = "+" if newest is None else f"({newest}"
         if cursor is None:
             return cls(low=low, high=high)
         return cls(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
 
     def past(self, prediction_id: PredictionId) -> "Span":
-        """Return the rest of the span after this id."""
         if self.newest_first:
             return Span(low=self.low, high=f"({prediction_id}", newest_first=True)
         return Span(low=f"({prediction_id}", high=self.high, newest_first=False)
 
 
-class Found(Struct, frozen=True, kw_only=True):
-    """The result of one walk through the index. `first` and `last`: the outermost ids walked over, matching or not."""
-
-    results: list[Prediction]
-    first: PredictionId | None
-    last: PredictionId | None
-    has_more: bool
-
-
-@Route(
-    "GET",
-    "/predictions",
-    name="predictions.list",
-    summary="List the predictions of the account",
-    scopes=("read",),
-    parameters=FILTERS,
-    answers=LISTED,
-)
-async def list_predictions(request: Request) -> Response:
-    return await list_of_kind(request, "")
-
-
 async def list_of_kind(request: Request, kind: Kind) -> Response:
     """List the runs of one kind. Only operators may list another account's."""
-    path = f"/{PATHS[kind]}"
     account = request.account
     cursor, filters = cursor_of(request, is_place=is_prediction_id), Filters.parse(request.query_params)
-    whose = filters.account or account.name
+    whose = filters.given.get("account", account.name)
     if whose != account.name and "admin" not in account.scopes:
         raise forbidden("Only a token with the scope 'admin' may list the predictions of another account.")
     lists = Lists.of(request)
-    found = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
-    if cursor is not None and cursor.backwards:
-        found = _turned(found)
-        older, newer = True, found.has_more
-    else:
-        older, newer = found.has_more, cursor is not None
-    after = None if found.last is None else Cursor(found.last)
-    before = None if found.first is None else Cursor(found.first, backwards=True)
-    page = Page(
-        next=link(request, path, after, filters.given) if older else None,
-        previous=link(request, path, before, filters.given) if newer else None,
-        results=found.results,
-    )
-    return json_response(page, headers={AWAY: ", ".join(sorted(lists.away))} if lists.away else None)
+    results, walked, has_more = await _walk(lists, whose, kind, Span.of(filters, cursor), filters)
+    response = walked_page(request, f"/{PATHS[kind]}", results, walked, has_more=has_more, kept=filters.given)
+    if lists.away:
+        response.headers[AWAY] = ", ".join(sorted(lists.away))
+    return response
 
 
-async def _walk(lists: Lists, account: str, kind: Kind, span: Span, filters: Filters) -> Found:
+async def _walk(
+    lists: Lists, account: str, kind: Kind, span: Span, filters: Filters
+) -> tuple[list[Prediction], list[PredictionId], bool]:
+    """Return the predictions of a page, the ids walked over, matching or not, and whether there are more."""
     results: list[Prediction] = []
     walked: list[PredictionId] = []
     room = HEAVY_BYTES
     while count := min(PAGE_SIZE - len(results), MOST_READ - len(walked)):
         listed = await _ids(lists, account, kind, span, count=count)
         left = await lists.look(listed)
-        while fitting := _fitting([_weight(one.glance, filters) for one in left], room=room, is_first=not results):
+        while fitting := _fitting(left, filters, room=room, is_first=not results):
             taken, left = left[:fitting], left[fitting:]
-            found = await _read(lists, [one for one in taken if filters.match(one.glance)], filters)
-            results += map(view, found)
-            room -= sum(map(_weight_read, found))
+            for stored in await lists.read([one for one in taken if filters.match(one.glance)]):
+                # it may have changed since the glance
+                if not stored.record.moved and filters.match(stored.record):
+                    results.append(view(stored))
+                    room -= len(stored.input or b"") + len(stored.output or b"") + len(stored.logs)
             walked += [one.glance.id for one in taken]
         if left or len(listed) < count:
             break
         span = span.past(listed[-1].id)
-    has_more = bool(walked) and bool(await _ids(lists, account, kind, span.past(walked[-1]), count=1))
-    return Found(
-        results=results, first=walked[0] if walked else None, last=walked[-1] if walked else None, has_more=has_more
-    )
+    return results, walked, bool(walked) and bool(await _ids(lists, account, kind, span.past(walked[-1]), count=1))
 
 
 async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[Listed]:
     return await lists.ids(account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
 
 
-def _fitting(weights: Sequence[int | None], *, room: int, is_first: bool) -> int:
+def _fitting(looked: Sequence[Looked], filters: Filters, *, room: int, is_first: bool) -> int:
     """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet.
 
     The first of a page is always read, so that every page leads on.
     """
     if room <= 0 and not is_first:
         return 0
-    for place, weight in enumerate(weights):
+    for place, one in enumerate(looked):
+        weight = one.glance.weight if filters.match(one.glance) else 0
         if weight is None:
             return place + 1
         room -= weight
         if room < 0:
             return place or int(is_first)
-    return len(weights)
-
-
-async def _read(lists: Lists, looked: Sequence[Looked], filters: Filters) -> list[Stored]:
-    """Read the predictions, and return those that still match."""
-    found = await lists.read(looked)
-    return [stored for stored in found if not stored.record.moved and filters.match(stored.record)]
-
-
-def _weight(one: Glance, filters: Filters) -> int | None:
-    return one.weight if filters.match(one) else 0
-
-
-def _weight_read(stored: Stored) -> int:
-    return len(stored.input or b"") + len(stored.output or b"") + len(stored.logs)
-
-
-def _turned(found: Found) -> Found:
-    """Return what was read from old to new in the order of the list."""
-    return Found(results=found.results[::-1], first=found.last, last=found.first, has_more=found.has_more)
+    return len(looked)

@@ -7,13 +7,15 @@ answered without asking Redis.
 import asyncio
 import logging
 import re
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from api.bodies import (
     BatchRequest,
+    CreatePrediction,
     PredictionRequest,
     TrainingRequest,
     VersionPredictionRequest,
@@ -21,151 +23,87 @@ from api.bodies import (
     parse_create,
     parse_model,
     parse_version,
+    read_create,
 )
 from api.contract import (
-    CREATE,
-    CREATED,
     FILTERS,
     HOW,
     LISTED,
-    NO_BODY,
     OWNER_AND_NAME,
     PREDICTION_ID,
     SHOWN,
     VERSION_OF_MODEL,
     WAIT,
+    creates,
+    deletes,
 )
 from api.errors import (
     Moved,
     Problem,
     ProblemDocument,
+    data_removed,
     internal,
     invalid_version,
     kind_not_served,
     no_destination,
+    no_webhook,
     not_found,
     not_terminal,
     problem_of,
 )
 from api.limits import take, taken_of
 from api.lookups import VersionRef
-from api.predictions.events import story_of
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
-from api.request import Request, prediction_id_of, read_body
+from api.request import Request, number_of, prediction_id_of, read_body
 from api.response import json_response
-from api.route import Answer, Body, Route
-from api.services import Services
+from api.route import Answer, Body, Parameter, Route, reads
 from api.sites.sites import sites_of, version_named
+from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
-from director.core.schema import Prediction, Stored
-from director.core.view import view
-from director.diagnosis.story import Story, tell
+from director.core.schema import Known, Prediction
+from director.core.view import PATHS, EventView, shown_event, view
+from director.diagnosis.story import Owed, Story, tell
 from director.files.store import FileStore
-from director.store.accounts import Account
-
-# The handlers of each kind share the next two functions.
-
-
-async def cancel_of_kind(request: Request, kind: Kind) -> Response:
-    """Answer 200 with the run, whether it was waiting, running or terminal.
-
-    The body is not read: official clients announce JSON and send nothing.
-    """
-    await request.services.scripts.cancel(request.prediction_id, account=request.account.name, kind=kind)
-    return await get_of_kind(request, kind)
-
-
-async def get_of_kind(request: Request, kind: Kind) -> Response:
-    """Show a run. A run of another kind or account looks as if it did not exist."""
-    stored = await request.services.scripts.get(request.prediction_id, whole=False)
-    if stored is None or stored.record.account != request.account.name or stored.record.kind != kind:
-        raise not_found()
-    if stored.record.moved:
-        raise Moved(stored.record.moved)
-    if stored.left_out:
-        stored = await _whole(request.services, stored)
-    return json_response(view(stored))
-
-
-async def _whole(services: Services, stored: Stored) -> Stored:
-    """Read a large prediction, within the account's limit of large reads at once."""
-    record = stored.record
-    try:
-        async with services.reading.taken(record.account):
-            whole = await services.scripts.get(record.id, size=stored.left_out)
-    except TimeoutError as exc:
-        raise BackendUnavailable("too many large predictions are read at once") from exc
-    if whole is None:
-        raise not_found()
-    if whole.record.moved:
-        raise Moved(whole.record.moved)
-    return whole
-
+from director.store.catalog import Version
 
 log = logging.getLogger(__name__)
 
 
-@Route(
-    "POST",
+@creates(
     "/predictions",
     name="predictions.create",
     summary="Create a prediction of a version, or of the latest version of a model",
-    scopes=("run",),
-    bucket="create",
     parameters=(WAIT, *HOW),
     body=Body(VersionPredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create(request: Request) -> Response:
-    account = request.account
-    services = request.services
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
-    asked = parse_create(body, version=True)
-    version = await version_named(request, parse_version(asked.version or ""), account)
+    asked = await read_create(request, version=True)
+    return await submit(request, await _version(request, asked), asked)
+
+
+async def _version(request: Request, asked: CreatePrediction) -> Version:
+    version = await version_named(request, parse_version(asked.version or ""), request.account)
     if version is None:
         raise invalid_version()
-    return await submit(request, account=account, version=version, asked=asked, body=body)
+    return version
 
 
-@Route(
-    "POST",
+@creates(
     "/models/{owner}/{name}/predictions",
     name="models.predictions.create",
     summary="Create a prediction of the latest version of a model",
-    scopes=("run",),
-    bucket="create",
     parameters=(*OWNER_AND_NAME, WAIT, *HOW),
     body=Body(PredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_of_model(request: Request) -> Response:
-    account = request.account
-    services = request.services
     model = parse_model(request.path_params["owner"], request.path_params["name"])
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
-    asked = parse_create(body, version=False)
-    version = await version_named(request, VersionRef(model=model), account)
+    asked = await read_create(request)
+    version = await version_named(request, VersionRef(model=model), request.account)
     if version is None:
         raise not_found()
-    return await submit(request, account=account, version=version, asked=asked, body=body)
-
-
-@Route(
-    "GET",
-    "/predictions/{id}",
-    name="predictions.get",
-    summary="Get a prediction",
-    scopes=("read",),
-    of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers=SHOWN,
-)
-async def get(request: Request) -> Response:
-    return await get_of_kind(request, "")
+    return await submit(request, version, asked)
 
 
 @Route(
@@ -185,29 +123,12 @@ async def explain(request: Request) -> Response:
     return json_response(tell(known, took_ms=took_ms))
 
 
-@Route(
-    "POST",
-    "/predictions/{id}/cancel",
-    name="predictions.cancel",
-    summary="Cancel a prediction",
-    scopes=("run",),
-    of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers=SHOWN,
-)
-async def cancel(request: Request) -> Response:
-    return await cancel_of_kind(request, "")
-
-
-@Route(
-    "DELETE",
+@deletes(
     "/predictions/{id}",
     name="predictions.delete",
     summary="Delete a prediction that has ended, with its data and files",
-    scopes=("run",),
     of=prediction_id_of,
     parameters=PREDICTION_ID,
-    answers={204: NO_BODY},
     refusals={409},
 )
 async def delete(request: Request) -> Response:
@@ -233,162 +154,235 @@ async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
         log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
 
 
-# Procedures are runs that a model server takes as predictions. They wait in queues of their own.
+# Procedures are runs that a model server takes as predictions. Trainings make a version of another model, the
+# destination, from a version that can be trained. Both wait in queues of their own, trainings for directors of their
+# kind.
 
-PROCEDURE: Final = "procedure"
 
-
-@Route(
-    "POST",
+@creates(
     "/procedures",
     name="procedures.create",
     summary="Create a procedure: a prediction that waits apart from others",
-    scopes=("run",),
-    bucket="create",
     parameters=(WAIT, *HOW),
     body=Body(VersionPredictionRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_procedure(request: Request) -> Response:
-    account = request.account
-    services = request.services
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
-    asked = parse_create(body, version=True)
-    version = await services.lookups.named(parse_version(asked.version or ""), account)
+    asked = await read_create(request, version=True)
+    version = await request.services.lookups.named(parse_version(asked.version or ""), request.account)
     if version is None:
         raise invalid_version()
-    called = await services.catalog.of_kind(version, PROCEDURE)
-    if called is None:
-        raise kind_not_served(PROCEDURE)
-    return await submit(request, account=account, version=called, asked=asked, body=body)
+    return await submit(request, await _of_kind(request, version, "procedure"), asked)
 
 
-@Route(
-    "GET",
-    "/procedures",
-    name="procedures.list",
-    summary="List the procedures of the account",
-    scopes=("read",),
-    parameters=FILTERS,
-    answers=LISTED,
-)
-async def list_procedures(request: Request) -> Response:
-    return await list_of_kind(request, PROCEDURE)
-
-
-@Route(
-    "GET",
-    "/procedures/{id}",
-    name="procedures.get",
-    summary="Get a procedure",
-    scopes=("read",),
-    of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers=SHOWN,
-)
-async def get_procedure(request: Request) -> Response:
-    return await get_of_kind(request, PROCEDURE)
-
-
-@Route(
-    "POST",
-    "/procedures/{id}/cancel",
-    name="procedures.cancel",
-    summary="Cancel a procedure",
-    scopes=("run",),
-    of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers=SHOWN,
-)
-async def cancel_procedure(request: Request) -> Response:
-    return await cancel_of_kind(request, PROCEDURE)
-
-
-# Trainings make a version of another model, the destination, from a version that can be trained.
-#
-# They wait in queues of their own, for directors of the kind training.
-
-TRAINING: Final = "training"
-
-
-@Route(
-    "POST",
+@creates(
     "/models/{owner}/{name}/versions/{id}/trainings",
     name="trainings.create",
     summary="Create a training, which makes a version of its destination",
-    scopes=("run",),
-    bucket="create",
     parameters=(*VERSION_OF_MODEL, WAIT, *HOW),
     body=Body(TrainingRequest),
-    answers=CREATED,
-    refusals=CREATE,
 )
 async def create_training(request: Request) -> Response:
-    account = request.account
-    services, params = request.services, request.path_params
+    params, lookups = request.path_params, request.services.lookups
     ref = VersionRef(model=parse_model(params["owner"], params["name"]), version=params["id"])
     if not re.fullmatch(VERSION_ID, params["id"]):
         raise not_found()
-    body = await read_body(request, max_bytes=services.settings.max_body_bytes)
-    asked = parse_create(body, version=False, destination=True)
-    version = await services.lookups.named(ref, account)
+    asked = await read_create(request, destination=True)
+    version = await lookups.named(ref, request.account)
     if version is None:
         raise not_found()
-    if not await _is_theirs(request, account, asked.destination or ""):
+    destination = asked.destination or ""
+    model = await lookups.model(destination, request.account) if re.fullmatch(MODEL_NAME, destination) else None
+    if model is None or not model.may_be_changed_by(request.account):
         raise no_destination()
-    trained = await services.catalog.of_kind(version, TRAINING)
-    if trained is None:
-        raise kind_not_served(TRAINING)
-    return await submit(request, account=account, version=trained, asked=asked, body=body)
+    return await submit(request, await _of_kind(request, version, "training"), asked)
 
 
-@Route(
-    "GET",
-    "/trainings",
-    name="trainings.list",
-    summary="List the trainings of the account",
-    scopes=("read",),
-    parameters=FILTERS,
-    answers=LISTED,
+async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
+    """Return the version for runs of this kind. Raises a 422 if no director serves them."""
+    served = await request.services.catalog.of_kind(version, kind)
+    if served is None:
+        raise kind_not_served(kind)
+    return served
+
+
+def _serve(kind: Kind) -> None:
+    """Declare the routes that every kind of run has."""
+    path = PATHS[kind]
+    one = path.removesuffix("s")
+
+    @reads(
+        f"/{path}",
+        name=f"{path}.list",
+        summary=f"List the {path} of the account",
+        parameters=FILTERS,
+        answers=LISTED,
+    )
+    async def list_runs(request: Request) -> Response:
+        return await list_of_kind(request, kind)
+
+    @reads(
+        f"/{path}/{{id}}",
+        name=f"{path}.get",
+        summary=f"Get a {one}",
+        of=prediction_id_of,
+        parameters=PREDICTION_ID,
+        answers=SHOWN,
+    )
+    async def get(request: Request) -> Response:
+        return await _shown(request, kind)
+
+    @Route(
+        "POST",
+        f"/{path}/{{id}}/cancel",
+        name=f"{path}.cancel",
+        summary=f"Cancel a {one}",
+        scopes=("run",),
+        of=prediction_id_of,
+        parameters=PREDICTION_ID,
+        answers=SHOWN,
+    )
+    async def cancel(request: Request) -> Response:
+        """Answer 200 with the run, whether it was waiting, running or terminal.
+
+        The body is not read: official clients announce JSON and send nothing.
+        """
+        await request.services.scripts.cancel(request.prediction_id, account=request.account.name, kind=kind)
+        return await _shown(request, kind)
+
+
+for each in PATHS:
+    _serve(each)
+
+
+async def _shown(request: Request, kind: Kind) -> Response:
+    """Show a run. A large one is read within the account's limit of large reads at once."""
+    scripts, account = request.services.scripts, request.account.name
+    stored = await scripts.get(request.prediction_id, whole=False)
+    if stored is None or stored.record.account != account or stored.record.kind != kind:
+        raise not_found()
+    if stored.left_out and not stored.record.moved:
+        try:
+            async with request.services.reading.taken(account):
+                stored = await scripts.get(request.prediction_id, size=stored.left_out)
+        except TimeoutError as exc:
+            raise BackendUnavailable("too many large predictions are read at once") from exc
+        if stored is None:
+            raise not_found()
+    if stored.record.moved:
+        raise Moved(stored.record.moved)
+    return json_response(view(stored))
+
+
+# The events of a prediction, in pages that are bounded in events and in bytes. Only the owner may read them, because
+# they carry what the model put out.
+
+PAGE: Final = 100
+MOST_IN_PAGE: Final = 1_000
+MOST_BYTES: Final = 1 << 20
+MOST_AFTER: Final = 1 << 53  # above this, numbers of Lua and JavaScript are not exact
+
+
+class Events(Struct, frozen=True, kw_only=True):
+    """One page. `next`: the number to ask for what comes `after`, now or once there is more."""
+
+    events: tuple[EventView, ...]
+    next: int
+    data_removed: bool = False
+
+
+@reads(
+    "/predictions/{id}/events",
+    name="predictions.events",
+    summary="List what happened to a prediction, in order and numbered",
+    of=prediction_id_of,
+    parameters=(
+        *PREDICTION_ID,
+        Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
+        Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+    ),
+    answers={200: Answer("A page.", Events)},
+    refusals={422},
 )
-async def list_trainings(request: Request) -> Response:
-    return await list_of_kind(request, TRAINING)
+async def get_events(request: Request) -> Response:
+    """List the events. After an operator revived the prediction, they begin again with number 1."""
+    after = number_of(request, "after", default=0, least=0, most=MOST_AFTER)
+    limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
+    scripts, account = request.services.scripts, request.account
+    page = await scripts.replay(request.prediction_id, after=after, count=limit, most_bytes=MOST_BYTES, whole=False)
+    if page is not None and page.account == account.name and page.has_more and not page.events:
+        page = await scripts.replay(request.prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
+    if page is None or page.account != account.name:
+        raise not_found()
+    if page.moved:
+        raise Moved(page.moved)
+    if not page.last:
+        return json_response(Events(events=(), next=after, data_removed=True))
+    following = page.events[-1].seq if page.events else after
+    return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
+
+
+# The delivery of the webhook for a prediction's end, and its redelivery.
+#
+# Shows a receiver's host and never its URL, which may hold a secret.
+
+REFUSALS: Final[Mapping[Redelivered, Callable[[], Problem]]] = {
+    "unknown": not_found,
+    "running": not_terminal,
+    "unwanted": no_webhook,
+    "removed": data_removed,
+}
+
+
+class Webhooks(Struct, frozen=True):
+    """`webhook` is null where the caller wanted none."""
+
+    id: PredictionId
+    webhook: Owed | None
+    data_removed: bool
 
 
 @Route(
     "GET",
-    "/trainings/{id}",
-    name="trainings.get",
-    summary="Get a training",
-    scopes=("read",),
+    "/predictions/{id}/webhooks",
+    name="predictions.webhooks",
+    summary="Tell how the webhook of a prediction's end goes",
+    scopes=("read", "admin"),
     of=prediction_id_of,
     parameters=PREDICTION_ID,
-    answers=SHOWN,
+    answers={200: Answer("Every attempt, and when the next one is.", Webhooks)},
 )
-async def get_training(request: Request) -> Response:
-    return await get_of_kind(request, TRAINING)
+async def get_webhooks(request: Request) -> Response:
+    known = await story_of(request)
+    return json_response(Webhooks(request.prediction_id, tell(known).webhook, data_removed=not known.events))
 
 
 @Route(
     "POST",
-    "/trainings/{id}/cancel",
-    name="trainings.cancel",
-    summary="Cancel a training",
-    scopes=("run",),
+    "/predictions/{id}/webhooks/redeliver",
+    name="predictions.webhooks.redeliver",
+    summary="Tell the end of a prediction to its webhook again",
+    scopes=("run", "admin"),
     of=prediction_id_of,
     parameters=PREDICTION_ID,
-    answers=SHOWN,
+    answers={200: Answer("It is told at once.", Webhooks)},
+    refusals={409, 410},
 )
-async def cancel_training(request: Request) -> Response:
-    return await cancel_of_kind(request, TRAINING)
+async def redeliver(request: Request) -> Response:
+    account = request.account
+    whose = None if "admin" in account.scopes else account.name
+    if refusal := REFUSALS.get(await request.services.scripts.redeliver(request.prediction_id, account=whose)):
+        raise refusal()
+    return await get_webhooks(request)
 
 
-async def _is_theirs(request: Request, account: Account, destination: str) -> bool:
-    if not re.fullmatch(MODEL_NAME, destination):
-        return False
-    model = await request.services.lookups.model(destination, account)
-    return model is not None and model.may_be_changed_by(account)
+async def story_of(request: Request) -> Known:
+    """Return the story of the path's prediction to its owner or an operator; else raise 404."""
+    known, account = await request.services.scripts.story(request.prediction_id), request.account
+    if known is None or (known.record.account != account.name and "admin" not in account.scopes):
+        raise not_found()
+    if known.record.moved:
+        raise Moved(known.record.moved)
+    return known
 
 
 # A batch creates many predictions in one request. Each is checked, and accepted or refused, by itself.
@@ -428,22 +422,20 @@ class BatchResults(Struct, frozen=True):
 )
 async def create_batch(request: Request) -> Response:
     """Answer 200 with a result for each. A body that is not a batch is refused whole."""
-    account = request.account
-    services = request.services
-    body = await read_body(request, max_bytes=services.settings.max_batch_bytes)
+    body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes)
     bodies = parse_batch(body, most=MOST)
     if sites_of(request) is None:
-        services.gate.pass_through()
+        request.services.gate.pass_through()
     results: list[BatchResult] = []
     for first in range(0, len(bodies), AT_ONCE):
         some = enumerate(bodies[first : first + AT_ONCE], start=first)
-        results += await asyncio.gather(*(_result(request, account, bytes(one), place) for place, one in some))
+        results += await asyncio.gather(*(_result(request, bytes(one), place) for place, one in some))
     return json_response(BatchResults(results))
 
 
-async def _result(request: Request, account: Account, body: bytes, place: int) -> BatchResult:
+async def _result(request: Request, body: bytes, place: int) -> BatchResult:
     try:
-        return await _accepted(request, account, body, place)
+        return await _accepted(request, body, place)
     except (Problem, DirectorError) as exc:
         document = problem_of(exc).document
     except Exception:  # one failure of a thousand must not cost the others their answers
@@ -452,14 +444,10 @@ async def _result(request: Request, account: Account, body: bytes, place: int) -
     return BatchResult(status=document.status, error=document)
 
 
-async def _accepted(request: Request, account: Account, body: bytes, place: int) -> BatchResult:
+async def _accepted(request: Request, body: bytes, place: int) -> BatchResult:
     # the request itself was counted when it came in, as the first prediction
-    taken = taken_of(request) if place == 0 else await take(request, account, "create")
+    taken = taken_of(request) if place == 0 else await take(request, request.account, "create")
     asked = parse_create(body, version=True)
-    version = await version_named(request, parse_version(asked.version or ""), account)
-    if version is None:
-        raise invalid_version()
-    accepted, stored = await accept(
-        request, account=account, version=version, asked=asked, body=body, taken=taken, place=f"/{place}"
-    )
+    version = await _version(request, asked)
+    accepted, stored = await accept(request, version, asked, taken=taken, place=f"/{place}")
     return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)

@@ -64,7 +64,7 @@ class Mark(Struct, frozen=True):
         return cls(int(match[1]), int(match[2]), int(match[3]), end)
 
 
-class Teller:
+class Frames:
     """Makes the frames for one reader, whose position is `mark`.
 
     `at_end`: the log has no more, but the final record may have.
@@ -74,18 +74,17 @@ class Teller:
         self.mark = mark
         self.at_end = False
 
-    def tell(self, events: Sequence[Event]) -> bytes:
-        """Return the frames for these events of the log."""
+    def events(self, events: Sequence[Event]) -> bytes:
         frames = []
         self.at_end = False  # it may have started again
         for event in events:
             if event.kind == "completed":
                 self.at_end = True
                 break
-            frames.append(self._tell(event))
+            frames.append(self._next(event))
         return b"".join(frames)
 
-    def tell_rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
+    def rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
         """Return frames for what the final record has and the log lacked, and whether that is all of it.
 
         They have at least `most_bytes` where it is not all. A run without progress events gets everything here. Logs
@@ -107,15 +106,13 @@ class Teller:
             size += len(frames[-1])
         return b"".join(frames), False
 
-    def tell_end(self, status: Status, error: str) -> bytes:
-        """Return the frames that say how the prediction ended."""
+    def end(self, status: Status, error: str) -> bytes:
         return self._end(DONE[status], error if status is Status.FAILED else None)
 
-    def tell_removed(self) -> bytes:
-        """Return the frames that say that the rest was removed."""
+    def removed(self) -> bytes:
         return self._end(DONE[Status.FAILED], REMOVED)
 
-    def _tell(self, event: Event) -> bytes:
+    def _next(self, event: Event) -> bytes:
         mark = self.mark
         match event.kind:
             case "output":
@@ -145,7 +142,6 @@ class Teller:
 
 
 def _text(item: bytes | Raw) -> str:
-    """Return a string item as its text, any other as JSON."""
     data = bytes(item)
     if data.startswith(b'"'):
         try:
@@ -156,7 +152,6 @@ def _text(item: bytes | Raw) -> str:
 
 
 def _items(output: Raw | None) -> list[Raw]:
-    """Return the items of a final output: those of a list, or the one value."""
     if output is None or output == NULL:
         return []
     return msgspec.json.decode(output, type=list[Raw]) if bytes(memoryview(output)[:1]) == b"[" else [output]

@@ -15,7 +15,7 @@ from typing import Final
 
 import anyio
 
-from api.predictions.stream_events import KEEP_ALIVE, Mark, Teller
+from api.predictions.stream_events import KEEP_ALIVE, Frames, Mark
 from api.predictions.waiters import Waiters
 from director.broker.replies import Replayed
 from director.broker.scripts import Scripts
@@ -78,7 +78,6 @@ class Readers:
 
     @property
     def is_full(self) -> bool:
-        """Return whether a new reader must be refused."""
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
     async def standing(self, prediction_id: PredictionId) -> Replayed | None:
@@ -146,7 +145,7 @@ class Reader:
     def __init__(self, readers: Readers, prediction_id: PredictionId, mark: Mark, send: Send) -> None:
         self._readers = readers
         self._id = prediction_id
-        self._teller = Teller(mark)
+        self._frames = Frames(mark)
         self._transmit = send
         self._clock = readers.clock
         self._looked = float("-inf")
@@ -161,10 +160,10 @@ class Reader:
             while then is not Next.LEAVE:
                 news.clear()
                 try:
-                    then = await self._tell_more()
+                    then = await self._send_more()
                     if then is Next.TAKE_ROOM:
                         async with self._room():
-                            then = await self._tell_more(has_room=True)
+                            then = await self._send_more(has_room=True)
                 except BackendUnavailable as exc:
                     log.info(
                         "could not read on, trying again",
@@ -174,43 +173,43 @@ class Reader:
                 if then is Next.WAIT:
                     await self._wait(news)
 
-    async def _tell_more(self, *, has_room: bool = False) -> Next:
+    async def _send_more(self, *, has_room: bool = False) -> Next:
         """Send what comes next. No page is held while the reader waits for more."""
         page = await self._look(whole=has_room)
         if page is not None and page.moved:
             return Next.LEAVE  # a reader that connects again gets the new place
         if page is None or page.is_removed:
-            await self._send(self._teller.tell_removed())
+            await self._send(self._frames.removed())
             return Next.LEAVE
         if page.has_more and not page.events and not has_room:
             return Next.TAKE_ROOM
         # a log that claims more and returns nothing would be read in an endless loop
         has_more, is_over = page.has_more and bool(page.events), page.is_terminal
-        told = self._teller.tell(page.events)
+        data = self._frames.events(page.events)
         del page
-        await self._send(told)
-        if self._teller.at_end or (is_over and not has_more):
-            return await self._tell_end(has_room=has_room)
+        await self._send(data)
+        if self._frames.at_end or (is_over and not has_more):
+            return await self._send_end(has_room=has_room)
         return Next.GO_ON if has_more else Next.WAIT
 
-    async def _tell_end(self, *, has_room: bool) -> Next:
+    async def _send_end(self, *, has_room: bool) -> Next:
         """Send what the log lacks, a piece at a time, then how the prediction ended."""
-        before = self._teller.mark
+        before = self._frames.mark
         async with self._readers.ends:
             stored = await self._readers.scripts.get(self._id, outlook=False)
             if stored is None or stored.input is None:
-                told, is_all = self._teller.tell_removed(), True
+                data, is_all = self._frames.removed(), True
             elif not stored.record.is_terminal:  # it starts again
                 return Next.GO_ON
             else:
-                told, is_all = self._teller.tell_rest(stored.output, stored.logs, most_bytes=REST_BYTES)
+                data, is_all = self._frames.rest(stored.output, stored.logs, most_bytes=REST_BYTES)
                 if is_all:
-                    told += self._teller.tell_end(stored.record.status, stored.record.error)
+                    data += self._frames.end(stored.record.status, stored.record.error)
             del stored  # it may be large, and sending may take long
-        if len(told) > LARGE_BYTES and not has_room:
-            self._teller.mark = before
+        if len(data) > LARGE_BYTES and not has_room:
+            self._frames.mark = before
             return Next.TAKE_ROOM
-        await self._send(told)
+        await self._send(data)
         return Next.LEAVE if is_all else Next.GO_ON
 
     @asynccontextmanager
@@ -235,7 +234,7 @@ class Reader:
         if pause > 0:
             await self._clock.sleep(pause)
         self._looked = self._clock.monotonic()
-        return await self._readers.look(self._id, self._teller.mark.seq, whole=whole)
+        return await self._readers.look(self._id, self._frames.mark.seq, whole=whole)
 
     async def _wait(self, news: asyncio.Event) -> None:
         """Wait for news, at most until the next safety look. A reader that got nothing for long gets a comment."""

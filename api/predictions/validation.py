@@ -159,7 +159,6 @@ class _Reduction:
 
 
 def _containers(schema: Mapping[str, Any], below: Callable[[object], Schema]) -> dict[str, Any]:
-    """Reduce the keywords about the content of an object or array."""
     reduced: dict[str, Any] = {}
     properties = schema.get("properties")
     if isinstance(properties, dict):
@@ -323,9 +322,7 @@ class InputSchema:
         return known
 
     def check(self, given: Raw | bytes) -> list[InvalidField]:
-        """Return what is wrong with an input, at most twenty entries, or []. Raises a Problem for text that is not
-        JSON.
-        """
+        """Return what is wrong with an input, at most twenty entries. Raises a Problem for text that is not JSON."""
         text = bytes(given)
         value = decode_json(text, object)
         if not isinstance(value, dict):
@@ -367,7 +364,7 @@ class _Validator:
         return self._validator.is_valid(value)
 
     def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[InvalidField]:
-        """Yield what is wrong with a value of at most this many `elements`: one error alone where all would cost too
+        """Yield what is wrong with a value of at most `elements` elements: one error alone where all would cost too
         much.
         """
         if self.takes(value):
@@ -412,7 +409,6 @@ def _json(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """Write a number as people do: 4.0 is 4."""
     return str(int(value)) if value == int(value) else str(value)
 
 

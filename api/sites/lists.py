@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
-from api.predictions.glances import Glance
+from api.predictions.waiters import Glance
 from api.services import Services, services_of
 from api.sites.sites import sites_of
 from director.broker.gatherer import LARGE_BYTES

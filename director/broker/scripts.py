@@ -57,13 +57,13 @@ from director.core.account_limits import Bucket
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objectives, Policy, decode_objectives, encode
-from director.core.schema import LIFE, Claim, Known, NewEvent, Record, Stored, Token, flat, pairs
+from director.core.schema import LIFE, Claim, Known, NewEvent, NewPrediction, Record, Stored, Token, pairs
 from director.core.states import Status
-from director.core.trace_context import NO_TRACE, TraceHeaders
 from director.core.view import fold
 
 MOST_FORMER: Final = 4  # secrets that sign beside the current one: each adds a signature to every webhook's header
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
+SENT: Final = tuple(name for name in NewPrediction.__struct_fields__ if name not in ("id", "input", "idempotency"))
 MOST_CLAIMS = 20
 # As long as a call may be repeated, even by a mover that was frozen
 CAME_TTL_MS: Final = 30 * 86_400_000
@@ -310,94 +310,31 @@ class Scripts:
 
     # Requests of callers: accept a prediction, show it, cancel it. They hold no claim.
 
-    async def enqueue(
-        self,
-        prediction_id: PredictionId,
-        *,
-        queue: QueueName,
-        account: str,
-        model: str,
-        version: str,
-        kind: Kind = "",
-        deployment: str = "",
-        destination: str = "",
-        shard: Sequence[int],
-        input: bytes,  # noqa: A002 - the word for it
-        lane: str = "normal",
-        cost: float = 1,
-        url: str = "",
-        ticket: str = "",
-        webhook: str = "",
-        events: str = "",
-        lifetime_ms: int | None = None,
-        late: str = "",
-        start_by_ms: int | None = None,
-        affinity: str = "",
-        weight: float = 1,
-        most_queued: int | None = None,
-        most_running: int | None = None,
-        limits_rev: int = 0,
-        metered: bool = False,
-        data_ttl_s: float | None = None,
-        idempotency: tuple[str, str] | None = None,
-        is_bound: bool = False,
-        trace: TraceHeaders = NO_TRACE,
-        waiter: str = "",
-        now_ms: int | None = None,
-    ) -> Accepted:
-        """Accept a prediction. `idempotency`: (key's digest, body's fingerprint). Safe to repeat with the same id.
+    async def enqueue(self, prediction: NewPrediction, *, now_ms: int | None = None) -> Accepted:
+        """Accept a prediction. Safe to repeat with the same id.
 
-        `affinity`: 16 hex digits. `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of
-        revision `limits_rev`; the queue ignores an older revision than it knows. `metered`: its compute was reserved
-        and is corrected at its end. `data_ttl_s`: lifetime of its data after the end, None for the queue's. `trace`:
-        headers to pass on. `is_bound`: the key was bound to it before. `waiter`: the API process whose caller waits,
-        which is notified of the end. Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises
-        BackendUnavailable if its key went to a later one.
+        Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises BackendUnavailable if its idempotency key went
+        to a later one.
         """
-        if lane not in LANES:  # no claim would ever look there
-            raise ValueError(f"unknown lane {lane}")
-        record = keys.record(prediction_id)
-        digest, fingerprint = idempotency or ("", "")
-        held = keys.idempotency(account=account, model=model, digest=digest) if digest else record
-        fields = flat(
-            {
-                "account": account,
-                "model": model,
-                "version": version,
-                "queue": queue,
-                "kind": kind,
-                "deployment": deployment,
-                "destination": destination,
-                "lane": lane,
-                "shard": ",".join(map(str, shard)),
-                "cost": f"{cost:g}",
-                "url": url,
-                "ticket": ticket,
-                "webhook": webhook,
-                "events": events,
-                "lifetime_ms": lifetime_ms,
-                "late": late,
-                "start_by_ms": start_by_ms,
-                "affinity": affinity,
-                "metered": int(metered) or None,
-                "data_ttl_ms": None if data_ttl_s is None else ms(data_ttl_s),
-                "weight": f"{weight:g}",
-                "most_queued": most_queued,
-                "most_running": most_running,
-                "limits_rev": limits_rev,
-                "bound": int(is_bound) or None,
-                "waiter": waiter,
-                **trace,
-            },
-        )
-        args: list[Arg] = [prediction_id, input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms), *fields]
-        names = [record, keys.input_data(prediction_id), held]
-        word, *rest = await self._call("enqueue", names, args, traffic=_filing(len(input)))
+        if prediction.lane not in LANES:  # no claim would ever look there
+            raise ValueError(f"unknown lane {prediction.lane}")
+        record = held = keys.record(prediction.id)
+        digest, fingerprint = prediction.idempotency or ("", "")
+        if digest:
+            held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
+        args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
+        for name in SENT:
+            value = getattr(prediction, name)
+            if value is None or value is False or value == "":
+                continue
+            args += (name, f"{value:g}" if type(value) is float else int(value) if value is True else value)
+        names = [record, keys.input_data(prediction.id), held]
+        word, *rest = await self._call("enqueue", names, args, traffic=_filing(len(prediction.input)))
         match word:
             case b"created":
                 created, deadline, hope = rest if len(rest) > 1 else (rest[0], b"", None)
                 return Accepted(
-                    prediction_id,
+                    prediction.id,
                     created_ms=int(created),
                     deadline_ms=int(deadline) if deadline else None,
                     outlook=hoped(hope),
@@ -411,7 +348,7 @@ class Scripts:
             case b"refused":
                 raise _refused(*rest)
             case _:
-                raise UnknownQueue(queue)
+                raise UnknownQueue(prediction.queue)
 
     async def bind(
         self,

@@ -3,7 +3,7 @@
 A caller's JSON stays `Raw` from end to end: inputs and outputs are never encoded again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, Generic, Literal, TypeVar
 
@@ -98,6 +98,69 @@ class Record(Struct, frozen=True, kw_only=True):
         """Parse a reply of HGETALL. Unknown fields of newer releases are ignored; empty fields count as absent."""
         fields: dict[str, object] = {name.decode(): value.decode() for name, value in pairs(flat) if value}
         return msgspec.convert({**fields, "id": prediction_id}, cls, strict=False)
+
+
+class NewPrediction(Struct, kw_only=True):
+    """A checked prediction that `enqueue` takes. Fields after the first three are sent under their names, if not empty.
+
+    `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of revision `limits_rev`; the queue
+    ignores an older revision than it knows. All of these, `bound`, `lifetime_ms` and `start_by_ms` are for the script
+    alone; the record keeps the others.
+    """
+
+    id: PredictionId
+    input: bytes
+    idempotency: tuple[str, str] | None = None  # digest of the key, and fingerprint of the request
+    account: str
+    model: str
+    version: str
+    queue: QueueName
+    kind: Kind = ""
+    deployment: str = ""
+    destination: str = ""
+    lane: str = "normal"
+    shard: str  # numbers of its account's streams, joined by commas
+    cost: float = 1
+    url: str = ""
+    ticket: str = ""
+    webhook: str = ""
+    events: str = ""
+    lifetime_ms: int | None = None
+    late: str = ""
+    start_by_ms: int | None = None
+    affinity: str = ""  # 16 hex digits
+    metered: bool = False  # its compute was reserved, and is corrected at its end
+    data_ttl_ms: int | None = None  # None for the queue's
+    weight: float = 1
+    most_queued: int | None = None
+    most_running: int | None = None
+    limits_rev: int = 0
+    bound: bool = False  # the idempotency key was bound to it before
+    waiter: str = ""  # the API process whose caller waits, which is notified of the end
+    traceparent: str = ""
+    tracestate: str = ""
+
+    def record(self, created: int, deadline: int | None) -> Record:
+        """Return the record as answers show it after the script has accepted the prediction."""
+        return Record(
+            id=self.id,
+            account=self.account,
+            model=self.model,
+            version=self.version,
+            queue=self.queue,
+            kind=self.kind,
+            deployment=self.deployment,
+            destination=self.destination,
+            lane=self.lane,
+            status=Status.STARTING,
+            created=created,
+            deadline=deadline or (None if self.lifetime_ms is None else created + self.lifetime_ms),
+            late=self.late,
+            url=self.url,
+            ticket=self.ticket,
+            webhook=self.webhook,
+            events=self.events,
+        )
 
 
 class Claim(Struct, frozen=True):
@@ -223,11 +286,6 @@ class Page(Struct, Generic[T], frozen=True):
 def pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
     """Iterate over a flat reply of field, value, field, value …"""
     return zip(flat[::2], flat[1::2], strict=True)
-
-
-def flat(fields: Mapping[str, str | int | bytes | None]) -> list[str | int | bytes]:
-    """Flatten fields into a script's arguments; None and '' are left out."""
-    return [part for name, value in fields.items() if value is not None and value != "" for part in (name, value)]
 
 
 class Known(Struct, frozen=True, kw_only=True):

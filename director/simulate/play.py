@@ -26,7 +26,7 @@ from director.core.account_limits import Count
 from director.core.errors import QueueRefused, SettingsError
 from director.core.ids import LANES, PredictionId, QueueName, new_prediction_id, queue_name
 from director.core.policy import MAX_STREAMS, NONE, Lane, Objective, Policy, shard
-from director.core.schema import Claim
+from director.core.schema import Claim, NewPrediction
 from director.core.states import Status
 from director.simulate.trace import Trace
 
@@ -146,18 +146,19 @@ class VirtualQueue:
         return new_prediction_id(model=self._model, now_ms=self.now_ms)
 
     def enqueue(self, prediction_id: PredictionId, account: str, **options: Any) -> Coroutine[Any, Any, object]:
-        """Accept a prediction; `options` as `Scripts.enqueue` takes them."""
-        return self._scripts.enqueue(
-            prediction_id,
+        """Accept a prediction; `options` are fields of NewPrediction."""
+        streams = shard(account, streams=self._policy.streams, size=self._policy.size)
+        new = NewPrediction(
+            id=prediction_id,
             queue=self.name,
             account=account,
             model=self._model,
             version=VERSION,
-            shard=shard(account, streams=self._policy.streams, size=self._policy.size),
+            shard=",".join(map(str, streams)),
             input=INPUT,
-            now_ms=self.now_ms,
             **options,
         )
+        return self._scripts.enqueue(new, now_ms=self.now_ms)
 
     def claim(self, most: int = 1) -> Coroutine[Any, Any, Claims]:
         return self._scripts.claim(

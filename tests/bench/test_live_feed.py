@@ -17,7 +17,7 @@ from director.store.directors import Directors
 from director.store.owed import Owed
 from director.store.queues import Queues
 from tests.support.eventually import eventually
-from tests.support.queue_driver import ACCOUNT, VERSION
+from tests.support.queue_driver import ACCOUNT, VERSION, enqueue
 from tests.support.servers import RedisServer
 from tests.support.terminal import played
 
@@ -100,13 +100,13 @@ async def _fill(catalog: Catalog, scripts: Scripts, model: str, waiting: int = W
     queue = await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await scripts.extend(queue, consumer=f"director-of-{model[5:]}", lease_s=60, claims=[], slots=4)
     for number in range(waiting):
-        await scripts.enqueue(
+        await enqueue(
+            scripts,
             new_prediction_id(model=model, now_ms=SystemClock().now_ms()),
             queue=queue,
             account=ACCOUNT if number else "another",
             model=model,
             version=VERSION,
             shard=[0, 1],
-            input=b"{}",
         )
     return queue

@@ -24,7 +24,7 @@ from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
 from tests.support.browser import axe_script, browser
-from tests.support.queue_driver import VERSION
+from tests.support.queue_driver import VERSION, enqueue
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
@@ -101,8 +101,14 @@ async def _fill(catalog: Catalog, scripts: Scripts, model: str) -> None:
         while next(numbers) < WAITING:
             prediction_id = new_prediction_id(model=model, now_ms=SystemClock().now_ms())
             await scripts.enlist(prediction_id, account=ACCOUNT, oldest=lowest_id_at(0))
-            await scripts.enqueue(
-                prediction_id, queue=queue, account=ACCOUNT, model=model, version=VERSION, shard=[0, 1], input=b"{}"
+            await enqueue(
+                scripts,
+                prediction_id,
+                queue=queue,
+                account=ACCOUNT,
+                model=model,
+                version=VERSION,
+                shard=[0, 1],
             )
 
     await asyncio.gather(*(submit() for _ in range(AT_ONCE)))

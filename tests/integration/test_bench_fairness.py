@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from director.broker.replies import Accepted, Claims
 from director.broker.scripts import Scripts
-from director.core.ids import PredictionId
+from director.core.schema import NewPrediction
 from tests.bench.fairness import FairnessOptions, fairness_figures
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
@@ -17,8 +18,8 @@ OVER_ALL = "worst wait of a light"
 class OneLine(Scripts):
     """Files every prediction under the same account."""
 
-    async def enqueue(self, prediction_id: PredictionId, **given: Any) -> Accepted:
-        return await super().enqueue(prediction_id, **(given | {"account": "everybody"}))
+    async def enqueue(self, prediction: NewPrediction, **given: Any) -> Accepted:
+        return await super().enqueue(replace(prediction, account="everybody"), **given)
 
 
 class NoClaims(Scripts):

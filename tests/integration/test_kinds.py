@@ -8,7 +8,7 @@ from director.core.ids import QueueName, queue_name
 from director.core.policy import Policy
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
 
 pytestmark = pytest.mark.anyio
 
@@ -62,14 +62,14 @@ async def test_repeated_registration_changes_nothing(catalog: Catalog, redis: Re
 async def test_claim_of_predictions_returns_no_other_kind(catalog: Catalog, driver: QueueDriver) -> None:
     trainings = await register(catalog)
     made = driver.new_id()
-    await driver.scripts.enqueue(
+    await enqueue(
+        driver.scripts,
         made,
         queue=trainings,
         account=ACCOUNT,
         model=MODEL,
         version=VERSION,
         shard=(0,),
-        input=b"{}",
         kind="training",
         destination="acme/tuned",
     )

@@ -18,7 +18,7 @@ from director.core.schema import Claim
 from director.keeper.reaper import Reaper, ServerTime
 from director.keeper.registry import Registry
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 from tests.support.servers import stepped_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faketime]
@@ -48,14 +48,14 @@ class Service:
     async def director(self, name: str, *, claims: int = CLAIMS) -> Director:
         """Start a director with this number of claims."""
         for _ in range(claims):
-            await self.scripts.enqueue(
+            await enqueue(
+                self.scripts,
                 new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms()),
                 queue=self._queue,
                 account=ACCOUNT,
                 model=MODEL,
                 version=VERSION,
                 shard=[0],
-                input=b"{}",
             )
         held = await self.scripts.claim(
             self._queue, consumer=name, nonce=f"nonce-{name}", count=claims, lease_s=LEASE_S

@@ -58,7 +58,7 @@ async def test_a_prediction_that_lost_its_key_is_refused(driver: QueueDriver) ->
     await bind(driver.scripts, late)
     assert await bind(driver.scripts, later, instead_of=late) is None
     with pytest.raises(BackendUnavailable) as refused:
-        await driver.submit(late, idempotency=KEY, is_bound=True)
+        await driver.submit(late, idempotency=KEY, bound=True)
     assert not refused.value.is_untouched, "it is not to be tried elsewhere"
     assert await driver.members(keys.live(driver.queue)) == {}
-    assert await driver.submit(last, idempotency=KEY, is_bound=True) == last, "the one between was never there"
+    assert await driver.submit(last, idempotency=KEY, bound=True) == last, "the one between was never there"

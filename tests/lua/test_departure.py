@@ -22,7 +22,7 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.departure import Departure, Left, Site, named_site
 from tests.support.keyspace import dump, leaks
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
@@ -167,10 +167,17 @@ async def test_an_idempotency_key_is_valid_at_both_servers(driver: QueueDriver, 
     name = await driver.submit(idempotency=("key", "body"))
     await move(driver, there)
     for each in (driver, there):
-        accepted = await each.scripts.enqueue(
-            each.new_id(), queue=each.queue, account=ACCOUNT, model=MODEL, version=VERSION, shard=[0],
-            input=b"{}", idempotency=("key", "body"), now_ms=each.now_ms,
-        )  # fmt: skip
+        accepted = await enqueue(
+            each.scripts,
+            each.new_id(),
+            queue=each.queue,
+            account=ACCOUNT,
+            model=MODEL,
+            version=VERSION,
+            shard=[0],
+            idempotency=("key", "body"),
+            now_ms=each.now_ms,
+        )
         assert (accepted.id, accepted.replayed) == (name, True)
     with pytest.raises(IdempotencyMismatch):
         await there.submit(idempotency=("key", "another"))

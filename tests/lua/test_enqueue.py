@@ -7,7 +7,7 @@ from director.broker.replies import Accepted
 from director.core.errors import IdempotencyMismatch, UnknownQueue
 from director.core.ids import QueueName
 from tests.support.keyspace import dump
-from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, enqueue
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def test_enqueue_writes_record_input_entry_event_and_index(driver: QueueDr
 
 async def test_a_callers_trace_is_kept_and_returned_with_the_claim(driver: QueueDriver) -> None:
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
-    await driver.submit(trace=trace)
+    await driver.submit(**trace)
     assert (await driver.claim_one()).record.trace == trace
 
 
@@ -70,10 +70,10 @@ async def test_the_same_id_twice_is_accepted_once(driver: QueueDriver) -> None:
 
 
 async def test_a_repeated_id_returns_its_first_creation_time(driver: QueueDriver) -> None:
-    fields = {"queue": driver.queue, "account": ACCOUNT, "model": MODEL, "version": "v", "shard": (0,), "input": b"{}"}
+    fields = {"queue": driver.queue, "account": ACCOUNT, "model": MODEL, "version": "v", "shard": (0,)}
     prediction_id = driver.new_id()
-    first = await driver.scripts.enqueue(prediction_id, **fields, now_ms=driver.now_ms)
-    again = await driver.scripts.enqueue(prediction_id, **fields, now_ms=driver.now_ms + 9)
+    first = await enqueue(driver.scripts, prediction_id, **fields, now_ms=driver.now_ms)
+    again = await enqueue(driver.scripts, prediction_id, **fields, now_ms=driver.now_ms + 9)
     assert first.created_ms == driver.now_ms
     assert again == Accepted(prediction_id, created_ms=driver.now_ms)
 

@@ -11,7 +11,7 @@ import pytest
 
 from director.core.policy import shard
 from director.core.schema import Outlook
-from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver
+from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver, enqueue
 
 pytestmark = pytest.mark.anyio
 
@@ -73,14 +73,14 @@ async def play(driver: QueueDriver, arrivals: Iterator[float], dice: random.Rand
         if submitted < many and following < ends:
             driver.now_ms = following
             account = f"tenant-{min(int(dice.expovariate(0.5)), TENANTS - 1)}"  # some send more than others
-            accepted = await driver.scripts.enqueue(
+            accepted = await enqueue(
+                driver.scripts,
                 driver.new_id(),
                 queue=driver.queue,
                 account=account,
                 model=MODEL,
                 version=VERSION,
                 shard=shard(account, streams=16, size=2),
-                input=b"{}",
                 now_ms=driver.now_ms,
             )
             assert accepted.outlook is not None

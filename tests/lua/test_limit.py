@@ -10,7 +10,7 @@ from director.core.ids import LANES, QueueName
 from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.queue_driver import MODEL, QueueDriver, enqueue
 
 pytestmark = pytest.mark.anyio
 
@@ -359,14 +359,14 @@ async def test_the_answer_to_a_submit_reflects_the_limits_it_brings(driver: Queu
     await driver.have_slots(8)
     await driver.submit(most_running=1)
     await driver.claim_one()
-    accepted = await driver.scripts.enqueue(
+    accepted = await enqueue(
+        driver.scripts,
         driver.new_id(),
         queue=driver.queue,
         account="acme",
         model="acme/echo",
         version="a1" * 32,
         shard=(0,),
-        input=b"{}",
         most_running=2,
         limits_rev=1,
         now_ms=driver.now_ms,

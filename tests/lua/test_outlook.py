@@ -10,7 +10,7 @@ from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy, shard
 from director.core.schema import Outlook
 from tests.support.keyspace import dump
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
 
 pytestmark = pytest.mark.anyio
 
@@ -35,8 +35,8 @@ async def reason(driver: QueueDriver, prediction_id: PredictionId) -> tuple[str,
 
 async def accepted(driver: QueueDriver, account: str = ACCOUNT, **options: Any) -> Accepted:
     streams = options.pop("streams", shard(account, streams=16, size=2))
-    fields = {"queue": driver.queue, "model": MODEL, "version": VERSION, "input": b"{}", "now_ms": driver.now_ms}
-    return await driver.scripts.enqueue(driver.new_id(), account=account, shard=streams, **fields, **options)
+    fields = {"queue": driver.queue, "model": MODEL, "version": VERSION, "now_ms": driver.now_ms}
+    return await enqueue(driver.scripts, driver.new_id(), account=account, shard=streams, **fields, **options)
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

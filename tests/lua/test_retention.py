@@ -22,9 +22,9 @@ async def lives_s(driver: QueueDriver, prediction_id: PredictionId) -> dict[str,
     [(None, HOUR_S, 7 * DAY_S), (60, 60, 7 * DAY_S), (30 * DAY_S, 30 * DAY_S, 30 * DAY_S)],
 )
 async def test_an_account_sets_how_long_its_data_is_kept(
-    driver: QueueDriver, asked_s: float | None, data_s: int, record_s: int
+    driver: QueueDriver, asked_s: int | None, data_s: int, record_s: int
 ) -> None:
-    prediction_id = await driver.submit(data_ttl_s=asked_s)
+    prediction_id = await driver.submit(data_ttl_ms=asked_s and asked_s * 1000)
     await driver.finish(await driver.claim_one(), output=b"1")
     assert await lives_s(driver, prediction_id) == {
         "record": record_s,
@@ -35,7 +35,7 @@ async def test_an_account_sets_how_long_its_data_is_kept(
 
 
 async def test_data_kept_for_a_webhook_returns_to_the_accounts_lifetime(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(data_ttl_s=60, webhook="https://example.com", events="completed")
+    prediction_id = await driver.submit(data_ttl_ms=60_000, webhook="https://example.com", events="completed")
     await driver.finish(await driver.claim_one(), output=b"1")
     assert (await lives_s(driver, prediction_id))["output_data"] > DAY_S
     await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, now_ms=driver.now_ms)
@@ -44,7 +44,7 @@ async def test_data_kept_for_a_webhook_returns_to_the_accounts_lifetime(driver: 
 
 
 async def test_a_dead_letter_keeps_its_input_as_long_as_its_record(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(data_ttl_s=60)
+    prediction_id = await driver.submit(data_ttl_ms=60_000)
     for _ in range(3):
         claim = await driver.claim_one()
         await driver.release(claim, spent=True)

@@ -17,7 +17,7 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from api.app import Api, create_app
-from api.dashboard.page import elsewhere
+from api.dashboard import elsewhere
 from api.route import Handler, Route
 from api.services import Meters
 from director.broker.scripts import Scripts

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from api.predictions.stream_events import Mark, Teller
+from api.predictions.stream_events import Frames, Mark
 from director.chaos.checker import Report, check
 from director.chaos.evidence import Rules
 from director.chaos.journal import (
@@ -98,22 +98,22 @@ class PlayedReader:
     async def comes(self) -> None:
         """The reader resumes after its last event, and receives the events up to now."""
         scripts, after = self._play.driver.scripts, self._after
-        teller = Teller(Mark.parse(after))
-        page = await scripts.replay(self._id, after=teller.mark.seq, count=100, most_bytes=10_000)
+        stream = Frames(Mark.parse(after))
+        page = await scripts.replay(self._id, after=stream.mark.seq, count=100, most_bytes=10_000)
         assert page is not None
-        said = teller.tell(page.events)
-        if teller.at_end:
+        said = stream.events(page.events)
+        if stream.at_end:
             stored = await scripts.get(self._id, outlook=False)
             assert stored is not None
-            rest, _ = teller.tell_rest(stored.output, stored.logs, most_bytes=10_000)
-            said += rest + teller.tell_end(stored.record.status, stored.record.error)
+            rest, _ = stream.rest(stored.output, stored.logs, most_bytes=10_000)
+            said += rest + stream.end(stored.record.status, stored.record.error)
         for told in map(take_apart, said.decode().split("\n\n")[:-1]):
             if isinstance(told, Told):
                 self._after = told.id
                 self._note(Heard(at=self._play.now_ms, id=self._id, event=told.event, mark=told.id, data=told.data))
             else:
                 self._note(Heard(at=self._play.now_ms, id=self._id, event=told.text))
-        end: Literal["done", "left"] = "done" if teller.at_end else "left"
+        end: Literal["done", "left"] = "done" if stream.at_end else "left"
         self._note(Visited(at=self._play.now_ms, id=self._id, after=after, status=200, end=end))
 
     async def lists(self) -> None:

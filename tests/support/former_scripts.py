@@ -15,11 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from msgspec.structs import asdict
+
 from director.broker.scripts import Scripts
 from director.core import errors
+from director.core.schema import NewPrediction
 from tests.support.release import FORMER, Release
 
-__all__ = ("CALLS", "OURS_ALONE", "EitherScripts", "FormerScripts")
+__all__ = ("CALLS", "OURS_ALONE", "EitherScripts", "FormerScripts", "our_parameters")
 
 # The calls that the tests of two releases make, each with every parameter that 0.2.0 has for it.
 CALLS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -65,11 +68,19 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 # Parameters of ours that 0.2.0 lacks. A call that gives one of them is made by this release alone.
 OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "claim": frozenset({"send"}),
-    "enqueue": frozenset({"is_bound", "waiter"}),
+    "enqueue": frozenset({"bound", "waiter"}),
     "finish": frozenset({"claimed_ms"}),
     "get": frozenset({"size", "whole"}),
     "reap": frozenset({"lease_s"}),
     "release": frozenset({"began", "claimed_ms"}),
+}
+
+# Fields of NewPrediction that 0.2.0's `enqueue` takes by other names.
+FORMER_NAMES: Final = {
+    "id": "prediction_id",
+    "data_ttl_ms": "data_ttl_s",
+    "traceparent": "trace",
+    "tracestate": "trace",
 }
 
 # The errors that 0.2.0's calls raise, by its names.
@@ -146,10 +157,29 @@ class EitherScripts:
         return call
 
 
+def our_parameters(name: str) -> set[str]:
+    """The parameters of a call of ours. `enqueue` takes a struct: its fields, by the names of 0.2.0's parameters."""
+    ours = set(signature(getattr(Scripts, name)).parameters) - {"self"}
+    if name != "enqueue":
+        return ours
+    fields = {FORMER_NAMES.get(field, field) for field in NewPrediction.__struct_fields__}
+    return ours - {"prediction"} | fields
+
+
 def by_name(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call of ours, by the names of our parameters."""
-    arguments = signature(getattr(Scripts, name)).bind(None, *args, **options).arguments
-    return {parameter: given for parameter, given in arguments.items() if parameter != "self"}
+    arguments = dict(signature(getattr(Scripts, name)).bind(None, *args, **options).arguments)
+    del arguments["self"]
+    return _apart(**arguments) if name == "enqueue" else arguments
+
+
+def _apart(prediction: NewPrediction, **options: Any) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(prediction).items() if value not in (None, "", False)}
+    trace = {name: fields.pop(name) for name in ("traceparent", "tracestate") if name in fields}
+    fields["shard"] = tuple(map(int, fields["shard"].split(",")))
+    if "data_ttl_ms" in fields:
+        fields["data_ttl_ms"] /= 1000
+    return {FORMER_NAMES.get(name, name): value for name, value in fields.items()} | {"trace": trace} | options
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from tests.support.cog import CogServer, cog_process, free_port
 from tests.support.eventually import eventually
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 
 __all__ = (
     "Caller",
@@ -100,7 +100,8 @@ class Caller:
         """Submit one prediction. Keyword arguments that are no option of the queue are its input."""
         known = ("webhook", "events", "lifetime_ms", "late", "start_by_ms", "lane", "cost", "affinity", "now_ms")
         options = {name: asked.pop(name) for name in known if name in asked}
-        accepted = await self.scripts.enqueue(
+        accepted = await enqueue(
+            self.scripts,
             prediction_id or self.new_id(),
             queue=self.queue,
             account=self.account,

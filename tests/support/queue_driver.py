@@ -8,19 +8,34 @@ from itertools import count as counter
 from typing import Any, Final
 
 from director.broker import keys
-from director.broker.replies import Admission, Claims, Hold, QueueStats, Repair, Requeued
+from director.broker.replies import Accepted, Admission, Claims, Hold, QueueStats, Repair, Requeued
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.policy import shard
-from director.core.schema import Claim, Outlook, Record
+from director.core.schema import Claim, NewPrediction, Outlook, Record
 from director.core.states import Status
 
-__all__ = ("ACCOUNT", "MODEL", "START_MS", "VERSION", "QueueDriver")
+__all__ = ("ACCOUNT", "MODEL", "START_MS", "VERSION", "QueueDriver", "enqueue")
 
 MODEL: Final = "acme/echo"
 VERSION: Final = "a1" * 32
 ACCOUNT: Final = "acme"
 START_MS: Final = 1_800_000_000_000
+
+
+async def enqueue(
+    scripts: Scripts,
+    prediction_id: PredictionId,
+    *,
+    shard: Sequence[int],
+    now_ms: int | None = None,
+    **fields: Any,
+) -> Accepted:
+    """Enqueue a prediction with these fields of NewPrediction. Its input is by default `{}`."""
+    given = {"input": b"{}", **fields}
+    return await scripts.enqueue(
+        NewPrediction(id=prediction_id, shard=",".join(map(str, shard)), **given), now_ms=now_ms
+    )
 
 
 class QueueDriver:
@@ -49,7 +64,8 @@ class QueueDriver:
         **options: Any,
     ) -> PredictionId:
         """Enqueue one prediction of `account`. `streams` is its shard, by default that of a queue of default size."""
-        accepted = await self.scripts.enqueue(
+        accepted = await enqueue(
+            self.scripts,
             prediction_id or self.new_id(),
             queue=self.queue,
             account=account,

@@ -7,7 +7,7 @@ from typing import Final, get_args
 import httpx
 import pytest
 
-from api.dashboard.page import ASSETS
+from api.dashboard import ASSETS
 from director.core.settings import ApiSettings
 from director.diagnosis.views import QueueState
 from tests.support.api import api_client

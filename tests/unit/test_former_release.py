@@ -2,13 +2,11 @@
 
 import re
 import tomllib
-from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from director.broker.scripts import Scripts
-from tests.support.former_scripts import CALLS, OURS_ALONE
+from tests.support.former_scripts import CALLS, OURS_ALONE, our_parameters
 from tests.support.release import FORMER, OURS, archive
 
 
@@ -51,5 +49,5 @@ def test_former_release_is_the_last_one_of_the_changelog() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_parameter_is_known_to_both_or_ours_alone(name: str) -> None:
-    ours = set(signature(getattr(Scripts, name)).parameters) - {"self"}
+    ours = our_parameters(name)
     assert ours - set(CALLS[name]) == OURS_ALONE.get(name, frozenset())

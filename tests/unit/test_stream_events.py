@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from api.predictions.stream_events import REMOVED, Mark, Teller
+from api.predictions.stream_events import REMOVED, Frames, Mark
 from director.core.schema import Event
 from director.core.states import Status
 from director.core.view import LINES_DROPPED
@@ -32,7 +32,7 @@ def told(frames: bytes) -> list[Told]:
 
 
 def whole(
-    teller: Teller,
+    stream: Frames,
     events: list[Event],
     *,
     output: bytes = b"",
@@ -41,14 +41,14 @@ def whole(
     error: str = "",
 ) -> bytes:
     """All that one reader is told of a prediction that has ended."""
-    frames = teller.tell([event for event in events if event.seq > teller.mark.seq])
-    rest, is_all = teller.tell_rest(Raw(output) if output else None, logs, most_bytes=PAGE)
+    frames = stream.events([event for event in events if event.seq > stream.mark.seq])
+    rest, is_all = stream.rest(Raw(output) if output else None, logs, most_bytes=PAGE)
     assert is_all
-    return frames + rest + teller.tell_end(status, error)
+    return frames + rest + stream.end(status, error)
 
 
 def data_of(item: bytes) -> bytes:
-    return Teller(Mark()).tell(log(("output", item)))
+    return Frames(Mark()).events(log(("output", item)))
 
 
 STREAMED = log(
@@ -64,7 +64,7 @@ STREAMED = log(
 
 
 def test_a_whole_run_is_told_to_the_letter() -> None:
-    assert whole(Teller(Mark()), STREAMED, output=b'["a","b"]', logs="one\n").decode() == (
+    assert whole(Frames(Mark()), STREAMED, output=b'["a","b"]', logs="one\n").decode() == (
         "event: output\nid: 3:1:0\ndata: a\n\n"
         "event: logs\nid: 4:1:4\ndata: one\ndata: \n\n"
         "event: output\nid: 6:2:4\ndata: b\n\n"
@@ -118,7 +118,7 @@ def test_text_is_told_as_text_and_all_else_as_the_json_that_it_is(item: bytes, d
     ],
 )
 def test_an_end_says_how(status: Status, error: str, frames: list[tuple[str, str]]) -> None:
-    ends = told(Teller(Mark()).tell_end(status, error))
+    ends = told(Frames(Mark()).end(status, error))
     assert [(end.event, end.data) for end in ends] == frames
 
 
@@ -132,7 +132,7 @@ def test_a_retry_is_told_and_the_new_attempt_counts_anew_while_ids_go_on() -> No
         ("output", b'"a"'),
         ("completed", b""),
     )
-    first, logs, retried, second, done = read(whole(Teller(Mark()), events, output=b'["a"]'))
+    first, logs, retried, second, done = read(whole(Frames(Mark()), events, output=b'["a"]'))
     assert retried == Comment("retried")
     assert [one.id for one in (first, logs, second, done) if isinstance(one, Told)] == [
         "2:1:0",
@@ -144,23 +144,23 @@ def test_a_retry_is_told_and_the_new_attempt_counts_anew_while_ids_go_on() -> No
 
 @pytest.mark.parametrize("kind", ["retried", "released"])
 def test_a_claim_that_was_given_back_before_it_showed_anything_is_no_news(kind: str) -> None:
-    assert Teller(Mark()).tell(log(("created", b""), ("started", b""), (kind, b""), ("started", b""))) == b""
+    assert Frames(Mark()).events(log(("created", b""), ("started", b""), (kind, b""), ("started", b""))) == b""
 
 
 def test_a_log_that_began_anew_is_told_from_its_beginning() -> None:
-    teller = Teller(Mark(seq=90, items=40, chars=7))
-    retried, output = read(teller.tell(log(("revived", b""), ("output", b'"a"'))))
+    stream = Frames(Mark(seq=90, items=40, chars=7))
+    retried, output = read(stream.events(log(("revived", b""), ("output", b'"a"'))))
     assert retried == Comment("retried")
     assert isinstance(output, Told)
     assert output.id == "2:1:0"
 
 
 def test_an_end_that_was_taken_back_is_none() -> None:
-    teller = Teller(Mark())
-    teller.tell(log(("created", b""), ("completed", b"failed")))
-    assert teller.at_end
-    teller.tell(log(("revived", b""), ("started", b"")))
-    assert not teller.at_end
+    stream = Frames(Mark())
+    stream.events(log(("created", b""), ("completed", b"failed")))
+    assert stream.at_end
+    stream.events(log(("revived", b""), ("started", b"")))
+    assert not stream.at_end
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_an_end_that_was_taken_back_is_none() -> None:
 )
 def test_a_run_that_showed_nothing_on_its_way_is_told_at_its_end(output: bytes, items: list[str]) -> None:
     events = log(("created", b""), ("started", b""), ("completed", b""))
-    logs, *outputs, done = told(whole(Teller(Mark()), events, output=output, logs="one\ntwo"))
+    logs, *outputs, done = told(whole(Frames(Mark()), events, output=output, logs="one\ntwo"))
     assert (logs.event, logs.data) == ("logs", "one\ntwo")
     assert [one.data for one in outputs] == items
     assert done.event == "done"
@@ -177,25 +177,25 @@ def test_a_run_that_showed_nothing_on_its_way_is_told_at_its_end(output: bytes, 
 
 def test_what_a_log_that_was_full_left_out_is_told_at_the_end() -> None:
     events = log(("output", b'"a"'), ("logs", b'"on"'), ("completed", b""))
-    frames = told(whole(Teller(Mark()), events, output=b'["a","b",3]', logs="one"))
+    frames = told(whole(Frames(Mark()), events, output=b'["a","b",3]', logs="one"))
     assert [one.data for one in frames] == ["a", "on", "e", "b", "3", "{}"]
 
 
 def test_an_output_that_is_not_made_of_what_was_shown_is_not_told_beside_it() -> None:
     events = log(("output", b'"a"'), ("completed", b""))
-    assert [one.data for one in told(whole(Teller(Mark()), events, output=b'"ab"'))] == ["a", "{}"]
+    assert [one.data for one in told(whole(Frames(Mark()), events, output=b'"ab"'))] == ["a", "{}"]
 
 
 def test_logs_whose_beginning_is_gone_are_left_as_they_were_told() -> None:
     events = log(("logs", b'"one\\n"'), ("completed", b""))
-    frames = told(whole(Teller(Mark()), events, logs=f"{LINES_DROPPED}two\n"))
+    frames = told(whole(Frames(Mark()), events, logs=f"{LINES_DROPPED}two\n"))
     assert [one.event for one in frames] == ["logs", "done"]
 
 
 def test_the_rest_is_told_in_pieces_that_follow_each_other() -> None:
-    teller, frames = Teller(Mark()), []
+    stream, frames = Frames(Mark()), []
     while True:
-        rest, is_all = teller.tell_rest(Raw(b'["aaaa","bbbb","cccc"]'), "x" * 40_000, most_bytes=20)
+        rest, is_all = stream.rest(Raw(b'["aaaa","bbbb","cccc"]'), "x" * 40_000, most_bytes=20)
         frames += told(rest)
         if is_all:
             break
@@ -205,7 +205,7 @@ def test_the_rest_is_told_in_pieces_that_follow_each_other() -> None:
 
 
 def test_what_was_removed_meanwhile_is_an_error() -> None:
-    error, done = told(Teller(Mark(5, 2, 0)).tell_removed())
+    error, done = told(Frames(Mark(5, 2, 0)).removed())
     assert (error.event, msgspec.json.decode(error.data)) == ("error", {"detail": REMOVED})
     assert (done.event, done.data) == ("done", '{"reason":"error"}')
 
@@ -248,13 +248,13 @@ def test_who_comes_back_after_any_event_is_told_what_follows_it(
         "status": status,
         "error": "it broke",
     }
-    frames = told(whole(Teller(Mark()), events, **end))
+    frames = told(whole(Frames(Mark()), events, **end))
     ids = [one.id for one in frames]
     assert len(set(ids)) == len(ids)
     places = [one.place for one in frames]
     assert all(before < after for before, after in pairwise(places))
 
     cut = data.draw(st.integers(0, len(frames) - 1))
-    again = told(whole(Teller(Mark.parse(ids[cut])), events, **end))
+    again = told(whole(Frames(Mark.parse(ids[cut])), events, **end))
     if cut < len(frames) - 1:  # who was told that it is done, is not told again: see the handler
         assert again == frames[cut + 1 :]

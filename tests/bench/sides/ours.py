@@ -25,6 +25,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.bench.processes import Child, child, until
 from tests.bench.sides.servers import OwnRedis
 from tests.support.cog import free_port
+from tests.support.queue_driver import enqueue
 
 __all__ = ("HTTP", "INPUT", "MODEL", "SLOTS", "VERSION", "Ours", "answers", "ours")
 
@@ -65,7 +66,8 @@ class Ours:
             made = new_prediction_id(model=MODEL, now_ms=clock.now_ms())
             await asyncio.gather(
                 self.scripts.enlist(made, account=ACCOUNT, oldest=lowest_id_at(0)),
-                self.scripts.enqueue(
+                enqueue(
+                    self.scripts,
                     made,
                     queue=self.queue,
                     account=ACCOUNT,

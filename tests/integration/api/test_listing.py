@@ -16,7 +16,7 @@ from director.core.states import Status
 from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
 from tests.support.eventually import eventually
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,8 @@ async def filed(scripts: Scripts, queue: QueueName) -> list[PredictionId]:
 
 async def file(scripts: Scripts, queue: QueueName, prediction_id: PredictionId, data: bytes = b"{}") -> None:
     await scripts.enlist(prediction_id, account=ACCOUNT, oldest=OLDEST)
-    await scripts.enqueue(
+    await enqueue(
+        scripts,
         prediction_id,
         queue=queue,
         account=ACCOUNT,

@@ -317,7 +317,7 @@ async def test_key_being_placed_is_503_and_an_abandoned_key_is_reused(
         assert answer.status_code == status
     assert (await made(api, **key))["id"] == answer.json()["id"]
     with pytest.raises(BackendUnavailable):  # the API that placed it was frozen for that time, or the network was
-        await us.driver.submit(other, idempotency=(held.rpartition(":")[2], fingerprint), is_bound=True)
+        await us.driver.submit(other, idempotency=(held.rpartition(":")[2], fingerprint), bound=True)
     assert (await eu.has(), await us.has()) == (2, 0)
 
 

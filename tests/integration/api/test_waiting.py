@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from api.predictions import glances, intake
+from api.predictions import intake
 from api.predictions import waiters as api_waiters
 from director.broker import keys
 from director.broker.replies import Accepted
@@ -217,12 +217,12 @@ async def test_failed_look_without_remaining_waiters_reports_no_fault(
         await may_fail.wait()
         raise BackendUnavailable("away")
 
-    monkeypatch.setattr(glances, "ask", away)
+    monkeypatch.setattr(api_waiters, "ask", away)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: faults.append(context))
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(glances.Glances(redis).has_ended, driver.new_id())
+            tasks.start_soon(api_waiters.Glances(redis).has_ended, driver.new_id())
             await is_asked.wait()
             tasks.cancel_scope.cancel()
         may_fail.set()

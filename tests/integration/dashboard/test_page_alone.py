@@ -23,7 +23,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import PlayedDirector, live_api
 from tests.support.browser import Window
 from tests.support.eventually import eventually
-from tests.support.queue_driver import VERSION
+from tests.support.queue_driver import VERSION, enqueue
 from tests.support.servers import redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.heavy]  # the browser comes from a Debian package
@@ -59,8 +59,14 @@ class Place(Struct, frozen=True, kw_only=True):
     async def submit(self, account: str = ACCOUNT) -> PredictionId:
         made = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms())
         await self.scripts.enlist(made, account=account, oldest=lowest_id_at(0))
-        await self.scripts.enqueue(
-            made, queue=self.queue, account=account, model=MODEL, version=VERSION, shard=[0, 1], input=b"{}"
+        await enqueue(
+            self.scripts,
+            made,
+            queue=self.queue,
+            account=account,
+            model=MODEL,
+            version=VERSION,
+            shard=[0, 1],
         )
         return made
 
