@@ -2,8 +2,9 @@
 
 Pure. The evidence is the server's log of arrivals and claims. A queue is judged wherever it was saturated: as long as
 each of the equal tenants had something waiting in one lane of it. A share is slot time. Under faults slots cannot end
-what they hold, so a share is then model server time. Work that was lost with a server counts for no tenant. A wait is
-counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
+what they hold, so a share is then model server time, and the time for which a freeze kept the slot of a run that was
+over. Work that was lost with a server counts for no tenant. A wait is counted in turns of other predictions: while
+nothing is claimed, time says nothing about fairness.
 """
 
 from bisect import bisect_left
@@ -13,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.chaos.evidence import Breach, Evidence
+from director.chaos.evidence import Breach, Evidence, depends_on
 from director.chaos.load import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain
@@ -172,6 +173,14 @@ def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> in
 
 
 def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """Return how long its last successful run took on a model server."""
+    """Return how long its last successful run took on a model server, and on in a frozen director.
+
+    The queue charges that time too. Without it, tenants with a run in a director that froze for 8 s had 12 s of 20 s.
+    """
     runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
-    return max(0, min(runs[-1].ended, end) - max(runs[-1].began, begin)) if runs else 0
+    if not runs:
+        return 0
+    over, parts = runs[-1].ended, depends_on(runs[-1].server)
+    freezes = [fault for fault in evidence.faults if fault.is_freeze and fault.target in parts]
+    until = max((freeze.end for freeze in freezes if freeze.overlaps(over, over)), default=over)
+    return max(0, min(until, end) - max(runs[-1].began, begin))
