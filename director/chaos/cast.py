@@ -65,7 +65,7 @@ def sink(journal: Path, secrets: Path) -> Role:
 def cogs(folder: Path, *, slots: int) -> list[Role]:
     """Return a scripted model server for each director."""
     return [
-        _scripted(name, "cog", [name, str(slots), str(folder / f"{name}.jsonl")], ready="/health-check")
+        _scripted(name, "cog", [str(folder / f"{name}.jsonl"), name, str(slots)], ready="/health-check")
         for name in (f"cog-{number}" for number in range(len(SERVED)))
     ]
 
@@ -116,11 +116,10 @@ def _quiet_port() -> int:
             return claimable(LOOPBACK, next(_ports))
 
 
-def _scripted(name: str, program: str, arguments: Sequence[str], *, ready: str) -> Role:
-    """Return a process of this package. Its first argument is its port."""
+def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> Role:
     port = _quiet_port()
     url = f"http://{LOOPBACK}:{port}"
-    command = [sys.executable, "-P", "-m", f"director.chaos.{program}", str(port), *arguments]
+    command = [sys.executable, "-P", "-m", "director.chaos.parties", kind, str(port), *arguments]
     return Role(name=name, command=command, url=url, ready=f"{url}{ready}", env=_environment())
 
 

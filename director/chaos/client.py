@@ -15,9 +15,9 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from director.chaos.cog import Script
 from director.chaos.journal import Answered, Followed, Journal, Sent, now_ms
 from director.chaos.load import LARGE, Order, key_of, large, orders, peaceful, rush
+from director.chaos.parties import Script
 from director.chaos.reader import Reader
 from director.chaos.wire import Caller, Unanswered
 

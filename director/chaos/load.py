@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from director.chaos.cog import Script
+from director.chaos.parties import Script
 
 Plan = Literal[
     "plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood", "large"

@@ -15,9 +15,9 @@ import httpx
 from redis import exceptions
 
 from director.chaos.cast import API, PASSING, SERVER, SINK
-from director.chaos.cog import Script
 from director.chaos.faults import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, Planned
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
+from director.chaos.parties import Script
 from director.chaos.proxy import Link
 from director.chaos.scene import FRONT, Scene
 from director.core.errors import DirectorError

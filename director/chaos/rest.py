@@ -14,9 +14,9 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.chaos.cog import FILL
 from director.chaos.journal import Arrived, Breaker, Claimed, now_ms
 from director.chaos.journal import Final as Prediction
+from director.chaos.parties import FILL
 from director.core.ids import PredictionId, QueueName
 
 LEFTOVERS: Final = "leftovers.json"

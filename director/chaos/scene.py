@@ -25,9 +25,9 @@ from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
 from director.chaos import cast
 from director.chaos.cast import API, SERVER, SINK, Role
-from director.chaos.cog import Script
 from director.chaos.faketime import SteppedClock
 from director.chaos.faults import Stage
+from director.chaos.parties import Script
 from director.chaos.proxy import Link, Upstream
 from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
