@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Raw
 
 from director.chaos.evidence import Breach, Evidence, Try, depends_on, pid_of
-from director.chaos.faults import NARROW
 from director.chaos.history import RESTARTS, lives
 from director.chaos.journal import Delivered, Heard, Visited
 from director.chaos.journal import Final as Prediction
+from director.chaos.plan import NARROW
 from director.core.states import TERMINAL
 
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks

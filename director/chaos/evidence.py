@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos.faults import CLOCK_STEP
 from director.chaos.journal import (
     Answered,
     Arrived,
@@ -34,6 +33,7 @@ from director.chaos.journal import (
     Visited,
     read,
 )
+from director.chaos.plan import CLOCK_STEP
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 

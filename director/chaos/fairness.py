@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from director.chaos.evidence import Breach, Evidence, depends_on
-from director.chaos.load import EQUAL, HEAVY
+from director.chaos.plan import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain
 

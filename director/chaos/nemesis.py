@@ -14,12 +14,11 @@ import anyio
 import httpx
 from redis import exceptions
 
-from director.chaos.cast import API, PASSING, SERVER, SINK
-from director.chaos.faults import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, Planned
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
 from director.chaos.parties import Script
+from director.chaos.plan import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, Planned
 from director.chaos.proxy import Link
-from director.chaos.scene import FRONT, Scene
+from director.chaos.scene import API, FRONT, PASSING, SERVER, SINK, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.local.processes import UpError

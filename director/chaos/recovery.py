@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from director.chaos.caller import is_hindered
 from director.chaos.evidence import Breach, Event, Evidence, Run, Window, depends_on, pid_of
-from director.chaos.faults import ALL_LINKS, NARROW
+from director.chaos.plan import ALL_LINKS, NARROW
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late

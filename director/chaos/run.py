@@ -19,17 +19,14 @@ from msgspec import Struct
 
 from director.broker import keys
 from director.broker.redis_client import ask
-from director.chaos.cast import CROWDED, MODELS, SERVED, SINK
 from director.chaos.checker import Report, check
-from director.chaos.client import Counts, Errand, Large, Rush
+from director.chaos.client import Counts, Errand, Large, Rush, come_back
 from director.chaos.evidence import Rules
-from director.chaos.faketime import MISSING, find_library
-from director.chaos.faults import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Planned, rollout, schedule
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
-from director.chaos.reader import come_back
+from director.chaos.plan import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Planned, rollout, schedule
 from director.chaos.rest import LEFTOVERS, leftovers, predictions, server_log
-from director.chaos.scene import FRONT, Scene, Size, staged
+from director.chaos.scene import CROWDED, FRONT, MISSING, MODELS, SERVED, SINK, Scene, Size, find_library, staged
 from director.core.errors import DirectorError
 from director.local import child
 from director.local.home import Home

@@ -5,8 +5,11 @@ root's rights. A process that dies is started again after a moment, as an orches
 """
 
 import asyncio
+import itertools
+import os
 import signal
-from collections.abc import AsyncGenerator
+import sys
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,21 +26,201 @@ from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
-from director.chaos import cast
-from director.chaos.cast import API, SERVER, SINK, Role
-from director.chaos.faketime import SteppedClock
-from director.chaos.faults import Stage
 from director.chaos.parties import Script
+from director.chaos.plan import Stage
 from director.chaos.proxy import Link, Upstream
 from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
+from director.core.settings import PREFIX
 from director.local.home import Home, State
-from director.local.processes import is_alive, signal_group
+from director.local.processes import UpError, claimable, is_alive, signal_group
 from director.local.readiness import Expected, answers_200, until_ready
 from director.local.server import EmbeddedServer, find_binary
-from director.local.supervisor import Supervisor, supervising
+from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts
+
+# Define the processes of a run: command, environment and sign of readiness of each. Starts nothing.
+#
+# There are four directors with a model server each. Two serve one model, and one serves a model alone. The fourth
+# serves a model whose version is deleted at times. The rest is as in production: an API, two keepers, a receiver of
+# webhooks.
+
+SERVER: Final = "redis-0"
+API: Final = "api-0"
+SINK: Final = "sink-0"
+MODELS: Final = ("chaos/shared", "chaos/alone")
+CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
+IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
+PASSING: Final = "chaos/passing"  # only the nemesis asks for it: its version is deleted while its director starts
+SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
+KEEPERS: Final = 2
+REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
+LOOPBACK: Final = "127.0.0.1"
+RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
+DRAIN_S: Final = 5
+BREAKER_COOL_S: Final = 5  # an open breaker hides a queue from the faults, so it closes again soon
+
+# Ports below the range that systems hand out to clients: a port must be free again whenever its process comes back.
+# Each is used once. Two runs at the same time begin at different ports.
+QUIET_PORTS: Final = range(20_000, 32_000)
+PORTS_OF_A_RUN: Final = 16
+_ports: Final = (QUIET_PORTS[(os.getpid() * PORTS_OF_A_RUN + n) % len(QUIET_PORTS)] for n in itertools.count())
+
+
+class Role(Struct, frozen=True, kw_only=True):
+    """A process of the run.
+
+    `env` is the environment of its next start, `url` its base URL, `ready` the page that answers 200 once it is ready.
+    """
+
+    name: str
+    command: Sequence[str]
+    url: str
+    ready: str
+    env: dict[str, str]
+
+    def part(self, cwd: Path) -> Part:
+        """Return the part for the supervisor, which reads the environment again at each start."""
+        return Part(name=self.name, command=self.command, env=self.env, cwd=cwd, grace_s=DRAIN_S + 5)
+
+
+def sink(journal: Path, secrets: Path) -> Role:
+    """Return the receiver of webhooks."""
+    return _scripted(SINK, "sink", [str(journal), str(secrets)], ready="/health")
+
+
+def cogs(folder: Path, *, slots: int) -> list[Role]:
+    """Return a scripted model server for each director."""
+    return [
+        _scripted(name, "cog", [str(folder / f"{name}.jsonl"), name, str(slots)], ready="/health-check")
+        for name in (f"cog-{number}" for number in range(len(SERVED)))
+    ]
+
+
+def directors(redis_urls: Mapping[str, str], servers: Sequence[Role], *, slots: int, lease_s: float) -> list[Role]:
+    """Return the directors, each with its own link to Redis and its own model server."""
+    return [
+        _ours(
+            f"director-{number}",
+            ["director", "run"],
+            ("health_host", "health_port"),
+            redis_url=redis_urls[f"director-{number}"],
+            model=model,
+            servers=server.url,
+            concurrent_predictions=slots,
+            lease_s=lease_s,
+            run_limit_s=RUN_LIMIT_S,
+            drain_s=DRAIN_S,
+            breaker_cool_s=BREAKER_COOL_S,
+            webhook_allow="loopback",
+        )
+        for number, (model, server) in enumerate(zip(SERVED, servers, strict=True))
+    ]
+
+
+def keepers(redis_urls: Mapping[str, str], *, lease_s: float) -> list[Role]:
+    return [
+        _ours(
+            name,
+            ["director", "keeper"],
+            ("host", "port"),
+            redis_url=redis_urls[name],
+            lease_s=lease_s,
+            webhook_allow="loopback",
+        )
+        for name in (f"keeper-{number}" for number in range(KEEPERS))
+    ]
+
+
+def api(redis_urls: Mapping[str, str]) -> Role:
+    return _ours(API, ["api"], ("host", "port"), redis_url=redis_urls[API])
+
+
+def _quiet_port() -> int:
+    """Return a free port outside the range that this machine hands out to clients."""
+    while True:
+        with suppress(UpError):
+            return claimable(LOOPBACK, next(_ports))
+
+
+def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> Role:
+    port = _quiet_port()
+    url = f"http://{LOOPBACK}:{port}"
+    command = [sys.executable, "-P", "-m", "director.chaos.parties", kind, str(port), *arguments]
+    return Role(name=name, command=command, url=url, ready=f"{url}{ready}", env=_environment())
+
+
+def _ours(name: str, command: Sequence[str], listen: tuple[str, str], **settings: object) -> Role:
+    """Return a process of the product. `listen` names its settings for the host and port that it serves health on."""
+    port = _quiet_port()
+    settings |= {listen[0]: LOOPBACK, listen[1]: port}
+    url = f"http://{LOOPBACK}:{port}"
+    return Role(
+        name=name,
+        command=[sys.executable, "-P", "-m", *command],
+        url=url,
+        ready=f"{url}/readyz",
+        env=_environment() | {PREFIX + setting.upper(): str(value) for setting, value in settings.items()},
+    )
+
+
+def _environment() -> dict[str, str]:
+    # without the user's own settings, so that the same seed is the same run on every machine
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
+# Step the clock of a server that was started with libfaketime, which adds an offset from a file to its clock.
+#
+# CLOCK_MONOTONIC stays as it is, as with a step of a real clock.
+
+MISSING: Final = "libfaketime is not installed"
+# Debian and its derivatives have a folder for each architecture, other systems one for all
+PLACES: Final = (
+    "usr/lib/*/faketime/libfaketime.so.1",
+    "usr/lib*/faketime/libfaketime.so.1",
+    "usr/local/lib/faketime/libfaketime.so.1",
+)
+
+
+def find_library(wanted: str = "", *, places: Iterable[str] = PLACES) -> Path | None:
+    """Return libfaketime: the file `wanted` if given, else the one that the system has, or None without one."""
+    if wanted:
+        return Path(wanted) if Path(wanted).is_file() else None
+    return next((path for place in places for path in sorted(Path("/").glob(place))), None)
+
+
+class SteppedClock:
+    """The clock of one process. `offset_s` is its lead over the machine's clock, `highest_s` the largest so far."""
+
+    def __init__(self, library: Path, file: Path) -> None:
+        self._library = library
+        self._file = file
+        self.offset_s = self.highest_s = 0
+        self._write()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment for the process. It reads the file at each look at the clock."""
+        return {
+            "LD_PRELOAD": str(self._library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def step(self, seconds: int) -> None:
+        """Move the clock by this many seconds, from now on."""
+        self.offset_s += seconds
+        self.highest_s = max(self.highest_s, self.offset_s)
+        self._write()
+
+    def _write(self) -> None:
+        # replaced in one move: a file that is read half written would be another step
+        draft = self._file.with_name(f"{self._file.name}.new")
+        draft.write_text(f"{self.offset_s:+d}\n")
+        draft.replace(self._file)
+
 
 FRONT: Final = "client:api"
 AGAIN_S: Final = 0.3
@@ -101,7 +284,7 @@ class Scene:
     @property
     def stage(self) -> Stage:
         """The possible targets of faults."""
-        spared = [f"director-{n}" for n, model in enumerate(cast.SERVED) if model == cast.PASSING]
+        spared = [f"director-{n}" for n, model in enumerate(SERVED) if model == PASSING]
         apart = {FRONT, *(part for name in spared for part in (name, f"{name}:redis", name.replace("director", "cog")))}
         return Stage(
             directors=[name for name in self._all("director") if name not in apart],
@@ -125,7 +308,7 @@ class Scene:
         """Give lanes this many streams: of the queue with exact order if `in_line`, else of all other queues."""
         scripts = Scripts(Gatherer(self.redis))
         for queue in await self.queues():
-            if queue.startswith(f"{cast.IN_LINE}:") is in_line:
+            if queue.startswith(f"{IN_LINE}:") is in_line:
                 await scripts.resize(queue, streams=streams)
 
     async def until_listening(self, name: str) -> None:
@@ -155,7 +338,7 @@ class Scene:
             version = text(await ask(lambda: client.hget(keys.meta(queue), "version")) or b"")
             await ask(lambda: client.delete(keys.directors(queue)))
             headers = {"authorization": f"Bearer {self.operator}"}
-            url = f"{self.roles[API].url}/v1/models/{cast.PASSING}/versions/{version}"
+            url = f"{self.roles[API].url}/v1/models/{PASSING}/versions/{version}"
             return (await self.http.delete(url, headers=headers, timeout=DELETION_S)).status_code
         return 0
 
@@ -223,18 +406,18 @@ class Scene:
         secrets = await self._make_accounts()
         redis_urls = await self._make_links(self._server.url)
         size = self.size
-        cogs = cast.cogs(self.journals, slots=size.slots)
+        servers = cogs(self.journals, slots=size.slots)
         stages = (
-            cast.keepers(redis_urls, lease_s=size.lease_s),
-            [cast.sink(self.journals / "sink.jsonl", secrets), *cogs],
-            cast.directors(redis_urls, cogs, slots=size.slots, lease_s=size.lease_s),
-            [cast.api(redis_urls)],
+            keepers(redis_urls, lease_s=size.lease_s),
+            [sink(self.journals / "sink.jsonl", secrets), *servers],
+            directors(redis_urls, servers, slots=size.slots, lease_s=size.lease_s),
+            [api(redis_urls)],
         )
         for roles in stages:
             self.roles |= {role.name: role for role in roles}
             if size.release:
                 for role in roles:
-                    if role.name in cast.REDIS_CLIENTS:
+                    if role.name in REDIS_CLIENTS:
                         self.release(role.name, size.release)
             self._supervisor.start([role.part(self.home.path) for role in roles])
         await self._open_front(self.roles[API].url)
@@ -246,7 +429,7 @@ class Scene:
             limit_s=START_LIMIT_S,
         )
         await self.resize(streams=1, in_line=True)
-        [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{cast.PASSING}:")]
+        [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{PASSING}:")]
 
     async def _make_accounts(self) -> Path:
         """Create a token for each tenant. Return a file with the tenants' webhook secrets, for the sink."""
@@ -266,7 +449,7 @@ class Scene:
         parts = urlsplit(server_url)
         login = f":{parts.password}@" if parts.password else ""
         urls = {}
-        for name in cast.REDIS_CLIENTS:
+        for name in REDIS_CLIENTS:
             link = await self._link(f"{name}:redis", _upstream(server_url))
             urls[name] = f"redis://{login}127.0.0.1:{link.port}/0"
         return urls

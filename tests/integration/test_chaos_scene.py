@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from director.chaos import cast
+from director.chaos import scene
 from director.chaos.checker import text
 from director.chaos.journal import Final, Healed, read
 from director.chaos.run import Options, chaos
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.chaos
 
 LONGEST_S = 60.0
 # server, sink, directors with their model servers, keepers, API
-PROCESSES = 2 + 2 * len(cast.SERVED) + cast.KEEPERS + 1
+PROCESSES = 2 + 2 * len(scene.SERVED) + scene.KEEPERS + 1
 
 
 @pytest.fixture

@@ -8,10 +8,29 @@ import pytest
 from msgspec.structs import replace
 
 from director.chaos import run
-from director.chaos.faketime import find_library
-from director.chaos.faults import ALL_LINKS, KINDS, ONCE, REPLACE, STEPS, Planned, Stage, rollout, schedule
-from director.chaos.load import EQUAL, HEAVY, LARGE, PLANS, Order, key_of, large, orders, peaceful, rush
 from director.chaos.nemesis import Nemesis
+from director.chaos.plan import (
+    ALL_LINKS,
+    EQUAL,
+    HEAVY,
+    KINDS,
+    LARGE,
+    ONCE,
+    PLANS,
+    REPLACE,
+    STEPS,
+    Order,
+    Planned,
+    Stage,
+    key_of,
+    large,
+    orders,
+    peaceful,
+    rollout,
+    rush,
+    schedule,
+)
+from director.chaos.scene import find_library
 
 STAGE = Stage(
     directors=["director-0", "director-1", "director-2"],
