@@ -39,10 +39,10 @@ class _Line(Struct, frozen=True, kw_only=True, tag=lambda name: re.sub(r"(?<!^)(
     at: int
 
 
-class Sent(_Line):
+class Sent(_Line, frozen=True, kw_only=True):
     """client: a request is about to leave.
 
-    `key` is its idempotency key, the same for every try of one submit. `plan` is the caller's intent (see load.py).
+    `key` is its idempotency key, the same for every try of one submit. `plan` is the caller's intent (see plan.py).
     `start_by_s` and `cancel_after_s` are the limits that it asked for, or 0.
     """
 
@@ -56,7 +56,7 @@ class Sent(_Line):
     cancel_after_s: int = 0
 
 
-class Answered(_Line):
+class Answered(_Line, frozen=True, kw_only=True):
     """client: the answer to a request.
 
     `status` is 0 if no answer came. `id` and `shown` are the id and the status in the body, if it had them.
@@ -70,14 +70,14 @@ class Answered(_Line):
     replayed: bool = False
 
 
-class Followed(_Line):
+class Followed(_Line, frozen=True, kw_only=True):
     """a reader: it starts to follow this prediction of this tenant, until its end."""
 
     id: str
     tenant: int
 
 
-class Heard(_Line):
+class Heard(_Line, frozen=True, kw_only=True):
     """a reader: an event of the stream with its id as `mark`, or the comment `retried`, which has no id."""
 
     id: str
@@ -86,7 +86,7 @@ class Heard(_Line):
     data: str = ""
 
 
-class Visited(_Line):
+class Visited(_Line, frozen=True, kw_only=True):
     """a reader: it connected at that time, after the event of that mark. `status` is 0 if no answer came.
 
     `end` says why the visit ended: `done` was received, the stream broke, it ended without `done` ("whole"), or the
@@ -99,14 +99,14 @@ class Visited(_Line):
     end: Literal["done", "broken", "whole", "left"]
 
 
-class Listed(_Line):
+class Listed(_Line, frozen=True, kw_only=True):
     """a reader: the prediction's events as (number, type), read page by page once all is at rest."""
 
     id: str
     events: list[tuple[int, str]]
 
 
-class CogStarted(_Line):
+class CogStarted(_Line, frozen=True, kw_only=True):
     """a model server: a run began. `run` is unique for each run; `server` says where."""
 
     id: str
@@ -115,7 +115,7 @@ class CogStarted(_Line):
     pid: int
 
 
-class CogEnded(_Line):
+class CogEnded(_Line, frozen=True, kw_only=True):
     """a model server: that run ended with this outcome. The line is missing after a kill.
 
     `asked` is the time at which it was asked to stop, or 0.
@@ -127,7 +127,7 @@ class CogEnded(_Line):
     asked: int = 0
 
 
-class Delivered(_Line):
+class Delivered(_Line, frozen=True, kw_only=True):
     """sink: a webhook arrived. `answered` is the sink's status, `signed` whether the signature was valid."""
 
     id: str
@@ -137,8 +137,8 @@ class Delivered(_Line):
     signed: bool
 
 
-class Fault(_Line):
-    """nemesis: a fault begins or ends. `kind` is one of faults.py; `target` names the process or link."""
+class Fault(_Line, frozen=True, kw_only=True):
+    """nemesis: a fault begins or ends. `kind` is one of plan.py; `target` names the process or link."""
 
     kind: str
     target: str
@@ -147,11 +147,11 @@ class Fault(_Line):
     pid: int = 0
 
 
-class Healed(_Line):
+class Healed(_Line, frozen=True, kw_only=True):
     """nemesis: the load is over, every fault is mended, every process runs. The system must come to rest now."""
 
 
-class Arrived(_Line):
+class Arrived(_Line, frozen=True, kw_only=True):
     """the server: a prediction was accepted. `at` is the time in its record."""
 
     number: int
@@ -161,7 +161,7 @@ class Arrived(_Line):
     lane: str
 
 
-class Claimed(_Line):
+class Claimed(_Line, frozen=True, kw_only=True):
     """the server: a prediction was claimed. `at` is the time in its record.
 
     `delivered` is the server's own time of reading the entry out of `stream`. They are 0 and -1 if no entry was read.
@@ -174,7 +174,7 @@ class Claimed(_Line):
     delivered: int
 
 
-class Breaker(_Line):
+class Breaker(_Line, frozen=True, kw_only=True):
     """the server: the breaker of a queue opened, so that one claim at a time probes it, or it closed again."""
 
     number: int
@@ -182,7 +182,7 @@ class Breaker(_Line):
     is_open: bool
 
 
-class Final(_Line):
+class Final(_Line, frozen=True, kw_only=True):
     """queue: a prediction in Redis once all is at rest: its record, its events as (kind, at, data), its output.
 
     There is one for every prediction in the accounts' listings, and for every id that the client received. `record` is

@@ -5,10 +5,9 @@ excuses a delay. Each function says which faults it leaves out.
 """
 
 import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
@@ -29,78 +28,50 @@ TOO_LATE: Final = {
     "canceled": "cancel_after_s",
 }
 
-Change = tuple[int, Literal["run", "broken", "waits", "held"], str, int]
-"""(at, kind, server or '', step): how a count changes in the sweep of a queue."""
+Change = tuple[int, str, str, int]
+"""(at, 'run', 'broken', 'waits' or 'held', server or '', step): how a count changes in the sweep of a queue."""
 
 
-class Contention(Struct, frozen=True):
-    """Time in which nothing could have started one more prediction of a queue.
+Times = list[tuple[int, int]]
 
-    `full_ms[n]` is the sum of this time until `edges[n]`.
+
+def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Times:
+    """Return the times in which nothing could have started one more prediction of a queue, as (from, until).
+
+    Then all slots were taken, many waited, or the breaker was open. An orphan that was not taken back hides nothing
+    here: it does not count as waiting until it was taken back.
     """
-
-    edges: list[int]
-    full_ms: list[int]
-
-    def between(self, since: int, until: int) -> int:
-        """Return how many ms of that time lie between these two times."""
-        return self._until(until) - self._until(since)
-
-    def _until(self, at: int) -> int:
-        after = bisect_right(self.edges, at)
-        if after == 0:
-            return 0
-        before = self.full_ms[after - 1]
-        if after == len(self.edges):
-            return before
-        is_full = self.full_ms[after] > before
-        return before + (at - self.edges[after - 1] if is_full else 0)
-
-
-def by_queue(evidence: Evidence) -> dict[str, Contention]:
-    """Return the contention of each queue: all slots taken, many waiting, or the breaker open.
-
-    One sweep over runs, waits and faults finds it. An orphan that was not taken back hides nothing here: it does not
-    count as waiting until it was taken back.
-    """
-    ids: dict[str, list[str]] = defaultdict(list)
-    for final in evidence.finals.values():
-        ids[final.record.get("queue", "")].append(final.id)
-    return {queue: _contention(evidence, queue, members) for queue, members in ids.items()}
-
-
-def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Contention:
     runs = [run for each in ids for run in evidence.runs.get(each, [])]
     servers = {run.server for run in runs}
     slots = evidence.rules.slots
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    edges, full_ms = list[int](), list[int]()
-    total, before, is_full = 0, 0, False
+    full: Times = []
+    since: int | None = None
     for at, what, whose, step in sorted(_changes(evidence, queue, ids, runs, servers)):
-        if is_full:
-            total += at - before
-        edges.append(at)
-        full_ms.append(total)
-        before = at
         counts[what][whose] += step
         # a slot that goes to the first in line is not free for the last one
         is_full = counts["waits"][""] > slots or counts["held"][""] > 0
         is_full = is_full or all(counts["run"][server] >= slots or counts["broken"][server] > 0 for server in servers)
-    return Contention(edges, full_ms)
+        if is_full and since is None:
+            since = at
+        elif since is not None and not is_full:
+            full.append((since, at))
+            since = None
+    return full
 
 
 def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], servers: set[str]) -> Iterator[Change]:
-    for run in runs:
-        yield from ((run.began, "run", run.server, 1), (run.ended, "run", run.server, -1))
-    for fault in evidence.faults:
-        for server in servers:
-            if fault.target in depends_on(server):
-                yield from ((fault.begin, "broken", server, 1), (fault.end, "broken", server, -1))
-    for since, until in evidence.breakers.get(queue, []):
-        yield from ((since, "held", "", 1), (until, "held", "", -1))
-    for each in ids:
-        for since, until in _waits(evidence, each):
-            yield from ((since, "waits", "", 1), (until, "waits", "", -1))
+    times = [("run", run.server, run.began, run.ended) for run in runs]
+    times += [
+        ("broken", server, fault.begin, fault.end)
+        for fault in evidence.faults
+        for server in servers
+        if fault.target in depends_on(server)
+    ]
+    times += [("held", "", *each) for each in evidence.breakers.get(queue, [])]
+    times += [("waits", "", *each) for prediction_id in ids for each in _waits(evidence, prediction_id)]
+    for what, whose, since, until in times:
+        yield from ((since, what, whose, 1), (until, what, whose, -1))
 
 
 def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
@@ -142,7 +113,10 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     """
     kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
-    contention = by_queue(evidence)
+    ids: dict[str, list[str]] = defaultdict(list)
+    for final in evidence.finals.values():
+        ids[final.record.get("queue", "")].append(final.id)
+    contention = {queue: _contention(evidence, queue, members) for queue, members in ids.items()}
     found = []
     for final in evidence.finals.values():
         retry = next((event for event in final.events if event[0] == "retried"), None)
@@ -154,7 +128,8 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
         if any(outage.overlaps(death, again.began) for outage in outages):
             continue
         all_ms = again.began - death
-        full_ms = contention[final.record.get("queue", "")].between(retry[1], again.began)
+        full = contention[final.record.get("queue", "")]
+        full_ms = sum(max(0, min(until, again.began) - max(since, retry[1])) for since, until in full)
         held_ms = _held_off_ms(evidence, death)
         found.append(Recovery(id=final.id, died=death, ms=all_ms - full_ms - held_ms, all_ms=all_ms))
     return found
@@ -198,14 +173,14 @@ def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
     """
     rules = evidence.rules
     since, latest = at - rules.recovery_s * 1000, at - rules.lease_s * SILENT * 1000
-    for fault in evidence.faults:
-        has_ended = fault.pid == pid and not fault.is_freeze
-        is_frozen = fault.pid == pid and fault.is_freeze
-        is_cut = fault.kind == "partition" and fault.target in (f"{name}:redis", ALL_LINKS)
-        lasted = fault.overlaps(since, at) and (is_frozen or is_cut or fault.is_outage)
-        if fault.begin <= latest and (has_ended or lasted):
+
+    def silences(fault: Window) -> bool:
+        if fault.pid == pid and not fault.is_freeze:
             return True
-    return False
+        is_cut = fault.kind == "partition" and fault.target in (f"{name}:redis", ALL_LINKS)
+        return fault.overlaps(since, at) and (fault.pid == pid or is_cut or fault.is_outage)
+
+    return any(fault.begin <= latest and silences(fault) for fault in evidence.faults)
 
 
 def percentile(values: list[int], share: float) -> int | None:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -55,6 +56,8 @@ IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of cl
 PASSING: Final = "chaos/passing"  # only the nemesis asks for it: its version is deleted while its director starts
 SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
 KEEPERS: Final = 2
+SLOTS: Final = 8
+EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same at once
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
 LOOPBACK: Final = "127.0.0.1"
 RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
@@ -85,56 +88,35 @@ class Role(Struct, frozen=True, kw_only=True):
         return Part(name=self.name, command=self.command, env=self.env, cwd=cwd, grace_s=DRAIN_S + 5)
 
 
-def sink(journal: Path, secrets: Path) -> Role:
-    """Return the receiver of webhooks."""
-    return _scripted(SINK, "sink", [str(journal), str(secrets)], ready="/health")
-
-
-def cogs(folder: Path, *, slots: int) -> list[Role]:
-    """Return a scripted model server for each director."""
-    return [
-        _scripted(name, "cog", [str(folder / f"{name}.jsonl"), name, str(slots)], ready="/health-check")
+def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_s: float) -> list[list[Role]]:
+    """Return all processes but the server, in the order of their starts. Each director has a model server."""
+    cogs = [
+        _scripted(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
         for name in (f"cog-{number}" for number in range(len(SERVED)))
     ]
-
-
-def directors(redis_urls: Mapping[str, str], servers: Sequence[Role], *, slots: int, lease_s: float) -> list[Role]:
-    """Return the directors, each with its own link to Redis and its own model server."""
-    return [
+    shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback"}
+    directors = [
         _ours(
             f"director-{number}",
             ["director", "run"],
-            ("health_host", "health_port"),
-            redis_url=redis_urls[f"director-{number}"],
+            "health_",
+            redis_urls,
             model=model,
             servers=server.url,
-            concurrent_predictions=slots,
-            lease_s=lease_s,
+            concurrent_predictions=SLOTS,
             run_limit_s=RUN_LIMIT_S,
             drain_s=DRAIN_S,
             breaker_cool_s=BREAKER_COOL_S,
-            webhook_allow="loopback",
+            **shared,
         )
-        for number, (model, server) in enumerate(zip(SERVED, servers, strict=True))
+        for number, (model, server) in enumerate(zip(SERVED, cogs, strict=True))
     ]
-
-
-def keepers(redis_urls: Mapping[str, str], *, lease_s: float) -> list[Role]:
     return [
-        _ours(
-            name,
-            ["director", "keeper"],
-            ("host", "port"),
-            redis_url=redis_urls[name],
-            lease_s=lease_s,
-            webhook_allow="loopback",
-        )
-        for name in (f"keeper-{number}" for number in range(KEEPERS))
+        [_ours(f"keeper-{number}", ["director", "keeper"], "", redis_urls, **shared) for number in range(KEEPERS)],
+        [_scripted(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
+        directors,
+        [_ours(API, ["api"], "", redis_urls)],
     ]
-
-
-def api(redis_urls: Mapping[str, str]) -> Role:
-    return _ours(API, ["api"], ("host", "port"), redis_url=redis_urls[API])
 
 
 def _quiet_port() -> int:
@@ -151,28 +133,19 @@ def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> 
     return Role(name=name, command=command, url=url, ready=f"{url}{ready}", env=_environment())
 
 
-def _ours(name: str, command: Sequence[str], listen: tuple[str, str], **settings: object) -> Role:
-    """Return a process of the product. `listen` names its settings for the host and port that it serves health on."""
+def _ours(name: str, command: Sequence[str], health: str, redis_urls: Mapping[str, str], **settings: object) -> Role:
+    """Return a process of the product. `health` begins the names of its settings for where it serves its health."""
     port = _quiet_port()
-    settings |= {listen[0]: LOOPBACK, listen[1]: port}
+    settings |= {f"{health}host": LOOPBACK, f"{health}port": port, "redis_url": redis_urls[name]}
+    env = _environment() | {PREFIX + setting.upper(): str(value) for setting, value in settings.items()}
     url = f"http://{LOOPBACK}:{port}"
-    return Role(
-        name=name,
-        command=[sys.executable, "-P", "-m", *command],
-        url=url,
-        ready=f"{url}/readyz",
-        env=_environment() | {PREFIX + setting.upper(): str(value) for setting, value in settings.items()},
-    )
+    return Role(name=name, command=[sys.executable, "-P", "-m", *command], url=url, ready=f"{url}/readyz", env=env)
 
 
 def _environment() -> dict[str, str]:
     # without the user's own settings, so that the same seed is the same run on every machine
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
-
-# Step the clock of a server that was started with libfaketime, which adds an offset from a file to its clock.
-#
-# CLOCK_MONOTONIC stays as it is, as with a step of a real clock.
 
 MISSING: Final = "libfaketime is not installed"
 # Debian and its derivatives have a folder for each architecture, other systems one for all
@@ -191,7 +164,10 @@ def find_library(wanted: str = "", *, places: Iterable[str] = PLACES) -> Path | 
 
 
 class SteppedClock:
-    """The clock of one process. `offset_s` is its lead over the machine's clock, `highest_s` the largest so far."""
+    """The clock of a process that was started with libfaketime, which adds an offset from a file to it.
+
+    `offset_s` is its lead over the machine's clock, `highest_s` the largest so far. CLOCK_MONOTONIC stays as it is.
+    """
 
     def __init__(self, library: Path, file: Path) -> None:
         self._library = library
@@ -231,48 +207,65 @@ ANSWER_S: Final = 2.0
 DELETION_S: Final = 10.0  # seconds; the deletion goes over a slow link
 
 
-class Size(Struct, frozen=True, kw_only=True):
-    """The size of a scene, and the length of its leases.
+class Rollout(Struct, frozen=True, kw_only=True):
+    """Folders with two installed releases of the product. The run begins with `before`, and moves to `after`."""
 
-    `release` is a folder for `Scene.release`, or '' for this code. `faketime` is the library that steps the server's
-    clock, or None to step no clock.
+    before: Path
+    after: Path
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """The options of the command line.
+
+    Without `home`, the run uses a temporary folder, which stays only if `is_kept` or a promise was broken. A `rollout`
+    has no peace before it and no rush, because fairness is judged within one release. `faketime` is the library that
+    steps the server's clock, or '' for the one that the system has.
     """
 
     seed: int
-    lease_s: float
-    slots: int
-    tenants: int
-    release: str = ""
-    faketime: Path | None = None
+    seconds: float
+    lease_s: float = 15.0
+    tenants: int = 40
+    home: Path | None = None
+    is_kept: bool = False
+    calibration_s: float = 5.0
+    has_faults: bool = True
+    rollout: Rollout | None = None
+    faketime: str = ""
+
+    @property
+    def left_out(self) -> str:
+        """Which faults this run cannot have, and why; '' if it can have all."""
+        if self.rollout:
+            return "clock steps left out: 0.2.0 loses claims to them"
+        return "" if find_library(self.faketime) else f"clock steps left out: {MISSING}"
 
 
+@dataclass
 class Scene:
     """The processes and links of a run. Links, roles, tokens and the stage exist once it has started."""
 
-    def __init__(
-        self,
-        home: Home,
-        size: Size,
-        *,
-        server: EmbeddedServer,
-        supervisor: Supervisor,
-        redis: Redis,
-        http: httpx.AsyncClient,
-    ) -> None:
-        self.home = home
-        self.journals = home.path / "journals"
+    home: Home
+    options: Options
+    server: EmbeddedServer
+    supervisor: Supervisor
+    redis: Redis
+    http: httpx.AsyncClient
+    links: dict[str, Link] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+    tokens: list[str] = field(default_factory=list)
+    operator: str = ""  # the token of the operator
+    to_delete: QueueName = field(init=False)  # the queue of the version that only the nemesis asks for
+    clock: SteppedClock | None = None
+
+    def __post_init__(self) -> None:
         self.journals.mkdir()
-        self.size = size
-        self.redis = redis
-        self.http = http
-        self.links: dict[str, Link] = {}
-        self.roles: dict[str, Role] = {}
-        self.tokens: list[str] = []
-        self.operator = ""  # the token of the operator
-        self.to_delete = QueueName("")  # the queue of the version that only the nemesis asks for
-        self.clock = None if size.faketime is None else SteppedClock(size.faketime, home.path / "faketime")
-        self._server = server
-        self._supervisor = supervisor
+        library = None if self.options.left_out else find_library(self.options.faketime)
+        self.clock = SteppedClock(library, self.home.path / "faketime") if library else None
+
+    @property
+    def journals(self) -> Path:
+        return self.home.path / "journals"
 
     # ── for the nemesis ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -356,21 +349,21 @@ class Scene:
 
     def pid(self, name: str) -> int:
         """Return the pid of its current or last process, or 0 if the name is no process."""
-        marked = self._supervisor.marks.get(name)
+        marked = self.supervisor.marks.get(name)
         return marked.pid if marked else 0
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Signal a process if it is alive and its pid was not reused."""
-        marked = self._supervisor.marks.get(name)
+        marked = self.supervisor.marks.get(name)
         if marked is not None and is_alive(marked):
             signal_group(marked.pid, number)
 
     async def until_gone(self, name: str, pid: int) -> None:
         """Return once this process of the part has ended."""
-        marked = self._supervisor.marks.get(name)
+        marked = self.supervisor.marks.get(name)
         while marked is not None and marked.pid == pid and is_alive(marked):
             await anyio.sleep(LOOK_S)
-            marked = self._supervisor.marks.get(name)
+            marked = self.supervisor.marks.get(name)
 
     async def until_restarted(self, name: str, pid: int) -> None:
         """Return once the part has another process than this one."""
@@ -398,33 +391,24 @@ class Scene:
 
         Raises UpError when a process does not become ready.
         """
-        part = self._server.part(self.home.path)
+        part = self.server.part(self.home.path)
         stepped = self.clock.environment if self.clock else {}
-        self._supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
+        self.supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
         with anyio.fail_after(START_LIMIT_S):
             await self.until_ready(SERVER)
         secrets = await self._make_accounts()
-        redis_urls = await self._make_links(self._server.url)
-        size = self.size
-        servers = cogs(self.journals, slots=size.slots)
-        stages = (
-            keepers(redis_urls, lease_s=size.lease_s),
-            [sink(self.journals / "sink.jsonl", secrets), *servers],
-            directors(redis_urls, servers, slots=size.slots, lease_s=size.lease_s),
-            [api(redis_urls)],
-        )
-        for roles in stages:
+        redis_urls = await self._make_links(self.server.url)
+        for roles in cast(self.journals, secrets, redis_urls, lease_s=self.options.lease_s):
             self.roles |= {role.name: role for role in roles}
-            if size.release:
-                for role in roles:
-                    if role.name in REDIS_CLIENTS:
-                        self.release(role.name, size.release)
-            self._supervisor.start([role.part(self.home.path) for role in roles])
-        await self._open_front(self.roles[API].url)
+            for role in roles:
+                if self.options.rollout and role.name in REDIS_CLIENTS:
+                    self.release(role.name, str(self.options.rollout.before))
+            self.supervisor.start([role.part(self.home.path) for role in roles])
+        await self._link(FRONT, _upstream(self.roles[API].url))
         await until_ready(
             [Expected(role.name, [answers_200(role.ready)]) for role in self.roles.values()],
             home=self.home,
-            supervisor=self._supervisor,
+            supervisor=self.supervisor,
             say=lambda _: None,
             limit_s=START_LIMIT_S,
         )
@@ -435,7 +419,7 @@ class Scene:
         """Create a token for each tenant. Return a file with the tenants' webhook secrets, for the sink."""
         accounts = Accounts(self.redis)
         secrets = {}
-        for number in range(self.size.tenants):
+        for number in range(self.options.tenants + EQUALS):
             self.tokens.append(await accounts.create_token(f"tenant-{number}"))
             [secrets[str(number)]] = await accounts.webhook_secrets(f"tenant-{number}")
         self.operator = await accounts.create_token("operator", scopes=("read", "run", "admin"))
@@ -454,17 +438,14 @@ class Scene:
             urls[name] = f"redis://{login}127.0.0.1:{link.port}/0"
         return urls
 
-    async def _open_front(self, url: str) -> None:
-        await self._link(FRONT, _upstream(url))
-
     async def _link(self, name: str, connect: Upstream) -> Link:
-        link = self.links[name] = Link(name, connect, self.size.seed)
+        link = self.links[name] = Link(name, connect, self.options.seed)
         await link.start()
         return link
 
 
 @asynccontextmanager
-async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
+async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
     """Yield a scene in this new home, not started yet. No process of it is left after the block."""
     server = EmbeddedServer(home.valkey, find_binary(), NEVER_REWRITTEN)
     server.prepare()
@@ -477,15 +458,14 @@ async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
             file.write(f"{line}\n")
 
     def note() -> None:
-        # so that `director down --home` can end what a killed run left, and `director queues --home` can look
-        # inside
+        # so that `director down --home` can end what a killed run left, and `director queues --home` can look inside
         home.write(State(redis_url=server.url).running(supervisor.marks))
 
     try:
         async with supervising(
             open_log=home.open_log, say=say, changed=note, first_pause_s=AGAIN_S, longest_pause_s=AGAIN_S
         ) as supervisor:
-            scene = Scene(home, size, server=server, supervisor=supervisor, redis=redis, http=http)
+            scene = Scene(home, options, server, supervisor, redis, http)
             try:
                 yield scene
             finally:

@@ -14,8 +14,8 @@ from director.chaos.checker import Report, text
 from director.chaos.evidence import Breach
 from director.chaos.journal import Fault, read
 from director.chaos.plan import REPLACE
-from director.chaos.run import Options, Rollout, chaos
-from director.chaos.scene import REDIS_CLIENTS
+from director.chaos.run import chaos
+from director.chaos.scene import REDIS_CLIENTS, Options, Rollout
 from tests.support.release import OURS, Release, imported_from
 
 pytestmark = pytest.mark.chaos
