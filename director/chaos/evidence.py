@@ -39,6 +39,8 @@ from director.core.states import TERMINAL
 
 Kind = TypeVar("Kind")
 OfOne = TypeVar("OfOne", Delivered, Heard, Visited)
+Findings = Iterator[tuple[str, str]]
+"""(id of a prediction, or whatever else broke a promise; what is wrong) of one invariant."""
 Event = tuple[str, int, str]
 """(kind, at, data) of a prediction, as `Final` has it."""
 
@@ -394,15 +396,3 @@ def _deaths(started: list[CogStarted], ends: dict[str, CogEnded], faults: list[W
         if fault.is_kill and fault.pid:
             deaths[fault.pid].append(fault.begin)
     return deaths
-
-
-class Breach(Struct, frozen=True):
-    """One broken promise. `id` is a prediction, or whatever else broke it: a queue, a key, a server.
-
-    `evidence` holds lines of the journals, in order of time.
-    """
-
-    invariant: str
-    id: str
-    what: str
-    evidence: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.chaos.evidence import Breach, Evidence, depends_on
+from director.chaos.evidence import Evidence, Findings, depends_on
 from director.chaos.plan import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain
@@ -45,19 +45,15 @@ class Saturation(Struct, frozen=True, kw_only=True):
     heavy: Wait
 
 
-def equal_shares(evidence: Evidence) -> list[Breach]:
+def equal_shares(evidence: Evidence) -> Findings:
     """I14: equal tenants get equal shares, and light tenants wait no longer than the heavy one."""
-    return [Breach("I14", each.queue, what) for each in saturations(evidence) for what in _unfair(each)]
-
-
-def _unfair(each: Saturation) -> Iterator[str]:
-    least = QUIET_JAIN if each.is_quiet else JAIN
-    within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
-    if each.jain < least:
-        yield f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
-    light, heavy = each.light.turns, each.heavy.turns
-    if light is not None and heavy is not None and light > heavy:
-        yield f"{within}, light tenants waited for {light} turns of others, the heavy one for {heavy}"
+    for each in saturations(evidence):
+        within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
+        if each.jain < (QUIET_JAIN if each.is_quiet else JAIN):
+            yield each.queue, f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
+        light, heavy = each.light.turns, each.heavy.turns
+        if light is not None and heavy is not None and light > heavy:
+            yield each.queue, f"{within}, light tenants waited for {light} turns of others, the heavy one for {heavy}"
 
 
 def is_rushed(evidence: Evidence) -> bool:

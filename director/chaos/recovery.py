@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from director.chaos.caller import is_hindered
-from director.chaos.evidence import Breach, Event, Evidence, Run, Window, depends_on, pid_of
+from director.chaos.evidence import Event, Evidence, Findings, Run, Window, depends_on, pid_of
 from director.chaos.plan import ALL_LINKS, NARROW
 
 LOST: Final = "director_lost "
@@ -95,14 +95,11 @@ class Recovery(Struct, frozen=True, kw_only=True):
     all_ms: int
 
 
-def recovery_is_quick(evidence: Evidence) -> list[Breach]:
+def recovery_is_quick(evidence: Evidence) -> Findings:
     """I12: a prediction starts again soon after the death of its holder."""
-    bound_ms = evidence.rules.recovery_s * 1000
-    return [
-        Breach("I12", each.id, f"its holder died at {each.died}, it started again {each.ms} ms later")
-        for each in recoveries(evidence)
-        if each.ms > bound_ms
-    ]
+    for each in recoveries(evidence):
+        if each.ms > evidence.rules.recovery_s * 1000:
+            yield each.id, f"its holder died at {each.died}, it started again {each.ms} ms later"
 
 
 def recoveries(evidence: Evidence) -> list[Recovery]:
@@ -148,16 +145,14 @@ def _held_off_ms(evidence: Evidence, died: int) -> int:
     return until - died - lease_ms
 
 
-def only_the_silent_lose(evidence: Evidence) -> list[Breach]:
+def only_the_silent_lose(evidence: Evidence) -> Findings:
     """I18: a claim is taken back only from a silent holder. Judged if a run shows which director held it."""
-    return [
-        Breach("I18", final.id, f"taken back at {at} from {holder}, which nothing had silenced for that long")
-        for final in evidence.finals.values()
-        for kind, at, data in final.events
-        if kind == "retried" and data.startswith(LOST)
-        for holder in [data.split(" ")[1]]
-        if (name := _director(evidence, final.id, at)) and not _was_silenced(evidence, name, pid_of(holder), at)
-    ]
+    for final in evidence.finals.values():
+        for kind, at, data in final.events:
+            if kind == "retried" and data.startswith(LOST):
+                name, holder = _director(evidence, final.id, at), data.split(" ")[1]
+                if name and not _was_silenced(evidence, name, pid_of(holder), at):
+                    yield final.id, f"taken back at {at} from {holder}, which nothing had silenced for that long"
 
 
 def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
@@ -215,23 +210,21 @@ class Waste(Struct, frozen=True, kw_only=True):
         return self.share + sum(self.hindered_ms.values()) / max(1, self.worked_ms)
 
 
-def no_work_for_the_dead(evidence: Evidence) -> list[Breach]:
+def no_work_for_the_dead(evidence: Evidence) -> Findings:
     """I13: nothing is claimed or ended on the wrong side of its limit, and model servers do little useless work.
 
     A limit that a caller gave passes by the server's clock, which may step.
     """
-    breaches = [*_claimed_too_late(evidence), *_ended_too_early(evidence)]
+    yield from _claimed_too_late(evidence)
+    yield from _ended_too_early(evidence)
     wasted = waste(evidence)
     if wasted.share > WASTED:
-        what = f"{wasted.share:.1%} of the model servers' time went to canceled or late predictions"
-        breaches += [
-            Breach("I13", prediction_id, f"{ms} ms: {what}")
-            for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1])
-        ]
-    return breaches
+        for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1]):
+            share = f"{wasted.share:.1%} of the model servers' time went to canceled or late predictions"
+            yield prediction_id, f"{ms} ms: {share}"
 
 
-def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
+def _claimed_too_late(evidence: Evidence) -> Findings:
     for prediction_id, claims in evidence.claims.items():
         due = _due(evidence, prediction_id, "start_by_s")
         if due is None:
@@ -241,10 +234,10 @@ def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
         for claimed in claims:
             late_ms = evidence.clock.server(claimed.at) - due
             if late_ms > 0 and began >= claimed.at:
-                yield Breach("I13", prediction_id, f"claimed {late_ms} ms after the time by which it was to start")
+                yield prediction_id, f"claimed {late_ms} ms after the time by which it was to start"
 
 
-def _ended_too_early(evidence: Evidence) -> Iterator[Breach]:
+def _ended_too_early(evidence: Evidence) -> Findings:
     for prediction_id, final in evidence.finals.items():
         due = _due(evidence, prediction_id, TOO_LATE.get(_how_it_ended(final.record), ""))
         ended = max((at for kind, at, _ in final.events if kind == "completed"), default=None)
@@ -253,7 +246,7 @@ def _ended_too_early(evidence: Evidence) -> Iterator[Breach]:
         passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
         if ended < passed:
             early_ms = due - evidence.clock.server(ended)
-            yield Breach("I13", prediction_id, f"ended as too late, {early_ms} ms before its time")
+            yield prediction_id, f"ended as too late, {early_ms} ms before its time"
 
 
 def _how_it_ended(record: Mapping[str, str]) -> str:
@@ -298,18 +291,15 @@ def _due(evidence: Evidence, prediction_id: str, asked: str) -> int | None:
     return evidence.clock.server(arrived.at) + seconds * 1000 if arrived is not None and seconds else None
 
 
-def ends_are_written(evidence: Evidence) -> list[Breach]:
+def ends_are_written(evidence: Evidence) -> Findings:
     """I17: the end of a run is written soon, over narrow links too.
 
     Only successes are judged whose way to Redis was hit by nothing except a narrow link. A director that sends a large
     end again from its first byte, over and over, would write it only after the link is wide again.
     """
-    bound_ms = evidence.rules.write_s * 1000
-    return [
-        Breach("I17", prediction_id, f"its run ended at {run.ended}, its end was written {ms} ms later")
-        for prediction_id, run, ms in _written(evidence)
-        if ms > bound_ms
-    ]
+    for prediction_id, run, ms in _written(evidence):
+        if ms > evidence.rules.write_s * 1000:
+            yield prediction_id, f"its run ended at {run.ended}, its end was written {ms} ms later"
 
 
 def slowest_end_ms(evidence: Evidence) -> int | None:

@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from director.chaos.checker import Report, text
-from director.chaos.evidence import Breach
+from director.chaos.checker import Breach, Report, text
 from director.chaos.journal import Fault, read
 from director.chaos.plan import REPLACE
 from director.chaos.run import chaos
