@@ -65,7 +65,6 @@ def _was_on_its_way(evidence: Evidence, late: Delivered) -> bool:
 
 
 def canceled_stays_canceled(evidence: Evidence) -> Findings:
-    """I6: a canceled prediction stays canceled, and a cancel is quick."""
     for prediction_id, tries in evidence.by_id.items():
         status, final = evidence.status(prediction_id), evidence.finals.get(prediction_id)
         if final is not None and len(lives(final.events)) == 1:
@@ -108,7 +107,6 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
 
 
 def one_key_one_id(evidence: Evidence) -> Findings:
-    """I8: one idempotency key is one prediction, and a different body under it is refused."""
     keys_of: dict[str, set[str]] = defaultdict(set)
     for key, tries in evidence.creates.items():
         for what in _key_misread(tries):
@@ -254,5 +252,4 @@ def _text(item: bytes) -> str:
 
 
 def _place(mark: str) -> tuple[int, ...]:
-    """Return an id as numbers that can be compared."""
     return tuple(WORDS[part] if part in WORDS else int(part) for part in mark.split(":"))

@@ -46,7 +46,6 @@ class Saturation(Struct, frozen=True, kw_only=True):
 
 
 def equal_shares(evidence: Evidence) -> Findings:
-    """I14: equal tenants get equal shares, and light tenants wait no longer than the heavy one."""
     for each in saturations(evidence):
         within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
         if each.jain < (QUIET_JAIN if each.is_quiet else JAIN):
@@ -57,7 +56,6 @@ def equal_shares(evidence: Evidence) -> Findings:
 
 
 def is_rushed(evidence: Evidence) -> bool:
-    """Return whether any predictions of equal tenants were accepted."""
     return EQUAL in _plans(evidence).values()
 
 
@@ -90,7 +88,6 @@ def _waits(evidence: Evidence, queue: str, lane: str) -> Iterator[tuple[str, str
 
 
 def _windows(evidence: Evidence, queue: str, lane: str, tenants: set[str]) -> Iterator[tuple[int, int]]:
-    """Yield (from, until) of each time in which all of these tenants have something waiting."""
     steps = sorted(
         (at, -step, tenant)
         for _, tenant, since, until in _waits(evidence, queue, lane)

@@ -23,14 +23,11 @@ IN_ORDER: Final = 0.999  # share of all first claims
 
 
 class Attempt(Struct, frozen=True):
-    """The events since the prediction could be claimed again."""
-
     opened: int
     events: list[Event]
 
 
 def lives(events: list[Event]) -> list[list[Event]]:
-    """Split the events where an operator revived the prediction."""
     cut: list[list[Event]] = [[]]
     for event in events:
         if event[0] == "revived":
@@ -40,7 +37,6 @@ def lives(events: list[Event]) -> list[list[Event]]:
 
 
 def nothing_is_lost(evidence: Evidence) -> Findings:
-    """I1: every accepted prediction ended."""
     for prediction_id in evidence.accepted():
         status = evidence.status(prediction_id)
         if not status:
@@ -50,7 +46,6 @@ def nothing_is_lost(evidence: Evidence) -> Findings:
 
 
 def one_end(evidence: Evidence) -> Findings:
-    """I2: a prediction ended once, as its record says."""
     for final in evidence.finals.values():
         status = final.record.get("status", "")
         if not status:
@@ -70,7 +65,6 @@ def one_end(evidence: Evidence) -> Findings:
 
 
 def only_current_runs_write(evidence: Evidence) -> Findings:
-    """I4: only the run that held the claim wrote, and only before the end."""
     for final in evidence.finals.values():
         runs = {run.run: run for run in evidence.runs.get(final.id, [])}
         for what in (*_after_the_end(final), *_by_strangers(final, runs), *_end_of_a_stranger(final, runs)):
@@ -120,7 +114,6 @@ def _ended_so(run: Run, outcome: str, attempt: Attempt) -> bool:
 
 
 def _stranger(writer: str, runs: dict[str, Run], attempt: Attempt) -> str | None:
-    """Return why this run must not write in this attempt, or None if it may."""
     run = runs.get(writer)
     if run is None:
         return f"an output of the run {writer or '(none)'}, which no model server had"
@@ -139,7 +132,6 @@ def _attempts(events: list[Event]) -> list[Attempt]:
 
 
 def _writer(item: str) -> str:
-    """Return the run that made one item of output, or '' if the item names none."""
     made = msgspec.json.decode(item)
     return str(made.get("run", "")) if isinstance(made, dict) else ""
 
@@ -196,7 +188,6 @@ class Line(Struct, frozen=True, kw_only=True):
     is_exact: bool
 
     def overtaken(self) -> list[tuple[Arrived, Claimed]]:
-        """Return the claims that came after the claim of a later arrival."""
         found, last = [], -1
         for arrived, claimed in self.claims:
             if arrived.number < last:

@@ -34,8 +34,6 @@ from msgspec import Struct
 
 
 class _Line(Struct, frozen=True, kw_only=True, tag=lambda name: re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()):
-    """One line of a journal, and when it was written."""
-
     at: int
 
 
@@ -71,8 +69,6 @@ class Answered(_Line, frozen=True, kw_only=True):
 
 
 class Followed(_Line, frozen=True, kw_only=True):
-    """a reader: it starts to follow this prediction of this tenant, until its end."""
-
     id: str
     tenant: int
 
@@ -222,7 +218,6 @@ class Journal:
         self._file: BinaryIO = path.open("ab", buffering=0)
 
     def write(self, line: Line) -> None:
-        """Write a line without buffering."""
         self._file.write(msgspec.json.encode(line) + b"\n")
 
     def close(self) -> None:
@@ -237,5 +232,4 @@ def read(path: Path) -> Iterator[Line]:
 
 
 def now_ms() -> int:
-    """Return the time of the machine's clock, which all parties share, in milliseconds."""
     return time.time_ns() // 1_000_000

@@ -170,11 +170,9 @@ class Nemesis:
             await self._in_turn(Planned(at_ms=fault.at_ms, kind=RESTART, target=name))
 
     async def _restart(self, fault: Planned) -> None:
-        """Ask a process to end, and wait until its successor is ready."""
         await self._kill(fault, by=signal.SIGTERM)
 
     async def _replace(self, fault: Planned) -> None:
-        """Replace a process by one of another release, as an upgrade or a rollback does."""
         self._scene.release(fault.target, fault.detail)
         await self._restart(fault)
 
@@ -214,7 +212,6 @@ class Nemesis:
         self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  the deletion was answered {status}")
 
     async def _until_accepted(self, key: str) -> None:
-        """Ask for a prediction until it is accepted: the version may be missing for some seconds."""
         with anyio.move_on_after(FOUND_AGAIN_S):
             while True:
                 self._journal.write(Sent(at=now_ms(), key=key, action="create", tenant="tenant-0", model=PASSING))

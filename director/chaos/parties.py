@@ -66,8 +66,6 @@ class Create(Struct, frozen=True):
 
 
 class Snapshot(Struct, omit_defaults=True, kw_only=True):
-    """A prediction in the form of Cog's answers."""
-
     id: str
     status: str
     output: list[dict[str, str | int]] | None = None
@@ -143,7 +141,6 @@ class Cog:
         return _json(snapshot)
 
     async def _play(self, run: Run) -> Literal["succeeded", "failed", "canceled"]:
-        """Do as the script says, until a cancel arrives or the client hangs up."""
         script = run.create.input
         if script.outcome == "hang":
             await _stopped(run, None)
@@ -173,7 +170,6 @@ class Cog:
 
 
 async def _stopped(run: Run, within_s: float | None) -> bool:
-    """Wait this long. Return True as soon as the run is canceled, or its client has hung up."""
     waits = [asyncio.create_task(event.wait()) for event in (run.cancel, run.gone)]
     done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -233,7 +229,6 @@ class Sink:
 
 
 def is_signed(request: Request, secret: str) -> bool:
-    """Return whether one of its signatures fits this body and id, at a time near now."""
     message_id = request.headers.get("webhook-id", "")
     timestamp = request.headers.get("webhook-timestamp", "")
     if not timestamp.isdecimal() or abs(time.time() - int(timestamp)) > TOLERANCE_S:
@@ -246,7 +241,6 @@ def is_signed(request: Request, secret: str) -> bool:
 
 
 def main() -> None:
-    """Serve until SIGTERM, or a request to shut down."""
     kind, port, journal, *rest = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     lines = Journal(Path(journal))

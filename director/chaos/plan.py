@@ -43,8 +43,6 @@ class Stage(Struct, frozen=True, kw_only=True):
 
 
 class Planned(Struct, frozen=True, kw_only=True):
-    """One fault, at milliseconds from the start of the load."""
-
     at_ms: int
     kind: str
     target: str
@@ -143,7 +141,6 @@ LEAST_BACK_S: Final = 600
 
 
 def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list[Planned]:
-    """Return every fault of a run, in order of time."""
     length_ms = int(seconds * 1000)
     once = [
         Planned(at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail)
@@ -202,7 +199,6 @@ def _is_free(kind: str, target: str, at_ms: int, free_at: Mapping[str, int], sta
 
 
 def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
-    """Return the names that a fault keeps other faults from."""
     if target == ALL_LINKS:
         return stage.links
     return (target, kind) if kind == "stop_director" else (target,)
@@ -275,7 +271,6 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 def orders(seed: int, *, tenants: int, models: Sequence[str]) -> Iterator[Order]:
-    """Yield all orders of this seed, without end."""
     number = 0
     weights = _tenant_weights(tenants)
     while True:
@@ -335,7 +330,6 @@ def peaceful(order: Order) -> Order:
 
 
 def key_of(seed: int, number: int, *, part: str = "") -> str:
-    """Return the idempotency key of an order."""
     return f"{seed}-{part}{'-' if part else ''}{number}"
 
 

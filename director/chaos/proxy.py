@@ -38,12 +38,10 @@ class Link:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen on a free loopback port, and set `port` to it."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop listening, and break every open connection."""
         if self._server is not None:
             self._server.close()
         self.reset()
@@ -51,7 +49,6 @@ class Link:
             await asyncio.wait(self._connections)
 
     def cut(self) -> None:
-        """Let nothing through, either way."""
         self._open.clear()
 
     def mend(self) -> None:
@@ -61,7 +58,6 @@ class Link:
         self._open.set()
 
     def reset(self) -> None:
-        """Break every connection that is open now."""
         for connection in self._connections:
             connection.cancel()
 

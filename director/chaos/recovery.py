@@ -75,7 +75,6 @@ def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], se
 
 
 def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
-    """Yield when a prediction could be claimed: from each time that it entered its queue until it began or ended."""
     events, runs = evidence.finals[prediction_id].events, evidence.runs.get(prediction_id, [])
     over = [run.began for run in runs] + [at for kind, at, _ in events if kind == "completed"]
     for kind, at, _ in events:
@@ -96,7 +95,6 @@ class Recovery(Struct, frozen=True, kw_only=True):
 
 
 def recovery_is_quick(evidence: Evidence) -> Findings:
-    """I12: a prediction starts again soon after the death of its holder."""
     for each in recoveries(evidence):
         if each.ms > evidence.rules.recovery_s * 1000:
             yield each.id, f"its holder died at {each.died}, it started again {each.ms} ms later"
@@ -156,7 +154,6 @@ def only_the_silent_lose(evidence: Evidence) -> Findings:
 
 
 def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
-    """Return the director of the model server that ran it last before `at`, or '' if none did."""
     before = [run for run in evidence.runs.get(prediction_id, []) if run.began <= at]
     return depends_on(max(before, key=lambda run: run.began).server)[1] if before else ""
 
@@ -179,7 +176,6 @@ def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
 
 
 def percentile(values: list[int], share: float) -> int | None:
-    """Return one of the values, by nearest rank. Return None without values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
@@ -273,7 +269,6 @@ def waste(evidence: Evidence) -> Waste:
 
 
 def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
-    """Yield (id, time from which on the prediction was dead)."""
     for prediction_id, tries in evidence.by_id.items():
         times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok and each.answer]
         due = _due(evidence, prediction_id, "cancel_after_s")
@@ -303,7 +298,6 @@ def ends_are_written(evidence: Evidence) -> Findings:
 
 
 def slowest_end_ms(evidence: Evidence) -> int | None:
-    """Return the longest time that I17 judges, or None."""
     return max((ms for *_, ms in _written(evidence)), default=None)
 
 

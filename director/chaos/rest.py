@@ -116,7 +116,6 @@ async def leftovers(redis: Redis) -> Leftovers:
 
 
 async def _lost_by(client: Any, queue: QueueName) -> list[str]:
-    """Return the registries that miss a queue although one of its directors was heard recently."""
     seconds, _ = await client.time()
     if not await client.zcount(keys.directors(queue), (seconds - ALIVE_S) * 1000, "+inf"):
         return []
@@ -144,7 +143,6 @@ async def _lifetimes(client: Any) -> AsyncIterator[tuple[str, int]]:
 
 
 def _may_stay(name: str, dead: set[str]) -> bool:
-    """Return whether a key may stay: permanent keys may, and dead letters with their data until a person acts."""
     if match := OF_PREDICTION.match(name):
         return match[1] in dead
     match = OF_QUEUE.match(name) or OUTSIDE.match(name)
@@ -157,7 +155,6 @@ def _event(entry: bytes) -> tuple[str, int, str]:
 
 
 def _short(output: bytes) -> bytes:
-    """Return an output without its fill."""
     return output.replace(FILL.encode(), b"")
 
 
@@ -188,7 +185,6 @@ def _parts(data: Path, start: int) -> Iterator[Iterator[list[bytes]]]:
 
 
 def _files(data: Path) -> list[Path]:
-    """Return the parts of the file that consist of commands, oldest first."""
     [manifest] = (data / FOLDER).glob(MANIFEST)
     listed = sorted((int(number), name) for name, number in LISTED.findall(manifest.read_text()))
     return [data / FOLDER / name for _, name in listed]
@@ -218,7 +214,6 @@ class Reader:
         self._now = 0
 
     def line(self, number: int, command: list[bytes]) -> LogLine | None:
-        """Return the arrival, claim or change of a breaker that this command means, if any."""
         match command:
             case [b"XADD", stream, mid, *fields] if found := STREAM_KEY.match(stream.decode()):
                 self._entries[stream, mid] = _pairs(fields)["id"], int(found[1])

@@ -109,8 +109,6 @@ async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio
 
 
 class Run:
-    """One run in a scene that has not started yet."""
-
     def __init__(self, scene: Scene, say: Callable[[str], None]) -> None:
         self._scene = scene
         self._options = options = scene.options
@@ -121,7 +119,6 @@ class Run:
         self._journal = Journal(scene.journals / "nemesis.jsonl")
 
     async def judged(self) -> Report:
-        """Carry out the whole run and return its report."""
         try:
             await self._calibrated_load()
             self._journal.write(Healed(at=now_ms()))
@@ -183,7 +180,6 @@ class Run:
         await nemesis.run(sorted(faults, key=lambda fault: fault.at_ms), seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
-        """Run the client process to its end."""
         scene, options, quiet_s = self._scene, self._options, self._quiet_s
         slots = SLOTS * SERVED.count(CROWDED)
         rushes = [RUSHES[0], quiet_s + RUSHES[1] * options.seconds] if quiet_s else []

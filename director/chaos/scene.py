@@ -120,7 +120,6 @@ def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_
 
 
 def _quiet_port() -> int:
-    """Return a free port outside the range that this machine hands out to clients."""
     while True:
         with suppress(UpError):
             return claimable(LOOPBACK, next(_ports))
@@ -186,7 +185,6 @@ class SteppedClock:
         }
 
     def step(self, seconds: int) -> None:
-        """Move the clock by this many seconds, from now on."""
         self.offset_s += seconds
         self.highest_s = max(self.highest_s, self.offset_s)
         self._write()
@@ -271,12 +269,10 @@ class Scene:
 
     @property
     def names(self) -> list[str]:
-        """The names of all processes."""
         return [SERVER, *self.roles]
 
     @property
     def stage(self) -> Stage:
-        """The possible targets of faults."""
         spared = [f"director-{n}" for n, model in enumerate(SERVED) if model == PASSING]
         apart = {FRONT, *(part for name in spared for part in (name, f"{name}:redis", name.replace("director", "cog")))}
         return Stage(
@@ -305,7 +301,6 @@ class Scene:
                 await scripts.resize(queue, streams=streams)
 
     async def until_listening(self, name: str) -> None:
-        """Return once the process listens on its port."""
         host, port = urlsplit(self.roles[name].url).netloc.split(":")
         while True:
             with suppress(OSError):
@@ -348,7 +343,6 @@ class Scene:
         self.roles[name].env["PYTHONPATH"] = folder
 
     def pid(self, name: str) -> int:
-        """Return the pid of its current or last process, or 0 if the name is no process."""
         marked = self.supervisor.marks.get(name)
         return marked.pid if marked else 0
 
@@ -359,19 +353,16 @@ class Scene:
             signal_group(marked.pid, number)
 
     async def until_gone(self, name: str, pid: int) -> None:
-        """Return once this process of the part has ended."""
         marked = self.supervisor.marks.get(name)
         while marked is not None and marked.pid == pid and is_alive(marked):
             await anyio.sleep(LOOK_S)
             marked = self.supervisor.marks.get(name)
 
     async def until_restarted(self, name: str, pid: int) -> None:
-        """Return once the part has another process than this one."""
         while self.pid(name) == pid:  # noqa: ASYNC110 - the supervisor has no event for it
             await anyio.sleep(LOOK_S)
 
     async def is_ready(self, name: str) -> bool:
-        """Return whether the process itself says that it is ready."""
         try:
             if name == SERVER:
                 return bool(await self.redis.ping())
@@ -380,7 +371,6 @@ class Scene:
             return False
 
     async def until_ready(self, name: str) -> None:
-        """Return once the process says that it is ready."""
         while not await self.is_ready(name):  # noqa: ASYNC110 - it has to be asked
             await anyio.sleep(LOOK_S)
 
@@ -429,7 +419,6 @@ class Scene:
         return path
 
     async def _make_links(self, server_url: str) -> dict[str, str]:
-        """Create a link to the server for each of its clients. Return the URL of each client's link."""
         parts = urlsplit(server_url)
         login = f":{parts.password}@" if parts.password else ""
         urls = {}

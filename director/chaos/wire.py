@@ -129,14 +129,12 @@ class Caller:
     async def _sent(
         self, connection: Connection, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
     ) -> tuple[int, dict[str, str]]:
-        """Send a request. Return the status and the headers of its answer."""
         reader, writer = connection
         writer.write(_message(f"{method} {path} HTTP/1.1", {"host": self._host, **headers}, body))
         status_line, headers_back = await _read_head(reader)
         return int(status_line.split(" ")[1]), headers_back
 
     def close(self) -> None:
-        """Close the idle connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -150,7 +148,6 @@ def _unanswered() -> Iterator[None]:
 
 
 async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Answer one request. Return whether the connection is good for another."""
     request_line, headers = await _read_head(reader)
     method, path, _ = request_line.split(" ")
     body = await reader.readexactly(int(headers.get("content-length", "0")))
@@ -170,7 +167,6 @@ async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyn
 
 
 async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerator[bytes]:
-    """Yield the chunks of a body until its end."""
     while True:
         async with asyncio.timeout(silent_s):
             size = int(await reader.readuntil(b"\r\n"), 16)
@@ -181,14 +177,12 @@ async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerat
 
 
 def _message(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return the bytes of a message with this first line."""
     fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"{first}\r\n{lines}\r\n".encode() + body
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
-    """Read the first line of a message, and its headers."""
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
     return first, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
