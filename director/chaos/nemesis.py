@@ -39,11 +39,8 @@ class Nemesis:
     """The faults of one scene. `say` notifies the user; `kinds` names the faults that it can carry out."""
 
     def __init__(self, scene: Scene, journal: Journal, say: Callable[[str], None]) -> None:
-        self._scene = scene
-        self._journal = journal
-        self._say = say
-        self._began_at = 0.0
-        self._ends_at = 0.0
+        self._scene, self._journal, self._say = scene, journal, say
+        self._began_at = self._ends_at = 0.0
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)  # by target
         self._stopped: set[str] = set()
         self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {

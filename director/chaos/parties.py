@@ -91,9 +91,7 @@ class Cog:
     """The model server. Only `journal` outlives it."""
 
     def __init__(self, name: str, slots: int, journal: Journal) -> None:
-        self._name = name
-        self._slots = slots
-        self._journal = journal
+        self._name, self._slots, self._journal = name, slots, journal
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count(1)
 

@@ -1,4 +1,7 @@
-"""Plan the faults of a run: a seeded schedule of when each happens and what it hits. Pure; nemesis.py carries it out.
+"""Plan a run: an endless, seeded sequence of orders and rushes, and a seeded schedule of faults. Pure.
+
+The same seed gives the same orders, however many of them a machine gets to. Times of an order are relative: `gap` is in
+mean gaps between two orders, all others are milliseconds after the order was accepted.
 
 The same seed, length, lease and cast give the same faults. No two faults hold one target at the same time. At most one
 director is frozen at a time. A fault on all links waits until all links are whole.
@@ -60,7 +63,7 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 def _reply_of(_: Stage, link: str) -> Sequence[str]:
-    """Return the word that marks a reply as "done", so that the caller loses exactly that reply."""
+    # the word that marks a reply as "done", so that the caller loses exactly that reply
     return ("created",) if link.startswith("api") else ("finished",)
 
 
@@ -204,11 +207,6 @@ def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
     return (target, kind) if kind == "stop_director" else (target,)
 
 
-# Generate the load of a run: an endless, seeded sequence of orders, and rushes. Pure: sends nothing.
-#
-# The same seed gives the same orders, however many of them a machine gets to. Times are relative: `gap` is in mean
-# gaps between two orders, all others are milliseconds after the order was accepted.
-
 Plan = Literal[
     "plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood", "large"
 ]
@@ -294,32 +292,17 @@ def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int,
         for tenant, plan, ms, total in wants
         for number in range(round(total / ms))
     ]
+    shared = Order(number=0, gap=0.0, plan=EQUAL, tenant=0, model=model, lane="normal", script=Script(), part=part)
     for number, (_, tenant, plan, ms) in enumerate(sorted(places)):
-        yield Order(
-            number=number,
-            part=part,
-            gap=0.0,
-            plan=plan,
-            tenant=tenant,
-            model=model,
-            lane="normal",
-            script=Script(ms=ms),
-        )
+        yield msgspec.structs.replace(shared, number=number, plan=plan, tenant=tenant, script=Script(ms=ms))
 
 
 def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> Iterator[Order]:
     """Yield a few orders of each model with large outputs, which all end at one moment."""
+    script = Script(until_ms=until_ms, fill=LARGE_BYTES)
+    shared = Order(number=0, gap=0.0, plan=LARGE, tenant=tenant, model="", lane="high", script=script, part=part)
     for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
-        yield Order(
-            number=number,
-            part=part,
-            gap=0.0,
-            plan=LARGE,
-            tenant=tenant,
-            model=model,
-            lane="high",
-            script=Script(until_ms=until_ms, fill=LARGE_BYTES),
-        )
+        yield msgspec.structs.replace(shared, number=number, model=model)
 
 
 def peaceful(order: Order) -> Order:
