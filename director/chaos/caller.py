@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from director.chaos.evidence import Breach, Evidence, Try, depends_on, pid_of
-from director.chaos.faults import NARROW
+from director.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
 from director.chaos.history import RESTARTS, lives
 from director.chaos.journal import Delivered, Heard, Visited
 from director.chaos.journal import Final as Prediction
+from director.chaos.plan import NARROW
 from director.core.states import TERMINAL
 
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks
@@ -25,16 +25,15 @@ CANCELED: Final = '{"reason":"canceled"}'
 WORDS: Final = {"error": 1, "done": 2}  # the last part of an id, in order
 
 
-def webhooks_tell_the_end(evidence: Evidence) -> list[Breach]:
+def webhooks_tell_the_end(evidence: Evidence) -> Findings:
     """I3: the caller's webhooks are signed, share one id, and the last one has the final status.
 
     A prediction that did not end is a breach of I1 instead.
     """
-    breaches = []
     for prediction_id, tries in evidence.accepted().items():
         if any(each.sent.webhook for each in tries) and evidence.is_terminal(prediction_id):
-            breaches += [Breach("I3", prediction_id, what) for what in _wrong_webhooks(evidence, prediction_id)]
-    return breaches
+            for what in _wrong_webhooks(evidence, prediction_id):
+                yield prediction_id, what
 
 
 def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
@@ -65,20 +64,15 @@ def _was_on_its_way(evidence: Evidence, late: Delivered) -> bool:
     return any(not fault.is_kill and fault.overlaps(since, late.at) for fault in evidence.faults)
 
 
-def canceled_stays_canceled(evidence: Evidence) -> list[Breach]:
-    """I6: a canceled prediction stays canceled, and a cancel is quick."""
-    breaches = []
+def canceled_stays_canceled(evidence: Evidence) -> Findings:
     for prediction_id, tries in evidence.by_id.items():
         status, final = evidence.status(prediction_id), evidence.finals.get(prediction_id)
-        if final is None or len(lives(final.events)) > 1:
-            continue
-        shown = sorted({each.shown for each in tries if each.shown in STOPPED and each.shown != status})
-        breaches += [Breach("I6", prediction_id, f"shown {each}, but now it is {status}") for each in shown]
-    return breaches + [
-        Breach("I6", prediction_id, f"ended {ms} ms after the cancel")
-        for prediction_id, ms in cancel_times(evidence)
-        if ms > evidence.rules.cancel_s * 1000
-    ]
+        if final is not None and len(lives(final.events)) == 1:
+            for shown in sorted({each.shown for each in tries} & STOPPED - {status}):
+                yield prediction_id, f"shown {shown}, but now it is {status}"
+    for prediction_id, ms in cancel_times(evidence):
+        if ms > evidence.rules.cancel_s * 1000:
+            yield prediction_id, f"ended {ms} ms after the cancel"
 
 
 def cancel_times(evidence: Evidence) -> list[tuple[str, int]]:
@@ -112,26 +106,22 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
     )
 
 
-def one_key_one_id(evidence: Evidence) -> list[Breach]:
-    """I8: one idempotency key is one prediction, and a different body under it is refused."""
-    breaches = []
+def one_key_one_id(evidence: Evidence) -> Findings:
     keys_of: dict[str, set[str]] = defaultdict(set)
     for key, tries in evidence.creates.items():
-        breaches += [Breach("I8", key, what) for what in _key_misread(tries)]
+        for what in _key_misread(tries):
+            yield key, what
         for each in tries:
             if each.ok:
                 keys_of[each.id].add(key)
-    breaches += [
-        Breach("I8", prediction_id, f"one prediction for the keys {', '.join(sorted(keys))}")
-        for prediction_id, keys in keys_of.items()
-        if len(keys) > 1
-    ]
+    for prediction_id, keys in keys_of.items():
+        if len(keys) > 1:
+            yield prediction_id, f"one prediction for the keys {', '.join(sorted(keys))}"
     # the client may have missed the acceptance of a key, but only once for each key
     unheard = sum(not any(each.ok for each in tries) for tries in evidence.creates.values())
     unknown = sorted((evidence.finals.keys() | evidence.runs.keys()) - keys_of.keys())
-    unknown = [each for each in unknown if evidence.status(each) or each in evidence.runs]
-    breaches += [Breach("I8", each, "a second prediction of some key") for each in unknown[unheard:]]
-    return breaches
+    for unexpected in [each for each in unknown if evidence.status(each) or each in evidence.runs][unheard:]:
+        yield unexpected, "a second prediction of some key"
 
 
 def _key_misread(tries: list[Try]) -> Iterator[str]:
@@ -156,22 +146,20 @@ class Expected(NamedTuple):
     number: int = 0
 
 
-def followed_once_in_order(evidence: Evidence) -> list[Breach]:
+def followed_once_in_order(evidence: Evidence) -> Findings:
     """I10: a reader receives every event once, in order, and the events are numbered without gaps.
 
     The expected stream is derived from the events and the output that Redis has at rest. The model servers of a run
     print nothing, so there are no logs. A prediction that did not end is a breach of I1 instead.
     """
-    return [
-        Breach("I10", prediction_id, what)
-        for prediction_id in evidence.followed
-        if evidence.is_terminal(prediction_id)
+    for prediction_id in filter(evidence.is_terminal, evidence.followed):
+        final = evidence.finals[prediction_id]
         for what in (
-            *_misnumbered(evidence, evidence.finals[prediction_id]),
+            *_misnumbered(evidence, final),
             *_turned_away(evidence.visits.get(prediction_id, [])),
-            *_misheard(evidence.heard.get(prediction_id, []), evidence.finals[prediction_id]),
-        )
-    ]
+            *_misheard(evidence.heard.get(prediction_id, []), final),
+        ):
+            yield prediction_id, what
 
 
 def _misnumbered(evidence: Evidence, final: Prediction) -> Iterator[str]:
@@ -264,5 +252,4 @@ def _text(item: bytes) -> str:
 
 
 def _place(mark: str) -> tuple[int, ...]:
-    """Return an id as numbers that can be compared."""
     return tuple(WORDS[part] if part in WORDS else int(part) for part in mark.split(":"))

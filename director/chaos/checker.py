@@ -18,7 +18,7 @@ from director.chaos.caller import (
     one_key_one_id,
     webhooks_tell_the_end,
 )
-from director.chaos.evidence import Breach, Evidence, Rules, gather
+from director.chaos.evidence import Evidence, Findings, Rules, gather
 from director.chaos.fairness import Saturation, equal_shares, is_rushed, saturations
 from director.chaos.history import (
     attempts_are_bounded,
@@ -42,10 +42,8 @@ from director.chaos.recovery import (
 )
 from director.chaos.rest import Leftovers
 
-Invariant = Callable[[Evidence], list[Breach]]
 MOST_LINES: Final = 40
 MOST_SHOWN: Final = 20
-NO_EVIDENCE: Final = "evidence"
 
 # The fields of a queue's leftovers that must be 0, with the words for a breach.
 RESTS: Final = {
@@ -58,33 +56,54 @@ RESTS: Final = {
 }
 
 
-def all_is_at_rest(evidence: Evidence) -> list[Breach]:
+def all_is_at_rest(evidence: Evidence) -> Findings:
     """I7: nothing is left in Redis that should not be there. Report each queue, then what belongs to no queue."""
     left = evidence.leftovers
     if left is None:
-        return [Breach("I7", "", "the leftovers in Redis were not read")]
-    breaches = [
-        Breach("I7", rest.queue, f"{count} {what}")
-        for rest in left.queues
-        for name, what in RESTS.items()
-        if (count := getattr(rest, name))
-    ]
+        yield "", "the leftovers in Redis were not read"
+        return
+    for rest in left.queues:
+        for name, what in RESTS.items():
+            if count := getattr(rest, name):
+                yield rest.queue, f"{count} {what}"
     if left.owed:
-        breaches.append(Breach("I7", "", f"{left.owed} webhooks still owed"))
-    return breaches + [Breach("I7", key, "a key that nothing will ever remove") for key in left.endless]
+        yield "", f"{left.owed} webhooks still owed"
+    for key in left.endless:
+        yield key, "a key that nothing will ever remove"
 
 
-def what_is_served_is_registered(evidence: Evidence) -> list[Breach]:
+def what_is_served_is_registered(evidence: Evidence) -> Findings:
     """I16: each queue that a director serves is in every registry. I7 reports missing leftovers."""
-    queues = evidence.leftovers.queues if evidence.leftovers else []
-    return [
-        Breach("I16", rest.queue, f"a director serves it, but it is missing in {', '.join(rest.lost_by)}")
-        for rest in queues
-        if rest.lost_by
-    ]
+    for rest in evidence.leftovers.queues if evidence.leftovers else []:
+        if rest.lost_by:
+            yield rest.queue, f"a director serves it, but it is missing in {', '.join(rest.lost_by)}"
 
 
-INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
+def evidence_is_whole(evidence: Evidence) -> Findings:
+    """Check that the evidence is there which a run needs to be judged at all.
+
+    The server's log has to be complete, and its times have to agree with the records.
+    """
+    wanted = {
+        "no request was answered with a 2xx": evidence.accepted(),
+        "no model server ran anything": evidence.runs,
+        "the predictions in Redis were not read": evidence.finals,
+        "the run was not healed": evidence.healed is not None,
+        "the server's log was not read": evidence.claims,
+        "the rush of tenants saturated no queue": not is_rushed(evidence) or saturations(evidence),
+    }
+    for what, there in wanted.items():
+        if not there:
+            yield "", what
+    for prediction_id in evidence.runs.keys() - evidence.claims.keys():
+        yield prediction_id, "it ran, but the server's log has no claim of it"
+    for prediction_id, claims in evidence.claims.items():
+        for claimed in claims:
+            if claimed.delivered and abs(claimed.at - claimed.delivered) > evidence.rules.clock_s * 1000:
+                yield prediction_id, f"its record says claimed at {claimed.at}, the server says {claimed.delivered}"
+
+
+INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I1": ("Every prediction answered with a 2xx has ended.", nothing_is_lost),
     "I2": ("It ended once, as its record says, and its end did not change.", one_end),
     "I3": ("Its webhook came last: signed, under one id, with its status.", webhooks_tell_the_end),
@@ -103,6 +122,8 @@ INVARIANTS: Final[dict[str, tuple[str, Invariant]]] = {
     "I17": ("The end of a run is written soon, over narrow links too.", ends_are_written),
     "I18": ("No claim was taken back before its holder was silent for a lease.", only_the_silent_lose),
 }
+# A run without evidence does not pass.
+JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
 
 def timeline(evidence: Evidence, prediction_id: str) -> tuple[str, ...]:
@@ -135,6 +156,18 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
     if final := evidence.finals.get(prediction_id):
         for kind, at, data in final.events:
             yield at, f"event: {kind} {data}".rstrip()
+
+
+class Breach(Struct, frozen=True):
+    """One broken promise. `id` is a prediction, or whatever else broke it: a queue, a key, a server.
+
+    `evidence` holds lines of the journals, in order of time.
+    """
+
+    invariant: str
+    id: str
+    what: str
+    evidence: tuple[str, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -180,8 +213,9 @@ class Report(Struct, frozen=True, kw_only=True):
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
     """Judge the run whose journals are in `folder`. The leftovers are read from there too, unless they are given."""
     evidence = gather(folder, rules or Rules(), leftovers)
-    breaches = {name: judge(evidence) for name, (_, judge) in INVARIANTS.items()}
-    breaches[NO_EVIDENCE] = _missing(evidence)
+    breaches = {
+        name: [Breach(name, subject, what) for subject, what in judge(evidence)] for name, (_, judge) in JUDGED.items()
+    }
     accepted = evidence.accepted()
     orphans = recoveries(evidence)
     recovered = [each.ms for each in orphans]
@@ -247,8 +281,7 @@ def text(report: Report) -> str:
         *(_fair(each) for each in report.saturations),
         "",
     ]
-    sentences = {name: sentence for name, (sentence, _) in INVARIANTS.items()}
-    for name, sentence in {**sentences, NO_EVIDENCE: "Every party left its evidence."}.items():
+    for name, (sentence, _) in JUDGED.items():
         count = report.counts[name]
         verdict = "OK" if not count else f"{count} breach{'es' if count > 1 else ''}"
         lines.append(f"  {name:<8}  {sentence:<70}  {verdict}")
@@ -268,30 +301,6 @@ def _fair(each: Saturation) -> str:
         f" with an index of {each.jain:.3f}; light ones waited p99 {each.light.turns} turns and {_s(each.light.ms)},"
         f" the heavy one p50 {each.heavy.turns} and {_s(each.heavy.ms)}"
     )
-
-
-def _missing(evidence: Evidence) -> list[Breach]:
-    """Return a breach for each piece of evidence that a run needs to be judged at all."""
-    wanted = {
-        "no request was answered with a 2xx": evidence.accepted(),
-        "no model server ran anything": evidence.runs,
-        "the predictions in Redis were not read": evidence.finals,
-        "the run was not healed": evidence.healed is not None,
-        "the server's log was not read": evidence.claims,
-        "the rush of tenants saturated no queue": not is_rushed(evidence) or saturations(evidence),
-    }
-    return [*(Breach(NO_EVIDENCE, "", what) for what, there in wanted.items() if not there), *_not_in_the_log(evidence)]
-
-
-def _not_in_the_log(evidence: Evidence) -> Iterator[Breach]:
-    """Check that the server's log is complete, and that its times agree with the records."""
-    for prediction_id in evidence.runs.keys() - evidence.claims.keys():
-        yield Breach(NO_EVIDENCE, prediction_id, "it ran, but the server's log has no claim of it")
-    for prediction_id, claims in evidence.claims.items():
-        for claimed in claims:
-            if claimed.delivered and abs(claimed.at - claimed.delivered) > evidence.rules.clock_s * 1000:
-                what = f"its record says claimed at {claimed.at}, the server says {claimed.delivered}"
-                yield Breach(NO_EVIDENCE, prediction_id, what)
 
 
 def _explained(evidence: Evidence, breaches: list[Breach]) -> list[Breach]:

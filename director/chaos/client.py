@@ -6,7 +6,9 @@ answer says what became of the request. It records every try and every answer, a
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,16 +17,143 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from director.chaos.cog import Script
-from director.chaos.journal import Answered, Followed, Journal, Sent, now_ms
-from director.chaos.load import LARGE, Order, key_of, large, orders, peaceful, rush
-from director.chaos.reader import Reader
-from director.chaos.wire import Caller, Unanswered
+from director.chaos.journal import Answered, Followed, Heard, Journal, Listed, Sent, Visited, now_ms, read
+from director.chaos.parties import Script
+from director.chaos.plan import LARGE, Order, key_of, large, orders, peaceful, rush
+from director.chaos.wire import Answer, Caller, Unanswered
 
 TRY_S: Final = 5.0
+SILENT_S: Final = 30.0  # three of the comments that keep a silent stream alive
+PAUSE_S: Final = (0.1, 0.5)
+LEAVES_AFTER: Final = (1, 3)  # number of events
+RETRIED: Final = "retried"
+READERS: Final = 8
+PAGE: Final = 3  # number of events; few, so that most lists have several pages
+PATIENCE_S: Final = 60.0
+
+End = Literal["done", "broken", "whole", "left"]
+
+
+@dataclass
+class Reader:
+    """One reader of one prediction: it resumes after `after` whenever the stream breaks.
+
+    It records every event and every visit, and accepts only `done` as the end. It leaves after some events, so that
+    each reader resumes even if nothing breaks. `token` is for all requests but the stream, which needs none.
+    """
+
+    api: Caller
+    id: str
+    journal: Journal
+    token: str
+    after: str = ""
+    leaves_after: Sequence[int] = LEAVES_AFTER
+    is_done: bool = False
+    heard: int = 0
+
+    async def follow(self) -> None:
+        """Visit again and again, until `done` arrives or the API refuses."""
+        while True:
+            status, end = await self._visit()
+            if end == "done" or 400 <= status < 500:
+                return
+            if end != "left":
+                await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads visits, plans nothing
+
+    async def list(self) -> None:
+        """Record the prediction's events as the API lists them. Record nothing if it does not answer with 200."""
+        found: list[tuple[int, str]] = []
+        after = 0
+        with suppress(Unanswered):
+            while True:
+                answer = await self._ask(f"/events?after={after}&limit={PAGE}")
+                if answer.status != 200:
+                    return
+                page = msgspec.json.decode(answer.body)
+                if not page["events"]:
+                    break
+                found += [(event["seq"], event["type"]) for event in page["events"]]
+                after = page["next"]
+            self.journal.write(Listed(at=now_ms(), id=self.id, events=found))
+
+    async def _visit(self) -> tuple[int, End]:
+        came, after, status = now_ms(), self.after, 0
+        end: End = "left"
+        try:
+            answer = await self._ask()
+            status = answer.status
+            if status == 200:
+                path = "/" + msgspec.json.decode(answer.body)["urls"]["stream"].split("/", 3)[3]
+                headers = {"accept": "text/event-stream"} | ({"last-event-id": after} if after else {})
+                async with self.api.follow(path, headers=headers, within_s=TRY_S, silent_s=SILENT_S) as stream:
+                    status, pieces = stream
+                    if status == 200:
+                        end = await self._listen(pieces)
+            if status != 200:
+                end = "broken"
+        except Unanswered:
+            end = "broken"
+        finally:
+            self.journal.write(Visited(at=came, id=self.id, after=after, status=status, end=end))
+        return status, end
+
+    async def _ask(self, page: str = "") -> Answer:
+        headers = {"authorization": f"Bearer {self.token}"}
+        return await self.api.ask("GET", f"/v1/predictions/{self.id}{page}", headers=headers, within_s=TRY_S)
+
+    async def _listen(self, pieces: AsyncIterator[bytes]) -> End:
+        rest = b""
+        async for piece in pieces:
+            *blocks, rest = (rest + piece).split(b"\n\n")
+            for heard in _events_in(self.id, blocks):
+                self.journal.write(heard)
+                self.after = heard.mark or self.after
+                self.heard += 1
+                if heard.event == "done":
+                    return "done"
+                if self.heard in self.leaves_after:
+                    return "left"
+        return "whole"
+
+
+async def come_back(url: str, tokens: Sequence[str], folder: Path) -> None:
+    """Let every reader that missed the end resume once more, once all is at rest. Then list all events."""
+    api = Caller(url)
+    with closing(Journal(folder / "readers.jsonl")) as journal, closing(api):
+        readers: dict[str, Reader] = {}
+        for line in read(folder / "client.jsonl"):
+            if isinstance(line, Followed):
+                readers[line.id] = Reader(api, line.id, journal, tokens[line.tenant], leaves_after=())
+            elif isinstance(line, Heard):
+                readers[line.id].after = line.mark or readers[line.id].after
+                readers[line.id].is_done = line.event == "done"
+        upcoming = iter(readers.values())
+
+        async def several() -> None:
+            for reader in upcoming:
+                if not reader.is_done:
+                    await reader.follow()
+                await reader.list()
+
+        with anyio.move_on_after(PATIENCE_S):  # a reader that still waits has not received the end
+            async with anyio.create_task_group() as tasks:
+                for _ in range(READERS):
+                    tasks.start_soon(several)
+
+
+def _events_in(prediction_id: str, blocks: Sequence[bytes]) -> Iterator[Heard]:
+    for block in blocks:
+        lines = [line.partition(": ") for line in block.decode().split("\n")]
+        fields = {name: value for name, _, value in lines if name}
+        if "event" in fields:
+            data = "\n".join(value for name, _, value in lines if name == "data")
+            yield Heard(at=now_ms(), id=prediction_id, event=fields["event"], mark=fields.get("id", ""), data=data)
+        elif lines[0][2] == RETRIED:
+            yield Heard(at=now_ms(), id=prediction_id, event=RETRIED)
+
+
 WAIT_S: Final = 60.0  # for an answer that the API holds until the prediction has ended
 GIVE_UP_S: Final = 40.0
-PAUSE_S: Final = (0.1, 0.5)
 MOST_IN_FLIGHT: Final = 256
 MOST_READERS: Final = 64
 CALIBRATION_CALLERS: Final = 32
@@ -72,20 +201,11 @@ class Errand(Struct, frozen=True, kw_only=True):
 
 
 class Counts(Struct, kw_only=True):
-    """The figures for the user. The checker counts for itself."""
-
     sent: int = 0
     accepted: int = 0
     refused: int = 0
     given_up: int = 0
     rate: float = 0.0
-
-
-class Named(Struct, frozen=True):
-    """The prediction that an answer names: the fields that the client reads."""
-
-    id: str = ""
-    status: str | int = ""
 
 
 class Client:
@@ -125,7 +245,6 @@ class Client:
         self.counts.rate = self.counts.sent / self._errand.seconds
 
     async def _rush(self, part: str, each: Rush, at: float) -> None:
-        """Let all tenants of a rush send at once, as fast as the API accepts."""
         errand = self._errand
         equal = range(errand.tenants, len(errand.tokens))
         wanted = rush(part, equal=equal, heavy=0, model=each.model, slots=each.slots, seconds=each.seconds)
@@ -190,13 +309,12 @@ class Client:
                 pass
 
     async def _follow(self, order: Order, prediction_id: str) -> None:
-        """Read its event stream, unless too many are being read."""
         if self._reading.available_tokens < 1:
             return
         async with self._reading:
             self._journal.write(Followed(at=now_ms(), id=prediction_id, tenant=order.tenant))
             token = self._errand.tokens[order.tenant]
-            await Reader(self._api, prediction_id, self._journal, token=token).follow()
+            await Reader(self._api, prediction_id, self._journal, token).follow()
 
     async def _create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
         """Submit until an answer says what became of it. Return the id, or '' without one."""
@@ -227,6 +345,7 @@ class Client:
         plan: str = "",
     ) -> str:
         give_up_at = anyio.current_time() + GIVE_UP_S
+        within_s = TRY_S if self._errand.rate else WAIT_S
         key, tenant = self._key(order), f"tenant-{order.tenant}"
         headers = {**headers, "authorization": f"Bearer {self._errand.tokens[order.tenant]}"}
         while anyio.current_time() < give_up_at:
@@ -242,9 +361,22 @@ class Client:
                 cancel_after_s=order.cancel_after_s or 0,
             )
             self._journal.write(sent)
-            answered = await self._try(key, action, path, headers, body)
+            answer = Answer(0)
+            with suppress(Unanswered):
+                answer = await self._api.ask("POST", path, body, headers=headers, within_s=within_s)
+            is_ok = 200 <= answer.status < 300
+            named = msgspec.json.decode(answer.body) if is_ok else {}
+            answered = Answered(
+                at=now_ms(),
+                key=key,
+                action=action,
+                status=answer.status,
+                id=named.get("id", ""),
+                shown=str(named.get("status", "")),
+                replayed=answer.headers.get("idempotency-replayed") == "true",
+            )
             self._journal.write(answered)
-            if 200 <= answered.status < 300:
+            if is_ok:
                 self.counts.accepted += action == "create"
                 return answered.id
             # a caller with a start-by limit does not try again later
@@ -254,26 +386,6 @@ class Client:
             await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads tries, plans nothing
         self.counts.given_up += 1
         return ""
-
-    async def _try(
-        self, key: str, action: Literal["create", "cancel"], path: str, headers: Mapping[str, str], body: bytes
-    ) -> Answered:
-        try:
-            answer = await self._api.ask(
-                "POST", path, body, headers=headers, within_s=TRY_S if self._errand.rate else WAIT_S
-            )
-        except Unanswered:
-            return Answered(at=now_ms(), key=key, action=action, status=0)
-        named = msgspec.json.decode(answer.body, type=Named) if 200 <= answer.status < 300 else Named()
-        return Answered(
-            at=now_ms(),
-            key=key,
-            action=action,
-            status=answer.status,
-            id=named.id,
-            shown=str(named.status),
-            replayed=answer.headers.get("idempotency-replayed") == "true",
-        )
 
     def _key(self, order: Order) -> str:
         return key_of(self._errand.seed, order.number, part=CALIBRATION if self._errand.rate is None else order.part)
@@ -289,7 +401,6 @@ async def run(errand: Errand) -> Counts:
 
 
 def main() -> None:
-    """Read the errand from stdin, carry it out, and print the counts."""
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
     counts = anyio.run(run, errand, backend_options={"use_uvloop": True})
     sys.stdout.buffer.write(msgspec.json.encode(counts))

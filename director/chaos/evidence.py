@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos.faults import CLOCK_STEP
 from director.chaos.journal import (
     Answered,
     Arrived,
@@ -34,11 +33,14 @@ from director.chaos.journal import (
     Visited,
     read,
 )
+from director.chaos.plan import CLOCK_STEP
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 
 Kind = TypeVar("Kind")
 OfOne = TypeVar("OfOne", Delivered, Heard, Visited)
+Findings = Iterator[tuple[str, str]]
+"""(id of a prediction, or whatever else broke a promise; what is wrong) of one invariant."""
 Event = tuple[str, int, str]
 """(kind, at, data) of a prediction, as `Final` has it."""
 
@@ -64,8 +66,6 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 class Try(Struct, frozen=True):
-    """One request of the client, with its answer if one came."""
-
     sent: Sent
     answer: Answered | None = None
 
@@ -104,8 +104,6 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """A fault from its beginning to its end."""
-
     kind: str
     target: str
     pid: int
@@ -149,7 +147,6 @@ class ServerClock(Struct, frozen=True):
         return round(min(max(begin, server_ms - offset), end))
 
     def server(self, at: int) -> int:
-        """Return the server's time at this time of the machine."""
         return at + sum(ms for when, ms in self.steps if when <= at)
 
     def reached(self, server_ms: int, *, since: int) -> float:
@@ -161,7 +158,6 @@ class ServerClock(Struct, frozen=True):
         return math.inf
 
     def _stretches(self) -> Iterator[tuple[int, float, int]]:
-        """Yield (first ms, last ms, ms by which the server's clock is ahead)."""
         begin, offset = self.since, 0
         for when, ms in self.steps:
             yield begin, when - 1, offset
@@ -210,7 +206,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
         return found
 
     def status(self, prediction_id: str) -> str:
-        """Return the status at rest, or '' without a record."""
         final = self.finals.get(prediction_id)
         return "" if final is None else final.record.get("status", "")
 
@@ -307,7 +302,6 @@ def _by_prediction(lines: Iterable[OfOne]) -> dict[str, list[OfOne]]:
 
 
 def _tries(lines: Iterable[Line]) -> list[Try]:
-    """Pair each request with the answer that followed it under its key."""
     tries: list[Try] = []
     waiting: dict[tuple[str, str], list[int]] = defaultdict(list)
     for line in lines:
@@ -321,7 +315,6 @@ def _tries(lines: Iterable[Line]) -> list[Try]:
 
 
 def _claims(lines: list[Line]) -> dict[str, list[Claimed]]:
-    """Return claims by prediction, in the order of the server's log. Two claims may have the same millisecond."""
     claims: dict[str, list[Claimed]] = defaultdict(list)
     for claimed in sorted(_only(lines, Claimed), key=lambda line: line.number):
         claims[claimed.id].append(claimed)
@@ -340,7 +333,6 @@ def _breakers(changes: list[Breaker], until: int) -> dict[str, list[tuple[int, i
 
 
 def _windows(faults: Iterable[Fault], healed: int) -> list[Window]:
-    """Pair the lines of each fault. A fault without a recorded end lasts until everything was healed."""
     windows: list[Window] = []
     begun: dict[tuple[str, str], list[Fault]] = defaultdict(list)
     for fault in faults:
@@ -357,7 +349,6 @@ def _window(fault: Fault, end: int) -> Window:
 
 
 def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list[Run]]:
-    """Return runs by prediction, in order. A run without a recorded end ended with its server's process."""
     started = _only(lines, CogStarted)
     ends = {end.run: end for end in _only(lines, CogEnded)}
     deaths = _deaths(started, ends, faults)
@@ -394,15 +385,3 @@ def _deaths(started: list[CogStarted], ends: dict[str, CogEnded], faults: list[W
         if fault.is_kill and fault.pid:
             deaths[fault.pid].append(fault.begin)
     return deaths
-
-
-class Breach(Struct, frozen=True):
-    """One broken promise. `id` is a prediction, or whatever else broke it: a queue, a key, a server.
-
-    `evidence` holds lines of the journals, in order of time.
-    """
-
-    invariant: str
-    id: str
-    what: str
-    evidence: tuple[str, ...] = ()

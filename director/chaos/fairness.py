@@ -2,8 +2,9 @@
 
 Pure. The evidence is the server's log of arrivals and claims. A queue is judged wherever it was saturated: as long as
 each of the equal tenants had something waiting in one lane of it. A share is slot time. Under faults slots cannot end
-what they hold, so a share is then model server time. Work that was lost with a server counts for no tenant. A wait is
-counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
+what they hold, so a share is then model server time, and the time for which a freeze kept the slot of a run that was
+over. Work that was lost with a server counts for no tenant. A wait is counted in turns of other predictions: while
+nothing is claimed, time says nothing about fairness.
 """
 
 from bisect import bisect_left
@@ -13,8 +14,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from director.chaos.evidence import Breach, Evidence
-from director.chaos.load import EQUAL, HEAVY
+from director.chaos.evidence import Evidence, Findings, depends_on
+from director.chaos.plan import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain
 
@@ -44,23 +45,17 @@ class Saturation(Struct, frozen=True, kw_only=True):
     heavy: Wait
 
 
-def equal_shares(evidence: Evidence) -> list[Breach]:
-    """I14: equal tenants get equal shares, and light tenants wait no longer than the heavy one."""
-    return [Breach("I14", each.queue, what) for each in saturations(evidence) for what in _unfair(each)]
-
-
-def _unfair(each: Saturation) -> Iterator[str]:
-    least = QUIET_JAIN if each.is_quiet else JAIN
-    within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
-    if each.jain < least:
-        yield f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
-    light, heavy = each.light.turns, each.heavy.turns
-    if light is not None and heavy is not None and light > heavy:
-        yield f"{within}, light tenants waited for {light} turns of others, the heavy one for {heavy}"
+def equal_shares(evidence: Evidence) -> Findings:
+    for each in saturations(evidence):
+        within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
+        if each.jain < (QUIET_JAIN if each.is_quiet else JAIN):
+            yield each.queue, f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
+        light, heavy = each.light.turns, each.heavy.turns
+        if light is not None and heavy is not None and light > heavy:
+            yield each.queue, f"{within}, light tenants waited for {light} turns of others, the heavy one for {heavy}"
 
 
 def is_rushed(evidence: Evidence) -> bool:
-    """Return whether any predictions of equal tenants were accepted."""
     return EQUAL in _plans(evidence).values()
 
 
@@ -93,7 +88,6 @@ def _waits(evidence: Evidence, queue: str, lane: str) -> Iterator[tuple[str, str
 
 
 def _windows(evidence: Evidence, queue: str, lane: str, tenants: set[str]) -> Iterator[tuple[int, int]]:
-    """Yield (from, until) of each time in which all of these tenants have something waiting."""
     steps = sorted(
         (at, -step, tenant)
         for _, tenant, since, until in _waits(evidence, queue, lane)
@@ -172,6 +166,14 @@ def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> in
 
 
 def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """Return how long its last successful run took on a model server."""
+    """Return how long its last successful run took on a model server, and on in a frozen director.
+
+    The queue charges that time too. Without it, tenants with a run in a director that froze for 8 s had 12 s of 20 s.
+    """
     runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
-    return max(0, min(runs[-1].ended, end) - max(runs[-1].began, begin)) if runs else 0
+    if not runs:
+        return 0
+    over, parts = runs[-1].ended, depends_on(runs[-1].server)
+    freezes = [fault for fault in evidence.faults if fault.is_freeze and fault.target in parts]
+    until = max((freeze.end for freeze in freezes if freeze.overlaps(over, over)), default=over)
+    return max(0, min(until, end) - max(runs[-1].began, begin))

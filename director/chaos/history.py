@@ -6,13 +6,13 @@ events are read as lives (a revived one has several) of attempts (a retry begins
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from director.chaos.evidence import Breach, Event, Evidence, Run
+from director.chaos.evidence import Event, Evidence, Findings, Run
 from director.chaos.journal import Arrived, Claimed
 from director.chaos.journal import Final as Prediction
 from director.core.states import TERMINAL
@@ -23,14 +23,11 @@ IN_ORDER: Final = 0.999  # share of all first claims
 
 
 class Attempt(Struct, frozen=True):
-    """The events since the prediction could be claimed again."""
-
     opened: int
     events: list[Event]
 
 
 def lives(events: list[Event]) -> list[list[Event]]:
-    """Split the events where an operator revived the prediction."""
     cut: list[list[Event]] = [[]]
     for event in events:
         if event[0] == "revived":
@@ -39,21 +36,16 @@ def lives(events: list[Event]) -> list[list[Event]]:
     return cut
 
 
-def nothing_is_lost(evidence: Evidence) -> list[Breach]:
-    """I1: every accepted prediction ended."""
-    breaches = []
+def nothing_is_lost(evidence: Evidence) -> Findings:
     for prediction_id in evidence.accepted():
         status = evidence.status(prediction_id)
         if not status:
-            breaches.append(Breach("I1", prediction_id, "it was accepted, but there is no record of it"))
+            yield prediction_id, "it was accepted, but there is no record of it"
         elif status not in TERMINAL:
-            breaches.append(Breach("I1", prediction_id, f"it was accepted, but is still {status}"))
-    return breaches
+            yield prediction_id, f"it was accepted, but is still {status}"
 
 
-def one_end(evidence: Evidence) -> list[Breach]:
-    """I2: a prediction ended once, as its record says."""
-    breaches = []
+def one_end(evidence: Evidence) -> Findings:
     for final in evidence.finals.values():
         status = final.record.get("status", "")
         if not status:
@@ -62,32 +54,21 @@ def one_end(evidence: Evidence) -> list[Breach]:
         wanted = [1] * len(former) + [int(status in TERMINAL)]
         ends = [[data for kind, _, data in life if kind == "completed"] for life in [*former, last]]
         if [len(each) for each in ends] != wanted:
-            breaches.append(Breach("I2", final.id, f"it is {status}, but its ends are {ends}"))
+            yield final.id, f"it is {status}, but its ends are {ends}"
         elif ends[-1] and ends[-1][-1] != status:
-            breaches.append(Breach("I2", final.id, f"it ended as {ends[-1][-1]}, but its record says {status}"))
+            yield final.id, f"it ended as {ends[-1][-1]}, but its record says {status}"
         elif not former:
-            breaches += [
-                Breach("I2", final.id, f"its caller was shown {shown}, but now it is {status}")
-                for shown in _shown(evidence, final.id)
-                if shown != status
-            ]
-    return breaches
+            # canceled ones belong to I6
+            shown = {each.shown for each in evidence.by_id.get(final.id, [])} & {"succeeded", "failed"}
+            for each in sorted(shown - {status}):
+                yield final.id, f"its caller was shown {each}, but now it is {status}"
 
 
-def _shown(evidence: Evidence, prediction_id: str) -> list[str]:
-    """Return the ends that the client was shown. Canceled ones belong to I6."""
-    tries = evidence.by_id.get(prediction_id, [])
-    return sorted({each.shown for each in tries if each.shown in ("succeeded", "failed")})
-
-
-def only_current_runs_write(evidence: Evidence) -> list[Breach]:
-    """I4: only the run that held the claim wrote, and only before the end."""
-    breaches = []
+def only_current_runs_write(evidence: Evidence) -> Findings:
     for final in evidence.finals.values():
         runs = {run.run: run for run in evidence.runs.get(final.id, [])}
-        wrong = [*_after_the_end(final), *_by_strangers(final, runs), *_end_of_a_stranger(final, runs)]
-        breaches += [Breach("I4", final.id, what) for what in wrong]
-    return breaches
+        for what in (*_after_the_end(final), *_by_strangers(final, runs), *_end_of_a_stranger(final, runs)):
+            yield final.id, what
 
 
 def _after_the_end(final: Prediction) -> Iterator[str]:
@@ -133,7 +114,6 @@ def _ended_so(run: Run, outcome: str, attempt: Attempt) -> bool:
 
 
 def _stranger(writer: str, runs: dict[str, Run], attempt: Attempt) -> str | None:
-    """Return why this run must not write in this attempt, or None if it may."""
     run = runs.get(writer)
     if run is None:
         return f"an output of the run {writer or '(none)'}, which no model server had"
@@ -152,7 +132,6 @@ def _attempts(events: list[Event]) -> list[Attempt]:
 
 
 def _writer(item: str) -> str:
-    """Return the run that made one item of output, or '' if the item names none."""
     made = msgspec.json.decode(item)
     return str(made.get("run", "")) if isinstance(made, dict) else ""
 
@@ -163,49 +142,34 @@ def _writers(output: str) -> list[str]:
     return sorted({str(item.get("run", "")) if isinstance(item, dict) else "" for item in items})
 
 
-def attempts_are_bounded(evidence: Evidence) -> list[Breach]:
+def attempts_are_bounded(evidence: Evidence) -> Findings:
     """I5: a prediction ran at most as often as its attempts. An attempt that was given back unused does not count."""
     rules = evidence.rules
-    breaches = []
     for prediction_id, runs in evidence.runs.items():
         final = evidence.finals.get(prediction_id)
         events = final.events if final else []
         most = rules.attempts * len(lives(events)) + sum(kind == "released" for kind, _, _ in events)
         if len(runs) > most:
-            breaches.append(Breach("I5", prediction_id, f"it ran {len(runs)} times, but {most} are allowed"))
+            yield prediction_id, f"it ran {len(runs)} times, but {most} are allowed"
         # a run whose claim was lost may go on until its director notices
         allowed_ms = (rules.lease_s + rules.grace_s) * 1000
         for earlier, later in pairwise(sorted(runs, key=lambda run: run.began)):
             both_ms = min(earlier.ended, later.ended) - later.began
             if both_ms > allowed_ms:
-                what = f"the runs {earlier.run} and {later.run} overlapped for {both_ms} ms"
-                breaches.append(Breach("I5", prediction_id, what))
-    return breaches
+                yield prediction_id, f"the runs {earlier.run} and {later.run} overlapped for {both_ms} ms"
 
 
-def slots_are_kept(evidence: Evidence) -> list[Breach]:
-    """I9: no model server ran more than its slots. Report one breach for each server, at its worst moment."""
-    by_server: dict[str, list[Run]] = defaultdict(list)
+def slots_are_kept(evidence: Evidence) -> Findings:
+    """I9: no model server ran more than its slots. Report each server once, at its worst moment."""
+    steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for run in evidence.every_run():
-        by_server[run.server].append(run)
-    breaches = []
-    for server, runs in sorted(by_server.items()):
-        most, at = _peak(runs)
+        steps[run.server] += [(run.began, 1), (run.ended, -1)]
+    for server, changes in sorted(steps.items()):
+        changes.sort()  # in one millisecond ends come before beginnings
+        running = accumulate(step for _, step in changes)
+        most, at = max(zip(running, [-at for at, _ in changes], strict=True))
         if most > evidence.rules.slots:
-            what = f"{most} runs at once at {at}, on {evidence.rules.slots} slots"
-            breaches.append(Breach("I9", server, what))
-    return breaches
-
-
-def _peak(runs: list[Run]) -> tuple[int, int]:
-    """Return the most runs at once, and when. In one millisecond ends come before beginnings."""
-    steps = sorted([(run.began, 1) for run in runs] + [(run.ended, -1) for run in runs])
-    running = most = when = 0
-    for at, step in steps:
-        running += step
-        if running > most:
-            most, when = running, at
-    return most, when
+            yield server, f"{most} runs at once at {-at}, on {evidence.rules.slots} slots"
 
 
 def runs_per_prediction(evidence: Evidence) -> dict[int, int]:
@@ -224,7 +188,6 @@ class Line(Struct, frozen=True, kw_only=True):
     is_exact: bool
 
     def overtaken(self) -> list[tuple[Arrived, Claimed]]:
-        """Return the claims that came after the claim of a later arrival."""
         found, last = [], -1
         for arrived, claimed in self.claims:
             if arrived.number < last:
@@ -233,7 +196,7 @@ class Line(Struct, frozen=True, kw_only=True):
         return found
 
 
-def first_come_first_claimed(evidence: Evidence) -> list[Breach]:
+def first_come_first_claimed(evidence: Evidence) -> Findings:
     """I11: predictions are claimed in the order of their arrival.
 
     Only first claims are judged, by the order of the server's own log: a retry goes to the head of its line, and so
@@ -243,15 +206,10 @@ def first_come_first_claimed(evidence: Evidence) -> list[Breach]:
     found = every_line(evidence)
     overtaken = [(line, pair) for line in found for pair in line.overtaken()]
     share = 1 - len(overtaken) / max(1, sum(len(line.claims) for line in found))
-    return [
-        Breach(
-            "I11",
-            arrived.id,
-            f"a later one of {arrived.tenant} was claimed before it: {arrived.queue} {arrived.lane} {claimed.stream}",
-        )
-        for line, (arrived, claimed) in overtaken
-        if line.is_exact or share < IN_ORDER
-    ]
+    for line, (arrived, claimed) in overtaken:
+        if line.is_exact or share < IN_ORDER:
+            where = f"{arrived.queue} {arrived.lane} {claimed.stream}"
+            yield arrived.id, f"a later one of {arrived.tenant} was claimed before it: {where}"
 
 
 def every_line(evidence: Evidence) -> list[Line]:

@@ -23,6 +23,7 @@ The checker relies on this:
 - the server: its append-only file, read once all is at rest (rest.py). `number` is the place of a command in it.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,14 +33,17 @@ import msgspec
 from msgspec import Struct
 
 
-class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
+class _Line(Struct, frozen=True, kw_only=True, tag=lambda name: re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()):
+    at: int
+
+
+class Sent(_Line, frozen=True, kw_only=True):
     """client: a request is about to leave.
 
-    `key` is its idempotency key, the same for every try of one submit. `plan` is the caller's intent (see load.py).
+    `key` is its idempotency key, the same for every try of one submit. `plan` is the caller's intent (see plan.py).
     `start_by_s` and `cancel_after_s` are the limits that it asked for, or 0.
     """
 
-    at: int
     key: str
     action: Literal["create", "cancel"]
     tenant: str = ""
@@ -50,13 +54,12 @@ class Sent(Struct, frozen=True, kw_only=True, tag="sent"):
     cancel_after_s: int = 0
 
 
-class Answered(Struct, frozen=True, kw_only=True, tag="answered"):
+class Answered(_Line, frozen=True, kw_only=True):
     """client: the answer to a request.
 
     `status` is 0 if no answer came. `id` and `shown` are the id and the status in the body, if it had them.
     """
 
-    at: int
     key: str
     action: Literal["create", "cancel"]
     status: int
@@ -65,73 +68,64 @@ class Answered(Struct, frozen=True, kw_only=True, tag="answered"):
     replayed: bool = False
 
 
-class Followed(Struct, frozen=True, kw_only=True, tag="followed"):
-    """a reader: it starts to follow this prediction of this tenant, until its end."""
-
-    at: int
+class Followed(_Line, frozen=True, kw_only=True):
     id: str
     tenant: int
 
 
-class Heard(Struct, frozen=True, kw_only=True, tag="heard"):
+class Heard(_Line, frozen=True, kw_only=True):
     """a reader: an event of the stream with its id as `mark`, or the comment `retried`, which has no id."""
 
-    at: int
     id: str
     event: str
     mark: str = ""
     data: str = ""
 
 
-class Visited(Struct, frozen=True, kw_only=True, tag="visited"):
+class Visited(_Line, frozen=True, kw_only=True):
     """a reader: it connected at that time, after the event of that mark. `status` is 0 if no answer came.
 
     `end` says why the visit ended: `done` was received, the stream broke, it ended without `done` ("whole"), or the
     reader left.
     """
 
-    at: int
     id: str
     after: str
     status: int
     end: Literal["done", "broken", "whole", "left"]
 
 
-class Listed(Struct, frozen=True, kw_only=True, tag="listed"):
+class Listed(_Line, frozen=True, kw_only=True):
     """a reader: the prediction's events as (number, type), read page by page once all is at rest."""
 
-    at: int
     id: str
     events: list[tuple[int, str]]
 
 
-class CogStarted(Struct, frozen=True, kw_only=True, tag="cog_started"):
+class CogStarted(_Line, frozen=True, kw_only=True):
     """a model server: a run began. `run` is unique for each run; `server` says where."""
 
-    at: int
     id: str
     run: str
     server: str
     pid: int
 
 
-class CogEnded(Struct, frozen=True, kw_only=True, tag="cog_ended"):
+class CogEnded(_Line, frozen=True, kw_only=True):
     """a model server: that run ended with this outcome. The line is missing after a kill.
 
     `asked` is the time at which it was asked to stop, or 0.
     """
 
-    at: int
     id: str
     run: str
     outcome: Literal["succeeded", "failed", "canceled", "crashed"]
     asked: int = 0
 
 
-class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
+class Delivered(_Line, frozen=True, kw_only=True):
     """sink: a webhook arrived. `answered` is the sink's status, `signed` whether the signature was valid."""
 
-    at: int
     id: str
     webhook_id: str
     status: str
@@ -139,10 +133,9 @@ class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
     signed: bool
 
 
-class Fault(Struct, frozen=True, kw_only=True, tag="fault"):
-    """nemesis: a fault begins or ends. `kind` is one of faults.py; `target` names the process or link."""
+class Fault(_Line, frozen=True, kw_only=True):
+    """nemesis: a fault begins or ends. `kind` is one of plan.py; `target` names the process or link."""
 
-    at: int
     kind: str
     target: str
     phase: Literal["begin", "end"]
@@ -150,16 +143,13 @@ class Fault(Struct, frozen=True, kw_only=True, tag="fault"):
     pid: int = 0
 
 
-class Healed(Struct, frozen=True, kw_only=True, tag="healed"):
+class Healed(_Line, frozen=True, kw_only=True):
     """nemesis: the load is over, every fault is mended, every process runs. The system must come to rest now."""
 
-    at: int
 
-
-class Arrived(Struct, frozen=True, kw_only=True, tag="arrived"):
+class Arrived(_Line, frozen=True, kw_only=True):
     """the server: a prediction was accepted. `at` is the time in its record."""
 
-    at: int
     number: int
     id: str
     tenant: str
@@ -167,13 +157,12 @@ class Arrived(Struct, frozen=True, kw_only=True, tag="arrived"):
     lane: str
 
 
-class Claimed(Struct, frozen=True, kw_only=True, tag="claimed"):
+class Claimed(_Line, frozen=True, kw_only=True):
     """the server: a prediction was claimed. `at` is the time in its record.
 
     `delivered` is the server's own time of reading the entry out of `stream`. They are 0 and -1 if no entry was read.
     """
 
-    at: int
     number: int
     id: str
     stream: int
@@ -181,23 +170,21 @@ class Claimed(Struct, frozen=True, kw_only=True, tag="claimed"):
     delivered: int
 
 
-class Breaker(Struct, frozen=True, kw_only=True, tag="breaker"):
+class Breaker(_Line, frozen=True, kw_only=True):
     """the server: the breaker of a queue opened, so that one claim at a time probes it, or it closed again."""
 
-    at: int
     number: int
     queue: str
     is_open: bool
 
 
-class Final(Struct, frozen=True, kw_only=True, tag="final"):
+class Final(_Line, frozen=True, kw_only=True):
     """queue: a prediction in Redis once all is at rest: its record, its events as (kind, at, data), its output.
 
     There is one for every prediction in the accounts' listings, and for every id that the client received. `record` is
     empty if Redis has none. rest.py writes these lines.
     """
 
-    at: int
     id: str
     record: dict[str, str]
     events: list[tuple[str, int, str]]
@@ -212,14 +199,14 @@ Line = (
     | Visited
     | Listed
     | CogStarted
-    | CogEnded
+    | CogEnded  # of client, readers, model servers
     | Delivered
     | Fault
     | Healed
     | Arrived
     | Claimed
     | Breaker
-    | Final
+    | Final  # of sink, nemesis, server, queue
 )
 
 
@@ -231,7 +218,6 @@ class Journal:
         self._file: BinaryIO = path.open("ab", buffering=0)
 
     def write(self, line: Line) -> None:
-        """Write a line without buffering."""
         self._file.write(msgspec.json.encode(line) + b"\n")
 
     def close(self) -> None:
@@ -246,5 +232,4 @@ def read(path: Path) -> Iterator[Line]:
 
 
 def now_ms() -> int:
-    """Return the time of the machine's clock, which all parties share, in milliseconds."""
     return time.time_ns() // 1_000_000

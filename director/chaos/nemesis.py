@@ -6,20 +6,19 @@ own scene. Nothing stays frozen or cut after the block, however it ends.
 
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import anyio
 import httpx
+from msgspec.structs import replace
 from redis import exceptions
 
-from director.chaos.cast import API, PASSING, SERVER, SINK
-from director.chaos.cog import Script
-from director.chaos.faults import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, Planned
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
-from director.chaos.proxy import Link
-from director.chaos.scene import FRONT, Scene
+from director.chaos.parties import Script
+from director.chaos.plan import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, Planned
+from director.chaos.scene import API, FRONT, PASSING, SERVER, SINK, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.local.processes import UpError
@@ -40,11 +39,8 @@ class Nemesis:
     """The faults of one scene. `say` notifies the user; `kinds` names the faults that it can carry out."""
 
     def __init__(self, scene: Scene, journal: Journal, say: Callable[[str], None]) -> None:
-        self._scene = scene
-        self._journal = journal
-        self._say = say
-        self._began_at = 0.0
-        self._ends_at = 0.0
+        self._scene, self._journal, self._say = scene, journal, say
+        self._began_at = self._ends_at = 0.0
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)  # by target
         self._stopped: set[str] = set()
         self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {
@@ -57,10 +53,10 @@ class Nemesis:
             "crash_api": self._crash,
             "stop_director": self._stop,
             "stop_cog": self._stop,
-            "partition": self._partition,
-            "latency": self._latency,
-            "reset": self._reset,
-            NARROW: self._narrow,
+            "partition": self._on_links,
+            "latency": self._on_links,
+            "reset": self._on_links,
+            NARROW: self._on_links,
             "lose_reply": self._lose_reply,
             "sink_outage": self._sink_outage,
             "memory_full": self._memory_full,
@@ -113,10 +109,10 @@ class Nemesis:
 
     # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _kill(self, fault: Planned) -> None:
-        pid = self._note(fault, "begin")
-        self._scene.signal(fault.target, signal.SIGKILL)
-        await self._until_back(fault, pid)
+    async def _kill(self, fault: Planned, *, by: signal.Signals = signal.SIGKILL) -> None:
+        with self._noted(fault) as pid:
+            self._scene.signal(fault.target, by)
+            await self._until_back(fault.target, pid)
 
     async def _kill_api(self, fault: Planned) -> None:
         """Kill the API at once, or after it has created a prediction and before the caller learns of it."""
@@ -130,32 +126,40 @@ class Nemesis:
         scene, name = self._scene, fault.target
         environment = scene.roles[name].env
         give_up_at = anyio.current_time() + fault.lasts_ms / 1000
-        restart = Planned(at_ms=fault.at_ms, kind=RESTART, target=name)
-        first = self._note(restart, "begin")
-        environment[CRASH_AT] = fault.detail
-        scene.signal(name, signal.SIGTERM)
-        await scene.until_restarted(name, first)
-        del environment[CRASH_AT]  # at once: it may die before it is ready, and the next process must not die
-        armed = scene.pid(name)
-        with anyio.CancelScope(deadline=give_up_at):
-            await scene.until_gone(name, armed)
-        self._note(fault, "begin", pid=armed)
-        if scene.pid(name) == armed:
-            scene.signal(name, signal.SIGKILL)
-        await self._until_back(fault, armed)
-        self._note(restart, "end", pid=first)
+        with self._noted(Planned(at_ms=fault.at_ms, kind=RESTART, target=name)) as first:
+            environment[CRASH_AT] = fault.detail
+            scene.signal(name, signal.SIGTERM)
+            await scene.until_restarted(name, first)
+            del environment[CRASH_AT]  # at once: it may die before it is ready, and the next process must not die
+            armed = scene.pid(name)
+            with anyio.CancelScope(deadline=give_up_at):
+                await scene.until_gone(name, armed)
+            with self._noted(fault, pid=armed):
+                if scene.pid(name) == armed:
+                    scene.signal(name, signal.SIGKILL)
+                await self._until_back(name, armed)
 
     async def _stop(self, fault: Planned) -> None:
-        pid = self._note(fault, "begin")
-        self._scene.signal(fault.target, signal.SIGSTOP)
-        self._stopped.add(fault.target)
+        with self._noted(fault):
+            self._stopped.add(fault.target)
+            try:
+                with self._frozen([fault.target]):
+                    await anyio.sleep(fault.lasts_ms / 1000)
+            finally:
+                self._stopped.discard(fault.target)
+
+    @contextmanager
+    def _frozen(self, names: Sequence[str]) -> Iterator[None]:
+        """Stop these processes for the block. A process that took the place of one of them was not stopped."""
+        stopped = {name: self._scene.pid(name) for name in names}
+        for name in names:
+            self._scene.signal(name, signal.SIGSTOP)
         try:
-            await anyio.sleep(fault.lasts_ms / 1000)
+            yield
         finally:
-            self._stopped.discard(fault.target)
-            if self._scene.pid(fault.target) == pid:
-                self._scene.signal(fault.target, signal.SIGCONT)
-            self._note(fault, "end", pid=pid)
+            for name, pid in stopped.items():
+                if self._scene.pid(name) == pid:
+                    self._scene.signal(name, signal.SIGCONT)
 
     async def _restart_directors(self, fault: Planned) -> None:
         """Restart the directors as a rollout does: the next one only when the successor of the last one is ready."""
@@ -163,152 +167,113 @@ class Nemesis:
             await self._in_turn(Planned(at_ms=fault.at_ms, kind=RESTART, target=name))
 
     async def _restart(self, fault: Planned) -> None:
-        """Ask a process to end, and wait until its successor is ready."""
-        pid = self._note(fault, "begin")
-        self._scene.signal(fault.target, signal.SIGTERM)
-        await self._until_back(fault, pid)
+        await self._kill(fault, by=signal.SIGTERM)
 
     async def _replace(self, fault: Planned) -> None:
-        """Replace a process by one of another release, as an upgrade or a rollback does."""
         self._scene.release(fault.target, fault.detail)
         await self._restart(fault)
 
     async def _delete_version(self, fault: Planned) -> None:
         """Delete a version while its director registers it, several times. Then ask for a prediction of it."""
-        pid = self._note(fault, "begin")
-        kill = Planned(at_ms=fault.at_ms, kind="kill_director", target=fault.target)
-        for _ in range(int(fault.detail)):
-            await self._delete_at_start(kill)
-        await self._until_accepted(f"{fault.kind}-{fault.at_ms}")
-        self._note(fault, "end", pid=pid)
+        with self._noted(fault):
+            kill = Planned(at_ms=fault.at_ms, kind="kill_director", target=fault.target)
+            for _ in range(int(fault.detail)):
+                with self._noted(kill) as pid:
+                    await self._delete_at_start(fault.target, pid)
+            await self._until_accepted(f"{fault.kind}-{fault.at_ms}")
 
-    async def _delete_at_start(self, kill: Planned) -> None:
+    async def _delete_at_start(self, name: str, pid: int) -> None:
         """Let the director's successor reach Redis in the middle of the API's deletion, then freeze the API."""
-        scene, pid = self._scene, self._note(kill, "begin")
-        way, deleting, queue = scene.links[f"{kill.target}:redis"], scene.links[f"{API}:redis"], scene.to_delete
+        scene = self._scene
+        way, deleting, queue = scene.links[f"{name}:redis"], scene.links[f"{API}:redis"], scene.to_delete
         way.cut()
         try:
-            scene.signal(kill.target, signal.SIGKILL)
-            await scene.until_restarted(kill.target, pid)
-            await scene.until_listening(kill.target)
+            scene.signal(name, signal.SIGKILL)
+            await scene.until_restarted(name, pid)
+            await scene.until_listening(name)
             deleting.delay_s = DELETION_DELAY_S  # so that its writes do not come all at once
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._delete, queue)
                 with anyio.move_on_after(FORGOTTEN_S):
                     await scene.until_known(queue, is_known=False)
-                    await self._freeze_api_until_registered(queue, way)
+                    with self._frozen([API]), anyio.move_on_after(FREEZE_S):
+                        way.mend()
+                        await scene.until_known(queue, is_known=True)
         finally:
             way.mend()
             deleting.delay_s = (0.0, 0.0)
-        await self._until_back(kill, pid)
+        await self._until_back(name, pid)
 
     async def _delete(self, queue: QueueName) -> None:
         status = await self._scene.delete_version(queue)
         self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  the deletion was answered {status}")
 
-    async def _freeze_api_until_registered(self, queue: QueueName, way: Link) -> None:
-        scene = self._scene
-        pid = scene.pid(API)
-        scene.signal(API, signal.SIGSTOP)
-        try:
-            way.mend()
-            with anyio.move_on_after(FREEZE_S):
-                await scene.until_known(queue, is_known=True)
-        finally:
-            if scene.pid(API) == pid:
-                scene.signal(API, signal.SIGCONT)
-
     async def _until_accepted(self, key: str) -> None:
-        """Ask for a prediction until it is accepted: the version may be missing for some seconds."""
         with anyio.move_on_after(FOUND_AGAIN_S):
             while True:
                 self._journal.write(Sent(at=now_ms(), key=key, action="create", tenant="tenant-0", model=PASSING))
                 answer = await self._scene.create(PASSING, Script(), key=key)
                 if answer is not None and answer.is_success:
-                    made = answer.json()
-                    self._journal.write(
-                        Answered(
-                            at=now_ms(),
-                            key=key,
-                            action="create",
-                            status=answer.status_code,
-                            id=made["id"],
-                            shown=made["status"],
-                        )
-                    )
+                    made, status = answer.json(), answer.status_code
+                    shown = {"id": made["id"], "shown": made["status"]}
+                    self._journal.write(Answered(at=now_ms(), key=key, action="create", status=status, **shown))
                     return
                 await anyio.sleep(ASK_AGAIN_S)
 
     # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
 
-    async def _partition(self, fault: Planned) -> None:
-        await self._on_links(fault, Link.cut)
-
-    async def _latency(self, fault: Planned) -> None:
-        most_s = int(fault.detail) / 1000
-
-        def slow(link: Link) -> None:
-            link.delay_s = (most_s / 2, most_s)
-
-        await self._on_links(fault, slow)
-
-    async def _narrow(self, fault: Planned) -> None:
-        """Make links narrow. A link stays narrow if another fault on it is mended meanwhile."""
-        hit = [link for name, link in self._scene.links.items() if _is_all(fault, name)]
-        self._note(fault, "begin")
-        for link in hit:
-            link.bytes_s = float(fault.detail)
-        await anyio.sleep(fault.lasts_ms / 1000)
-        for link in hit:
-            link.bytes_s = 0.0
-        self._note(fault, "end")
-
-    async def _reset(self, fault: Planned) -> None:
-        await self._on_links(fault, Link.reset)
-
-    async def _on_links(self, fault: Planned, act: Callable[[Link], None]) -> None:
+    async def _on_links(self, fault: Planned) -> None:
         hit = [link for name, link in self._scene.links.items() if name == fault.target or _is_all(fault, name)]
-        self._note(fault, "begin")
-        try:
+        with self._noted(fault):
             for link in hit:
-                act(link)
-            await anyio.sleep(fault.lasts_ms / 1000)
-        finally:
-            for link in hit:
-                link.mend()
-            self._note(fault, "end")
+                match fault.kind:
+                    case "partition":
+                        link.cut()
+                    case "latency":
+                        most_s = int(fault.detail) / 1000
+                        link.delay_s = (most_s / 2, most_s)
+                    case "reset":
+                        link.reset()
+                    case _:
+                        link.bytes_s = float(fault.detail)
+            try:
+                await anyio.sleep(fault.lasts_ms / 1000)
+            finally:
+                for link in hit:
+                    if fault.kind == NARROW:  # a link stays narrow if another fault on it is mended meanwhile
+                        link.bytes_s = 0.0
+                    else:
+                        link.mend()
 
     async def _lose_reply(self, fault: Planned) -> None:
-        self._note(fault, "begin")
-        with anyio.move_on_after(fault.lasts_ms / 1000):
+        with self._noted(fault), anyio.move_on_after(fault.lasts_ms / 1000):
             await self._scene.links[fault.target].lose_reply(fault.detail.encode())
-        self._note(fault, "end")
 
     async def _sink_outage(self, fault: Planned) -> None:
-        self._note(fault, "begin")
-        await self._set_sink_mode(fault.detail)
-        await anyio.sleep(fault.lasts_ms / 1000)
-        await self._set_sink_mode("ok")
-        self._note(fault, "end")
+        with self._noted(fault):
+            await self._set_sink_mode(fault.detail)
+            await anyio.sleep(fault.lasts_ms / 1000)
+            await self._set_sink_mode("ok")
+
+    async def _set_sink_mode(self, mode: str) -> None:
+        with suppress(httpx.TransportError):
+            await self._scene.http.put(f"{self._scene.roles[SINK].url}/mode/{mode}")
 
     async def _memory_full(self, fault: Planned) -> None:
         redis = self._scene.redis
-        self._note(fault, "begin")
-        with suppress(exceptions.RedisError):  # if it is down now, it accepts no writes either
-            memory = await redis.info("memory")
-            # the server's buffer for its log does not count towards the limit
-            used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
-            await redis.config_set("maxmemory", used + ROOM_BYTES)
-        await anyio.sleep(fault.lasts_ms / 1000)
-        with suppress(exceptions.RedisError):
-            await redis.config_set("maxmemory", 0)
-        self._note(fault, "end")
+        with self._noted(fault):
+            with suppress(exceptions.RedisError):  # if it is down now, it accepts no writes either
+                memory = await redis.info("memory")
+                # the server's buffer for its log does not count towards the limit
+                used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
+                await redis.config_set("maxmemory", used + ROOM_BYTES)
+            await anyio.sleep(fault.lasts_ms / 1000)
+            with suppress(exceptions.RedisError):
+                await redis.config_set("maxmemory", 0)
 
     async def _resize(self, fault: Planned) -> None:
-        self._note(fault, "begin")
-        with suppress(DirectorError):
+        with self._noted(fault), suppress(DirectorError):
             await self._scene.resize(streams=int(fault.detail))
-        self._note(fault, "end")
 
     # ── the server's clock ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -321,57 +286,44 @@ class Nemesis:
         A suspended machine stops all its processes, and CLOCK_MONOTONIC with them. When it wakes, no time has passed
         by that clock, and a minute by the server's clock. The wall clocks of the other processes are not stepped.
         """
-        stopped = [name for name in self._scene.names if name not in self._stopped]
-        self._note(fault, "begin")
-        for name in stopped:
-            self._scene.signal(name, signal.SIGSTOP)
-        try:
+        running = [name for name in self._scene.names if name not in self._stopped]
+        with self._noted(fault), self._frozen(running):
             self._step(int(fault.detail))
             await anyio.sleep(fault.lasts_ms / 1000)
-        finally:
-            for name in stopped:
-                self._scene.signal(name, signal.SIGCONT)
-            self._note(fault, "end")
 
     def _step(self, seconds: int) -> None:
         """Step the server's clock. The record comes first: a time from after the step must not precede it."""
         if self._scene.clock is None:
             raise UpError("The server of this run was started without libfaketime.")
-        step = Planned(at_ms=0, kind=CLOCK_STEP, target=SERVER, detail=f"{seconds:+d}")
-        self._note(step, "begin")
-        self._scene.clock.step(seconds)
-        self._note(step, "end")
+        with self._noted(Planned(at_ms=0, kind=CLOCK_STEP, target=SERVER, detail=f"{seconds:+d}")):
+            self._scene.clock.step(seconds)
 
     # ── shared by the faults ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _note(self, fault: Planned, phase: str, *, pid: int = 0) -> int:
-        """Record the beginning or end of a fault. Return the pid of the process that it hits."""
-        pid = pid or self._scene.pid(fault.target)
-        begins = phase == "begin"
+    @contextmanager
+    def _noted(self, fault: Planned, *, pid: int = 0) -> Iterator[int]:
+        """Record the beginning and the end of a fault. Yield the pid of the process that it hits."""
         line = Fault(
             at=now_ms(),
             kind=fault.kind,
             target=fault.target,
-            phase="begin" if begins else "end",
+            phase="begin",
             detail=fault.detail,
-            pid=pid,
+            pid=pid or self._scene.pid(fault.target),
         )
         self._journal.write(line)
-        if begins:
-            lasts = f" for {fault.lasts_ms / 1000:g} s" if fault.lasts_ms else ""
-            what = f"{fault.kind.replace('_', ' ')}: {fault.target}"
-            detail = f" ({fault.detail})" if fault.detail else ""
-            self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  {what}{detail}{lasts}")
-        return pid
+        lasts = f" for {fault.lasts_ms / 1000:g} s" if fault.lasts_ms else ""
+        detail = f" ({fault.detail})" if fault.detail else ""
+        what = f"{fault.kind.replace('_', ' ')}: {fault.target}{detail}{lasts}"
+        self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  {what}")
+        try:
+            yield line.pid
+        finally:
+            self._journal.write(replace(line, at=now_ms(), phase="end"))
 
-    async def _until_back(self, fault: Planned, pid: int) -> None:
-        await self._scene.until_restarted(fault.target, pid)
-        await self._scene.until_ready(fault.target)
-        self._note(fault, "end", pid=pid)
-
-    async def _set_sink_mode(self, mode: str) -> None:
-        with suppress(httpx.TransportError):
-            await self._scene.http.put(f"{self._scene.roles[SINK].url}/mode/{mode}")
+    async def _until_back(self, name: str, pid: int) -> None:
+        await self._scene.until_restarted(name, pid)
+        await self._scene.until_ready(name)
 
 
 def _is_all(fault: Planned, link: str) -> bool:

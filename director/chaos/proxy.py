@@ -13,7 +13,8 @@ from typing import Final
 CHUNK: Final = 65_536
 AHEAD_S: Final = 0.01  # a sleep is never exact: it may be late by this much, and is made up for
 
-Upstream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Upstream = Callable[[], Awaitable[Connection]]
 
 
 class Link:
@@ -31,17 +32,16 @@ class Link:
         self._open = asyncio.Event()
         self._open.set()
         self._marker: bytes | None = None
+        self._is_of_request = False
         self._lost = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen on a free loopback port, and set `port` to it."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop listening, and break every open connection."""
         if self._server is not None:
             self._server.close()
         self.reset()
@@ -49,7 +49,6 @@ class Link:
             await asyncio.wait(self._connections)
 
     def cut(self) -> None:
-        """Let nothing through, either way."""
         self._open.clear()
 
     def mend(self) -> None:
@@ -59,14 +58,17 @@ class Link:
         self._open.set()
 
     def reset(self) -> None:
-        """Break every connection that is open now."""
         for connection in self._connections:
             connection.cancel()
 
-    async def lose_reply(self, marker: bytes) -> None:
-        """Break the connection of the next reply that holds `marker`, instead of passing it on. Return once done."""
+    def lose_next_reply(self, marker: bytes, *, is_of_request: bool = False) -> None:
+        """Break the connection of the next reply that holds `marker`, or whose request does, and pass on no reply."""
         self._lost.clear()
-        self._marker = marker
+        self._marker, self._is_of_request = marker, is_of_request
+
+    async def lose_reply(self, marker: bytes) -> None:
+        """Lose the next reply that holds `marker`, and return once that is done."""
+        self.lose_next_reply(marker)
         try:
             await self._lost.wait()
         finally:
@@ -78,12 +80,12 @@ class Link:
         self._connections.add(task)
         try:
             await self._open.wait()
-            upstream_reader, upstream_writer = await self._connect()
+            far = await self._connect()
             try:
-                if await self._both_ways((reader, writer), (upstream_reader, upstream_writer)):
+                if await self._both_ways((reader, writer), far):
                     writer.close()
             finally:
-                upstream_writer.transport.abort()
+                far[1].transport.abort()
         except (OSError, asyncio.CancelledError):
             pass  # the far end is missing, or this link breaks: for the near end it is the same
         finally:
@@ -91,14 +93,11 @@ class Link:
             if not writer.is_closing():
                 writer.transport.abort()
 
-    async def _both_ways(
-        self,
-        near: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        far: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    ) -> bool:
+    async def _both_ways(self, near: Connection, far: Connection) -> bool:
         """Pass bytes until either end hangs up. Return False if a reply was lost on purpose."""
-        requests = asyncio.create_task(self._pass_on(near[0], far[1], replies=False))
-        replies = asyncio.create_task(self._pass_on(far[0], near[1], replies=True))
+        doomed = asyncio.Event()
+        requests = asyncio.create_task(self._pass_on(near[0], far[1], doomed, replies=False))
+        replies = asyncio.create_task(self._pass_on(far[0], near[1], doomed, replies=True))
         ways = {requests, replies}
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +107,9 @@ class Link:
                 way.cancel()
             await asyncio.wait(ways)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool) -> bool:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event, *, replies: bool
+    ) -> bool:
         with suppress(ConnectionError):
             while chunk := await reader.read(CHUNK):
                 if self.delay_s[1]:
@@ -116,8 +117,10 @@ class Link:
                 if self.bytes_s:
                     await self._turn(len(chunk), replies=replies)
                 await self._open.wait()
-                if replies and self._marker is not None and self._marker in chunk:
+                if self._marker is not None and replies is not self._is_of_request and self._marker in chunk:
                     self._marker = None
+                    doomed.set()
+                if replies and doomed.is_set():
                     self._lost.set()
                     return False
                 if writer.is_closing():

@@ -5,16 +5,15 @@ excuses a delay. Each function says which faults it leaves out.
 """
 
 import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
 from director.chaos.caller import is_hindered
-from director.chaos.evidence import Breach, Event, Evidence, Run, Window, depends_on, pid_of
-from director.chaos.faults import ALL_LINKS, NARROW
+from director.chaos.evidence import Event, Evidence, Findings, Run, Window, depends_on, pid_of
+from director.chaos.plan import ALL_LINKS, NARROW
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
@@ -29,82 +28,53 @@ TOO_LATE: Final = {
     "canceled": "cancel_after_s",
 }
 
-Change = tuple[int, Literal["run", "broken", "waits", "held"], str, int]
-"""(at, kind, server or '', step): how a count changes in the sweep of a queue."""
+Change = tuple[int, str, str, int]
+"""(at, 'run', 'broken', 'waits' or 'held', server or '', step): how a count changes in the sweep of a queue."""
 
 
-class Contention(Struct, frozen=True):
-    """Time in which nothing could have started one more prediction of a queue.
+Times = list[tuple[int, int]]
 
-    `full_ms[n]` is the sum of this time until `edges[n]`.
+
+def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Times:
+    """Return the times in which nothing could have started one more prediction of a queue, as (from, until).
+
+    Then all slots were taken, many waited, or the breaker was open. An orphan that was not taken back hides nothing
+    here: it does not count as waiting until it was taken back.
     """
-
-    edges: list[int]
-    full_ms: list[int]
-
-    def between(self, since: int, until: int) -> int:
-        """Return how many ms of that time lie between these two times."""
-        return self._until(until) - self._until(since)
-
-    def _until(self, at: int) -> int:
-        after = bisect_right(self.edges, at)
-        if after == 0:
-            return 0
-        before = self.full_ms[after - 1]
-        if after == len(self.edges):
-            return before
-        is_full = self.full_ms[after] > before
-        return before + (at - self.edges[after - 1] if is_full else 0)
-
-
-def by_queue(evidence: Evidence) -> dict[str, Contention]:
-    """Return the contention of each queue: all slots taken, many waiting, or the breaker open.
-
-    One sweep over runs, waits and faults finds it. An orphan that was not taken back hides nothing here: it does not
-    count as waiting until it was taken back.
-    """
-    ids: dict[str, list[str]] = defaultdict(list)
-    for final in evidence.finals.values():
-        ids[final.record.get("queue", "")].append(final.id)
-    return {queue: _contention(evidence, queue, members) for queue, members in ids.items()}
-
-
-def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Contention:
     runs = [run for each in ids for run in evidence.runs.get(each, [])]
     servers = {run.server for run in runs}
     slots = evidence.rules.slots
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    edges, full_ms = list[int](), list[int]()
-    total, before, is_full = 0, 0, False
+    full: Times = []
+    since: int | None = None
     for at, what, whose, step in sorted(_changes(evidence, queue, ids, runs, servers)):
-        if is_full:
-            total += at - before
-        edges.append(at)
-        full_ms.append(total)
-        before = at
         counts[what][whose] += step
         # a slot that goes to the first in line is not free for the last one
         is_full = counts["waits"][""] > slots or counts["held"][""] > 0
         is_full = is_full or all(counts["run"][server] >= slots or counts["broken"][server] > 0 for server in servers)
-    return Contention(edges, full_ms)
+        if is_full and since is None:
+            since = at
+        elif since is not None and not is_full:
+            full.append((since, at))
+            since = None
+    return full
 
 
 def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], servers: set[str]) -> Iterator[Change]:
-    for run in runs:
-        yield from ((run.began, "run", run.server, 1), (run.ended, "run", run.server, -1))
-    for fault in evidence.faults:
-        for server in servers:
-            if fault.target in depends_on(server):
-                yield from ((fault.begin, "broken", server, 1), (fault.end, "broken", server, -1))
-    for since, until in evidence.breakers.get(queue, []):
-        yield from ((since, "held", "", 1), (until, "held", "", -1))
-    for each in ids:
-        for since, until in _waits(evidence, each):
-            yield from ((since, "waits", "", 1), (until, "waits", "", -1))
+    times = [("run", run.server, run.began, run.ended) for run in runs]
+    times += [
+        ("broken", server, fault.begin, fault.end)
+        for fault in evidence.faults
+        for server in servers
+        if fault.target in depends_on(server)
+    ]
+    times += [("held", "", *each) for each in evidence.breakers.get(queue, [])]
+    times += [("waits", "", *each) for prediction_id in ids for each in _waits(evidence, prediction_id)]
+    for what, whose, since, until in times:
+        yield from ((since, what, whose, 1), (until, what, whose, -1))
 
 
 def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
-    """Yield when a prediction could be claimed: from each time that it entered its queue until it began or ended."""
     events, runs = evidence.finals[prediction_id].events, evidence.runs.get(prediction_id, [])
     over = [run.began for run in runs] + [at for kind, at, _ in events if kind == "completed"]
     for kind, at, _ in events:
@@ -124,14 +94,10 @@ class Recovery(Struct, frozen=True, kw_only=True):
     all_ms: int
 
 
-def recovery_is_quick(evidence: Evidence) -> list[Breach]:
-    """I12: a prediction starts again soon after the death of its holder."""
-    bound_ms = evidence.rules.recovery_s * 1000
-    return [
-        Breach("I12", each.id, f"its holder died at {each.died}, it started again {each.ms} ms later")
-        for each in recoveries(evidence)
-        if each.ms > bound_ms
-    ]
+def recovery_is_quick(evidence: Evidence) -> Findings:
+    for each in recoveries(evidence):
+        if each.ms > evidence.rules.recovery_s * 1000:
+            yield each.id, f"its holder died at {each.died}, it started again {each.ms} ms later"
 
 
 def recoveries(evidence: Evidence) -> list[Recovery]:
@@ -142,7 +108,10 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     """
     kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
-    contention = by_queue(evidence)
+    ids: dict[str, list[str]] = defaultdict(list)
+    for final in evidence.finals.values():
+        ids[final.record.get("queue", "")].append(final.id)
+    contention = {queue: _contention(evidence, queue, members) for queue, members in ids.items()}
     found = []
     for final in evidence.finals.values():
         retry = next((event for event in final.events if event[0] == "retried"), None)
@@ -154,7 +123,8 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
         if any(outage.overlaps(death, again.began) for outage in outages):
             continue
         all_ms = again.began - death
-        full_ms = contention[final.record.get("queue", "")].between(retry[1], again.began)
+        full = contention[final.record.get("queue", "")]
+        full_ms = sum(max(0, min(until, again.began) - max(since, retry[1])) for since, until in full)
         held_ms = _held_off_ms(evidence, death)
         found.append(Recovery(id=final.id, died=death, ms=all_ms - full_ms - held_ms, all_ms=all_ms))
     return found
@@ -173,20 +143,17 @@ def _held_off_ms(evidence: Evidence, died: int) -> int:
     return until - died - lease_ms
 
 
-def only_the_silent_lose(evidence: Evidence) -> list[Breach]:
+def only_the_silent_lose(evidence: Evidence) -> Findings:
     """I18: a claim is taken back only from a silent holder. Judged if a run shows which director held it."""
-    return [
-        Breach("I18", final.id, f"taken back at {at} from {holder}, which nothing had silenced for that long")
-        for final in evidence.finals.values()
-        for kind, at, data in final.events
-        if kind == "retried" and data.startswith(LOST)
-        for holder in [data.split(" ")[1]]
-        if (name := _director(evidence, final.id, at)) and not _was_silenced(evidence, name, pid_of(holder), at)
-    ]
+    for final in evidence.finals.values():
+        for kind, at, data in final.events:
+            if kind == "retried" and data.startswith(LOST):
+                name, holder = _director(evidence, final.id, at), data.split(" ")[1]
+                if name and not _was_silenced(evidence, name, pid_of(holder), at):
+                    yield final.id, f"taken back at {at} from {holder}, which nothing had silenced for that long"
 
 
 def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
-    """Return the director of the model server that ran it last before `at`, or '' if none did."""
     before = [run for run in evidence.runs.get(prediction_id, []) if run.began <= at]
     return depends_on(max(before, key=lambda run: run.began).server)[1] if before else ""
 
@@ -198,18 +165,17 @@ def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
     """
     rules = evidence.rules
     since, latest = at - rules.recovery_s * 1000, at - rules.lease_s * SILENT * 1000
-    for fault in evidence.faults:
-        has_ended = fault.pid == pid and not fault.is_freeze
-        is_frozen = fault.pid == pid and fault.is_freeze
-        is_cut = fault.kind == "partition" and fault.target in (f"{name}:redis", ALL_LINKS)
-        lasted = fault.overlaps(since, at) and (is_frozen or is_cut or fault.is_outage)
-        if fault.begin <= latest and (has_ended or lasted):
+
+    def silences(fault: Window) -> bool:
+        if fault.pid == pid and not fault.is_freeze:
             return True
-    return False
+        is_cut = fault.kind == "partition" and fault.target in (f"{name}:redis", ALL_LINKS)
+        return fault.overlaps(since, at) and (fault.pid == pid or is_cut or fault.is_outage)
+
+    return any(fault.begin <= latest and silences(fault) for fault in evidence.faults)
 
 
 def percentile(values: list[int], share: float) -> int | None:
-    """Return one of the values, by nearest rank. Return None without values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
@@ -240,23 +206,21 @@ class Waste(Struct, frozen=True, kw_only=True):
         return self.share + sum(self.hindered_ms.values()) / max(1, self.worked_ms)
 
 
-def no_work_for_the_dead(evidence: Evidence) -> list[Breach]:
+def no_work_for_the_dead(evidence: Evidence) -> Findings:
     """I13: nothing is claimed or ended on the wrong side of its limit, and model servers do little useless work.
 
     A limit that a caller gave passes by the server's clock, which may step.
     """
-    breaches = [*_claimed_too_late(evidence), *_ended_too_early(evidence)]
+    yield from _claimed_too_late(evidence)
+    yield from _ended_too_early(evidence)
     wasted = waste(evidence)
     if wasted.share > WASTED:
-        what = f"{wasted.share:.1%} of the model servers' time went to canceled or late predictions"
-        breaches += [
-            Breach("I13", prediction_id, f"{ms} ms: {what}")
-            for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1])
-        ]
-    return breaches
+        for prediction_id, ms in sorted(wasted.wasted_ms.items(), key=lambda each: -each[1]):
+            share = f"{wasted.share:.1%} of the model servers' time went to canceled or late predictions"
+            yield prediction_id, f"{ms} ms: {share}"
 
 
-def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
+def _claimed_too_late(evidence: Evidence) -> Findings:
     for prediction_id, claims in evidence.claims.items():
         due = _due(evidence, prediction_id, "start_by_s")
         if due is None:
@@ -266,10 +230,10 @@ def _claimed_too_late(evidence: Evidence) -> Iterator[Breach]:
         for claimed in claims:
             late_ms = evidence.clock.server(claimed.at) - due
             if late_ms > 0 and began >= claimed.at:
-                yield Breach("I13", prediction_id, f"claimed {late_ms} ms after the time by which it was to start")
+                yield prediction_id, f"claimed {late_ms} ms after the time by which it was to start"
 
 
-def _ended_too_early(evidence: Evidence) -> Iterator[Breach]:
+def _ended_too_early(evidence: Evidence) -> Findings:
     for prediction_id, final in evidence.finals.items():
         due = _due(evidence, prediction_id, TOO_LATE.get(_how_it_ended(final.record), ""))
         ended = max((at for kind, at, _ in final.events if kind == "completed"), default=None)
@@ -278,7 +242,7 @@ def _ended_too_early(evidence: Evidence) -> Iterator[Breach]:
         passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
         if ended < passed:
             early_ms = due - evidence.clock.server(ended)
-            yield Breach("I13", prediction_id, f"ended as too late, {early_ms} ms before its time")
+            yield prediction_id, f"ended as too late, {early_ms} ms before its time"
 
 
 def _how_it_ended(record: Mapping[str, str]) -> str:
@@ -305,7 +269,6 @@ def waste(evidence: Evidence) -> Waste:
 
 
 def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
-    """Yield (id, time from which on the prediction was dead)."""
     for prediction_id, tries in evidence.by_id.items():
         times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok and each.answer]
         due = _due(evidence, prediction_id, "cancel_after_s")
@@ -323,22 +286,18 @@ def _due(evidence: Evidence, prediction_id: str, asked: str) -> int | None:
     return evidence.clock.server(arrived.at) + seconds * 1000 if arrived is not None and seconds else None
 
 
-def ends_are_written(evidence: Evidence) -> list[Breach]:
+def ends_are_written(evidence: Evidence) -> Findings:
     """I17: the end of a run is written soon, over narrow links too.
 
     Only successes are judged whose way to Redis was hit by nothing except a narrow link. A director that sends a large
     end again from its first byte, over and over, would write it only after the link is wide again.
     """
-    bound_ms = evidence.rules.write_s * 1000
-    return [
-        Breach("I17", prediction_id, f"its run ended at {run.ended}, its end was written {ms} ms later")
-        for prediction_id, run, ms in _written(evidence)
-        if ms > bound_ms
-    ]
+    for prediction_id, run, ms in _written(evidence):
+        if ms > evidence.rules.write_s * 1000:
+            yield prediction_id, f"its run ended at {run.ended}, its end was written {ms} ms later"
 
 
 def slowest_end_ms(evidence: Evidence) -> int | None:
-    """Return the longest time that I17 judges, or None."""
     return max((ms for *_, ms in _written(evidence)), default=None)
 
 

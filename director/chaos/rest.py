@@ -14,9 +14,9 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.chaos.cog import FILL
 from director.chaos.journal import Arrived, Breaker, Claimed, now_ms
 from director.chaos.journal import Final as Prediction
+from director.chaos.parties import FILL
 from director.core.ids import PredictionId, QueueName
 
 LEFTOVERS: Final = "leftovers.json"
@@ -25,7 +25,7 @@ BATCH: Final = 500
 ALIVE_S: Final = 20  # a director heard within this time serves its queue
 LISTING: Final = "{a:*}:listing"
 QUEUE: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
-STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s\d+$")
+STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s(\d+)$")
 OWED: Final = re.compile(r"^\{p\d+\}:owed$")
 OF_PREDICTION: Final = re.compile(r"^\{p\d+\}:(?:rec|in|out|ev):(\w{26})$")
 # PERMANENT lists the last word of a queue's key, or the first word behind the tag of any other key.
@@ -37,8 +37,6 @@ FOLDER: Final = "appendonlydir"
 MANIFEST: Final = "*.manifest"
 LISTED: Final = re.compile(r"^file (\S+) seq (\d+) type i", re.MULTILINE)
 RECORD: Final = re.compile(r"^\{p\d+\}:rec:(\w{26})$")
-META: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
-STREAM_KEY: Final = re.compile(r"^\{p\d+\}:q:.+:[a-z]+:s(\d+)$")
 
 LogLine = Arrived | Breaker | Claimed
 
@@ -98,10 +96,8 @@ async def leftovers(redis: Redis) -> Leftovers:
     owed = 0
     for name, rest in queues.items():
         queue = QueueName(name)
-        rest.lease = await client.zcard(keys.lease(queue))
-        rest.delayed = await client.zcard(keys.delayed(queue))
-        rest.deadline = await client.zcard(keys.deadline(queue))
-        rest.live = await client.zcard(keys.live(queue))
+        for part in (keys.lease, keys.delayed, keys.deadline, keys.live):
+            setattr(rest, part.__name__, await client.zcard(part(queue)))
         rest.lost_by = await _lost_by(client, queue)
         dead |= {member.decode() for member in await client.zrange(keys.dead(queue), 0, -1)}
     for name in lifetimes:
@@ -116,7 +112,6 @@ async def leftovers(redis: Redis) -> Leftovers:
 
 
 async def _lost_by(client: Any, queue: QueueName) -> list[str]:
-    """Return the registries that miss a queue although one of its directors was heard recently."""
     seconds, _ = await client.time()
     if not await client.zcount(keys.directors(queue), (seconds - ALIVE_S) * 1000, "+inf"):
         return []
@@ -144,7 +139,6 @@ async def _lifetimes(client: Any) -> AsyncIterator[tuple[str, int]]:
 
 
 def _may_stay(name: str, dead: set[str]) -> bool:
-    """Return whether a key may stay: permanent keys may, and dead letters with their data until a person acts."""
     if match := OF_PREDICTION.match(name):
         return match[1] in dead
     match = OF_QUEUE.match(name) or OUTSIDE.match(name)
@@ -157,7 +151,6 @@ def _event(entry: bytes) -> tuple[str, int, str]:
 
 
 def _short(output: bytes) -> bytes:
-    """Return an output without its fill."""
     return output.replace(FILL.encode(), b"")
 
 
@@ -188,7 +181,6 @@ def _parts(data: Path, start: int) -> Iterator[Iterator[list[bytes]]]:
 
 
 def _files(data: Path) -> list[Path]:
-    """Return the parts of the file that consist of commands, oldest first."""
     [manifest] = (data / FOLDER).glob(MANIFEST)
     listed = sorted((int(number), name) for name, number in LISTED.findall(manifest.read_text()))
     return [data / FOLDER / name for _, name in listed]
@@ -218,17 +210,16 @@ class Reader:
         self._now = 0
 
     def line(self, number: int, command: list[bytes]) -> LogLine | None:
-        """Return the arrival, claim or change of a breaker that this command means, if any."""
         match command:
-            case [b"XADD", stream, mid, *fields] if found := STREAM_KEY.match(stream.decode()):
-                self._entries[stream, mid] = _pairs(fields)["id"], int(found[1])
+            case [b"XADD", stream, mid, *fields] if found := STREAM.match(stream.decode()):
+                self._entries[stream, mid] = _pairs(fields)["id"], int(found[2])
             case [b"XCLAIM", stream, _, _, _, mid, b"TIME", at, *_] if (stream, mid) in self._entries:
                 prediction_id, place = self._entries[stream, mid]
                 self._reads[prediction_id] = place, int(at)
                 self._now = int(at)
             case [b"HSET", key, *fields] if found := RECORD.match(key.decode()):
                 return self._record(number, found[1], _pairs(fields))
-            case [b"HSET", key, *fields] if found := META.match(key.decode()):
+            case [b"HSET", key, *fields] if found := QUEUE.match(key.decode()):
                 return self._meta(number, found[1], _pairs(fields))
             case _:
                 pass

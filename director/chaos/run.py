@@ -10,26 +10,23 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import msgspec
-from msgspec import Struct
 
 from director.broker import keys
 from director.broker.redis_client import ask
-from director.chaos.cast import CROWDED, MODELS, SERVED, SINK
 from director.chaos.checker import Report, check
-from director.chaos.client import Counts, Errand, Large, Rush
+from director.chaos.client import Counts, Errand, Large, Rush, come_back
 from director.chaos.evidence import Rules
-from director.chaos.faketime import MISSING, find_library
-from director.chaos.faults import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Planned, rollout, schedule
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
-from director.chaos.reader import come_back
+from director.chaos.plan import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Planned, rollout, schedule
 from director.chaos.rest import LEFTOVERS, leftovers, predictions, server_log
-from director.chaos.scene import FRONT, Scene, Size, staged
+from director.chaos.scene import CROWDED, FRONT, MODELS, SERVED, SINK, SLOTS, Options, Scene, find_library, staged
 from director.core.errors import DirectorError
 from director.local import child
 from director.local.home import Home
@@ -37,14 +34,11 @@ from director.local.processes import UpError
 from director.runtime.process import one_error
 from director.runtime.startup import raise_descriptor_limit
 
-CALIBRATION_S: Final = 5.0
 LOAD: Final = 0.4  # of the sustained rate without faults: the rest is for work that must be done twice
 REST_S: Final = 60.0  # plus one lease
 LOOK_S: Final = 0.25
 REGISTERED_S: Final = 15.0  # for a director to find that its queue is missing in a registry: it looks every 5 s
 LAST_WEBHOOK_S: Final = 0.5
-SLOTS: Final = 8
-EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same at once
 RUSH_S: Final = 8.0
 RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; then a part of the time with faults
 PEACE_S: Final = 2 * RUSH_S  # the backlog of a rush should be gone by then
@@ -53,39 +47,6 @@ LEAST_S: Final = 10.0  # a shorter run has no time for a rush
 ATTEMPTS: Final = 3
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HOME_PREFIX: Final = "director-chaos-"
-
-
-class Rollout(Struct, frozen=True, kw_only=True):
-    """Folders with two installed releases of the product. The run begins with `before`, and moves to `after`."""
-
-    before: Path
-    after: Path
-
-
-class Options(Struct, frozen=True, kw_only=True):
-    """The options of the command line.
-
-    Without `home`, the run uses a temporary folder, which stays only if `is_kept` or a promise was broken. A `rollout`
-    has no peace before it and no rush, because fairness is judged within one release. `faketime` is the library that
-    steps the server's clock, or '' for the one that the system has.
-    """
-
-    seed: int
-    seconds: float
-    lease_s: float = 15.0
-    tenants: int = 40
-    home: Path | None = None
-    is_kept: bool = False
-    calibration_s: float = CALIBRATION_S
-    has_faults: bool = True
-    rollout: Rollout | None = None
-    faketime: str = ""
-
-    @property
-    def quiet_s(self) -> float:
-        """Seconds of load in peace, before the faults."""
-        is_long = self.seconds >= LEAST_S and self.rollout is None
-        return PEACE_S + NARROW_IN_PEACE.lasts_ms / 1000 if is_long else 0.0
 
 
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
@@ -107,15 +68,6 @@ def chaos(options: Options, say: Callable[[str], None]) -> Report:
         elif options.home is None:
             shutil.rmtree(home.path)
         return report
-
-
-def left_out(options: Options) -> str:
-    """Return which faults this run cannot have, and why; '' if it can have all."""
-    if options.rollout:
-        return "clock steps left out: 0.2.0 loses claims to them"
-    if find_library(options.faketime) is None:
-        return f"clock steps left out: {MISSING}"
-    return ""
 
 
 @contextmanager
@@ -140,17 +92,9 @@ async def _until_judged(home: Home, options: Options, say: Callable[[str], None]
     with anyio.open_signal_receiver(*SIGNALS) as signals:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_on_signal, signals, tasks.cancel_scope)
-            size = Size(
-                seed=options.seed,
-                lease_s=options.lease_s,
-                slots=SLOTS,
-                tenants=options.tenants + EQUALS,
-                release=str(options.rollout.before) if options.rollout else "",
-                faketime=None if left_out(options) else find_library(options.faketime),
-            )
-            async with staged(home, size) as scene:
+            async with staged(home, options) as scene:
                 try:
-                    report = await Run(scene, options, say).judged()
+                    report = await Run(scene, say).judged()
                 except DirectorError as exc:  # a task group would wrap an error that passes through it
                     failures.append(exc)
             tasks.cancel_scope.cancel()
@@ -165,16 +109,16 @@ async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio
 
 
 class Run:
-    """One run in a scene that has not started yet."""
-
-    def __init__(self, scene: Scene, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(self, scene: Scene, say: Callable[[str], None]) -> None:
         self._scene = scene
-        self._options = options
+        self._options = options = scene.options
+        # fairness is judged within one release, so that a rollout has no peace and no rush
+        is_long = options.seconds >= LEAST_S and options.rollout is None
+        self._quiet_s = PEACE_S + NARROW_IN_PEACE.lasts_ms / 1000 if is_long else 0.0
         self._say = say
         self._journal = Journal(scene.journals / "nemesis.jsonl")
 
     async def judged(self) -> Report:
-        """Carry out the whole run and return its report."""
         try:
             await self._calibrated_load()
             self._journal.write(Healed(at=now_ms()))
@@ -191,7 +135,7 @@ class Run:
             lease_s=options.lease_s,
             attempts=ATTEMPTS,
             slots=SLOTS,
-            left_out=left_out(options) if options.has_faults else "",
+            left_out=options.left_out if options.has_faults else "",
         )
         return check(self._scene.journals, rules)
 
@@ -210,7 +154,7 @@ class Run:
         options, stage = self._options, self._scene.stage
         faults: list[Planned] = []
         if options.has_faults:
-            if why := left_out(options):
+            if why := options.left_out:
                 self._say(why)
             drawn = schedule(options.seed, seconds=options.seconds, lease_s=options.lease_s, stage=stage)
             # 0.2.0 may leave the version unregistered, and a rollout is judged by what both releases promise
@@ -221,7 +165,7 @@ class Run:
         with one_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._disturb, nemesis, faults)
-                counts = await self._client(seconds=options.quiet_s + options.seconds, rate=rate)
+                counts = await self._client(seconds=self._quiet_s + options.seconds, rate=rate)
         self._say(
             f"the load is over: {counts.sent} requests, {counts.accepted} accepted, {counts.refused} refused, "
             f"{counts.given_up} given up"
@@ -229,28 +173,30 @@ class Run:
 
     async def _disturb(self, nemesis: Nemesis, faults: Sequence[Planned]) -> None:
         options = self._options
-        if options.quiet_s:
-            self._say(f"{options.quiet_s:g} s without other faults: a rush, then large outputs over narrow links")
+        if self._quiet_s:
+            self._say(f"{self._quiet_s:g} s without other faults: a rush, then large outputs over narrow links")
             await anyio.sleep(PEACE_S)
-            await nemesis.run([NARROW_IN_PEACE], seconds=options.quiet_s - PEACE_S)
+            await nemesis.run([NARROW_IN_PEACE], seconds=self._quiet_s - PEACE_S)
         await nemesis.run(sorted(faults, key=lambda fault: fault.at_ms), seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
-        """Run the client process to its end."""
-        scene = self._scene
+        scene, options, quiet_s = self._scene, self._options, self._quiet_s
+        slots = SLOTS * SERVED.count(CROWDED)
+        rushes = [RUSHES[0], quiet_s + RUSHES[1] * options.seconds] if quiet_s else []
+        large = [PEACE_S, quiet_s + NARROW_AT * options.seconds] if quiet_s else []  # their ends meet narrow links
         errand = Errand(
             url=self._front,
             tokens=scene.tokens,
-            tenants=self._options.tenants,
+            tenants=options.tenants,
             sink_url=scene.roles[SINK].url,
             models=MODELS,
-            seed=self._options.seed,
+            seed=options.seed,
             seconds=seconds,
             journal=str(scene.journals / "client.jsonl"),
             rate=rate,
-            quiet_s=self._options.quiet_s,
-            rushes=self._rushes(),
-            large=self._large(),
+            quiet_s=quiet_s,
+            rushes=[Rush(at_s=at_s, model=CROWDED, slots=slots, seconds=RUSH_S) for at_s in rushes],
+            large=[Large(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in large],
         )
         command = [sys.executable, "-P", "-m", "director.chaos.client"]
         log = scene.home.open_log("client")
@@ -272,32 +218,16 @@ class Run:
     def _front(self) -> str:
         return f"http://127.0.0.1:{self._scene.links[FRONT].port}"
 
-    def _rushes(self) -> list[Rush]:
-        options = self._options
-        if not options.quiet_s:
-            return []
-        slots = SLOTS * SERVED.count(CROWDED)
-        peace_s, part = RUSHES
-        times = (peace_s, options.quiet_s + part * options.seconds)
-        return [Rush(at_s=at_s, model=CROWDED, slots=slots, seconds=RUSH_S) for at_s in times]
-
-    def _large(self) -> list[Large]:
-        """Return the times of large outputs. Their ends meet links that have become narrow."""
-        options = self._options
-        if not options.quiet_s:
-            return []
-        times = (PEACE_S, options.quiet_s + NARROW_AT * options.seconds)
-        return [Large(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in times]
-
     async def _rest(self) -> None:
         """Wait until nothing lives and nothing is owed, for as long as the product may take."""
+        redis: Any = self._scene.redis  # its types say int or awaitable
         queues = await self._scene.queues()
         watched = [name for queue in queues for name in (keys.live(queue), keys.owed(keys.queue_partition(queue)))]
         began = anyio.current_time()
         left = {"": 1}
         with anyio.move_on_after(REST_S + self._options.lease_s):
             while left:
-                counted = {name: await self._count(name) for name in watched}
+                counted = {name: await ask(partial(redis.zcard, name)) for name in watched}
                 left = {name: count for name, count in counted.items() if count}
                 await anyio.sleep(LOOK_S)
         with anyio.move_on_after(REGISTERED_S):
@@ -306,9 +236,6 @@ class Run:
         await anyio.sleep(LAST_WEBHOOK_S)
         took_s = anyio.current_time() - began
         self._say(f"at rest after {took_s:.1f} s" if not left else f"not at rest after {took_s:.0f} s: {left}")
-
-    async def _count(self, zset: str) -> int:
-        return int(await ask(lambda: self._scene.redis.zcard(zset)))
 
     async def _write_down(self) -> None:
         """Record what Redis holds now, for the checker."""

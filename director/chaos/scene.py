@@ -5,9 +5,13 @@ root's rights. A process that dies is started again after a moment, as an orches
 """
 
 import asyncio
+import itertools
+import os
 import signal
-from collections.abc import AsyncGenerator
+import sys
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -23,21 +27,174 @@ from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
-from director.chaos import cast
-from director.chaos.cast import API, SERVER, SINK, Role
-from director.chaos.cog import Script
-from director.chaos.faketime import SteppedClock
-from director.chaos.faults import Stage
+from director.chaos.parties import Script
+from director.chaos.plan import Stage
 from director.chaos.proxy import Link, Upstream
 from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
+from director.core.settings import PREFIX
 from director.local.home import Home, State
 from director.local.parts import Expected, answers_200, until_ready
-from director.local.processes import is_alive, signal_group
+from director.local.processes import UpError, claimable, is_alive, signal_group
 from director.local.server import EmbeddedServer, find_binary
-from director.local.supervisor import Supervisor, supervising
+from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts
+
+# Define the processes of a run: command, environment and sign of readiness of each. Starts nothing.
+#
+# There are four directors with a model server each. Two serve one model, and one serves a model alone. The fourth
+# serves a model whose version is deleted at times. The rest is as in production: an API, two keepers, a receiver of
+# webhooks.
+
+SERVER: Final = "redis-0"
+API: Final = "api-0"
+SINK: Final = "sink-0"
+MODELS: Final = ("chaos/shared", "chaos/alone")
+CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
+IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
+PASSING: Final = "chaos/passing"  # only the nemesis asks for it: its version is deleted while its director starts
+SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
+KEEPERS: Final = 2
+SLOTS: Final = 8
+EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same at once
+REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
+LOOPBACK: Final = "127.0.0.1"
+RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
+DRAIN_S: Final = 5
+BREAKER_COOL_S: Final = 5  # an open breaker hides a queue from the faults, so it closes again soon
+
+# Ports below the range that systems hand out to clients: a port must be free again whenever its process comes back.
+# Each is used once. Two runs at the same time begin at different ports.
+QUIET_PORTS: Final = range(20_000, 32_000)
+PORTS_OF_A_RUN: Final = 16
+_ports: Final = (QUIET_PORTS[(os.getpid() * PORTS_OF_A_RUN + n) % len(QUIET_PORTS)] for n in itertools.count())
+
+
+class Role(Struct, frozen=True, kw_only=True):
+    """A process of the run.
+
+    `env` is the environment of its next start, `url` its base URL, `ready` the page that answers 200 once it is ready.
+    """
+
+    name: str
+    command: Sequence[str]
+    url: str
+    ready: str
+    env: dict[str, str]
+
+    def part(self, cwd: Path) -> Part:
+        """Return the part for the supervisor, which reads the environment again at each start."""
+        return Part(name=self.name, command=self.command, env=self.env, cwd=cwd, grace_s=DRAIN_S + 5)
+
+
+def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_s: float) -> list[list[Role]]:
+    """Return all processes but the server, in the order of their starts. Each director has a model server."""
+    cogs = [
+        _scripted(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
+        for name in (f"cog-{number}" for number in range(len(SERVED)))
+    ]
+    shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback"}
+    directors = [
+        _ours(
+            f"director-{number}",
+            ["director", "run"],
+            "health_",
+            redis_urls,
+            model=model,
+            servers=server.url,
+            concurrent_predictions=SLOTS,
+            run_limit_s=RUN_LIMIT_S,
+            drain_s=DRAIN_S,
+            breaker_cool_s=BREAKER_COOL_S,
+            **shared,
+        )
+        for number, (model, server) in enumerate(zip(SERVED, cogs, strict=True))
+    ]
+    return [
+        [_ours(f"keeper-{number}", ["director", "keeper"], "", redis_urls, **shared) for number in range(KEEPERS)],
+        [_scripted(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
+        directors,
+        [_ours(API, ["api"], "", redis_urls)],
+    ]
+
+
+def _quiet_port() -> int:
+    while True:
+        with suppress(UpError):
+            return claimable(LOOPBACK, next(_ports))
+
+
+def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> Role:
+    port = _quiet_port()
+    url = f"http://{LOOPBACK}:{port}"
+    command = [sys.executable, "-P", "-m", "director.chaos.parties", kind, str(port), *arguments]
+    return Role(name=name, command=command, url=url, ready=f"{url}{ready}", env=_environment())
+
+
+def _ours(name: str, command: Sequence[str], health: str, redis_urls: Mapping[str, str], **settings: object) -> Role:
+    """Return a process of the product. `health` begins the names of its settings for where it serves its health."""
+    port = _quiet_port()
+    settings |= {f"{health}host": LOOPBACK, f"{health}port": port, "redis_url": redis_urls[name]}
+    env = _environment() | {PREFIX + setting.upper(): str(value) for setting, value in settings.items()}
+    url = f"http://{LOOPBACK}:{port}"
+    return Role(name=name, command=[sys.executable, "-P", "-m", *command], url=url, ready=f"{url}/readyz", env=env)
+
+
+def _environment() -> dict[str, str]:
+    # without the user's own settings, so that the same seed is the same run on every machine
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
+MISSING: Final = "libfaketime is not installed"
+# Debian and its derivatives have a folder for each architecture, other systems one for all
+PLACES: Final = (
+    "usr/lib/*/faketime/libfaketime.so.1",
+    "usr/lib*/faketime/libfaketime.so.1",
+    "usr/local/lib/faketime/libfaketime.so.1",
+)
+
+
+def find_library(wanted: str = "", *, places: Iterable[str] = PLACES) -> Path | None:
+    """Return libfaketime: the file `wanted` if given, else the one that the system has, or None without one."""
+    if wanted:
+        return Path(wanted) if Path(wanted).is_file() else None
+    return next((path for place in places for path in sorted(Path("/").glob(place))), None)
+
+
+class SteppedClock:
+    """The clock of a process that was started with libfaketime, which adds an offset from a file to it.
+
+    `offset_s` is its lead over the machine's clock, `highest_s` the largest so far. CLOCK_MONOTONIC stays as it is.
+    """
+
+    def __init__(self, library: Path, file: Path) -> None:
+        self._library = library
+        self._file = file
+        self.offset_s = self.highest_s = 0
+        self._write()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment for the process. It reads the file at each look at the clock."""
+        return {
+            "LD_PRELOAD": str(self._library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def step(self, seconds: int) -> None:
+        self.offset_s += seconds
+        self.highest_s = max(self.highest_s, self.offset_s)
+        self._write()
+
+    def _write(self) -> None:
+        # replaced in one move: a file that is read half written would be another step
+        draft = self._file.with_name(f"{self._file.name}.new")
+        draft.write_text(f"{self.offset_s:+d}\n")
+        draft.replace(self._file)
+
 
 FRONT: Final = "client:api"
 AGAIN_S: Final = 0.3
@@ -48,60 +205,75 @@ ANSWER_S: Final = 2.0
 DELETION_S: Final = 10.0  # seconds; the deletion goes over a slow link
 
 
-class Size(Struct, frozen=True, kw_only=True):
-    """The size of a scene, and the length of its leases.
+class Rollout(Struct, frozen=True, kw_only=True):
+    """Folders with two installed releases of the product. The run begins with `before`, and moves to `after`."""
 
-    `release` is a folder for `Scene.release`, or '' for this code. `faketime` is the library that steps the server's
-    clock, or None to step no clock.
+    before: Path
+    after: Path
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """The options of the command line.
+
+    Without `home`, the run uses a temporary folder, which stays only if `is_kept` or a promise was broken. A `rollout`
+    has no peace before it and no rush, because fairness is judged within one release. `faketime` is the library that
+    steps the server's clock, or '' for the one that the system has.
     """
 
     seed: int
-    lease_s: float
-    slots: int
-    tenants: int
-    release: str = ""
-    faketime: Path | None = None
+    seconds: float
+    lease_s: float = 15.0
+    tenants: int = 40
+    home: Path | None = None
+    is_kept: bool = False
+    calibration_s: float = 5.0
+    has_faults: bool = True
+    rollout: Rollout | None = None
+    faketime: str = ""
+
+    @property
+    def left_out(self) -> str:
+        """Which faults this run cannot have, and why; '' if it can have all."""
+        if self.rollout:
+            return "clock steps left out: 0.2.0 loses claims to them"
+        return "" if find_library(self.faketime) else f"clock steps left out: {MISSING}"
 
 
+@dataclass
 class Scene:
     """The processes and links of a run. Links, roles, tokens and the stage exist once it has started."""
 
-    def __init__(
-        self,
-        home: Home,
-        size: Size,
-        *,
-        server: EmbeddedServer,
-        supervisor: Supervisor,
-        redis: Redis,
-        http: httpx.AsyncClient,
-    ) -> None:
-        self.home = home
-        self.journals = home.path / "journals"
+    home: Home
+    options: Options
+    server: EmbeddedServer
+    supervisor: Supervisor
+    redis: Redis
+    http: httpx.AsyncClient
+    links: dict[str, Link] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+    tokens: list[str] = field(default_factory=list)
+    operator: str = ""  # the token of the operator
+    to_delete: QueueName = field(init=False)  # the queue of the version that only the nemesis asks for
+    clock: SteppedClock | None = None
+
+    def __post_init__(self) -> None:
         self.journals.mkdir()
-        self.size = size
-        self.redis = redis
-        self.http = http
-        self.links: dict[str, Link] = {}
-        self.roles: dict[str, Role] = {}
-        self.tokens: list[str] = []
-        self.operator = ""  # the token of the operator
-        self.to_delete = QueueName("")  # the queue of the version that only the nemesis asks for
-        self.clock = None if size.faketime is None else SteppedClock(size.faketime, home.path / "faketime")
-        self._server = server
-        self._supervisor = supervisor
+        library = None if self.options.left_out else find_library(self.options.faketime)
+        self.clock = SteppedClock(library, self.home.path / "faketime") if library else None
+
+    @property
+    def journals(self) -> Path:
+        return self.home.path / "journals"
 
     # ── for the nemesis ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def names(self) -> list[str]:
-        """The names of all processes."""
         return [SERVER, *self.roles]
 
     @property
     def stage(self) -> Stage:
-        """The possible targets of faults."""
-        spared = [f"director-{n}" for n, model in enumerate(cast.SERVED) if model == cast.PASSING]
+        spared = [f"director-{n}" for n, model in enumerate(SERVED) if model == PASSING]
         apart = {FRONT, *(part for name in spared for part in (name, f"{name}:redis", name.replace("director", "cog")))}
         return Stage(
             directors=[name for name in self._all("director") if name not in apart],
@@ -125,11 +297,10 @@ class Scene:
         """Give lanes this many streams: of the queue with exact order if `in_line`, else of all other queues."""
         scripts = Scripts(Gatherer(self.redis))
         for queue in await self.queues():
-            if queue.startswith(f"{cast.IN_LINE}:") is in_line:
+            if queue.startswith(f"{IN_LINE}:") is in_line:
                 await scripts.resize(queue, streams=streams)
 
     async def until_listening(self, name: str) -> None:
-        """Return once the process listens on its port."""
         host, port = urlsplit(self.roles[name].url).netloc.split(":")
         while True:
             with suppress(OSError):
@@ -155,7 +326,7 @@ class Scene:
             version = text(await ask(lambda: client.hget(keys.meta(queue), "version")) or b"")
             await ask(lambda: client.delete(keys.directors(queue)))
             headers = {"authorization": f"Bearer {self.operator}"}
-            url = f"{self.roles[API].url}/v1/models/{cast.PASSING}/versions/{version}"
+            url = f"{self.roles[API].url}/v1/models/{PASSING}/versions/{version}"
             return (await self.http.delete(url, headers=headers, timeout=DELETION_S)).status_code
         return 0
 
@@ -172,30 +343,26 @@ class Scene:
         self.roles[name].env["PYTHONPATH"] = folder
 
     def pid(self, name: str) -> int:
-        """Return the pid of its current or last process, or 0 if the name is no process."""
-        marked = self._supervisor.marks.get(name)
+        marked = self.supervisor.marks.get(name)
         return marked.pid if marked else 0
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Signal a process if it is alive and its pid was not reused."""
-        marked = self._supervisor.marks.get(name)
+        marked = self.supervisor.marks.get(name)
         if marked is not None and is_alive(marked):
             signal_group(marked.pid, number)
 
     async def until_gone(self, name: str, pid: int) -> None:
-        """Return once this process of the part has ended."""
-        marked = self._supervisor.marks.get(name)
+        marked = self.supervisor.marks.get(name)
         while marked is not None and marked.pid == pid and is_alive(marked):
             await anyio.sleep(LOOK_S)
-            marked = self._supervisor.marks.get(name)
+            marked = self.supervisor.marks.get(name)
 
     async def until_restarted(self, name: str, pid: int) -> None:
-        """Return once the part has another process than this one."""
         while self.pid(name) == pid:  # noqa: ASYNC110 - the supervisor has no event for it
             await anyio.sleep(LOOK_S)
 
     async def is_ready(self, name: str) -> bool:
-        """Return whether the process itself says that it is ready."""
         try:
             if name == SERVER:
                 return bool(await self.redis.ping())
@@ -204,7 +371,6 @@ class Scene:
             return False
 
     async def until_ready(self, name: str) -> None:
-        """Return once the process says that it is ready."""
         while not await self.is_ready(name):  # noqa: ASYNC110 - it has to be asked
             await anyio.sleep(LOOK_S)
 
@@ -215,44 +381,35 @@ class Scene:
 
         Raises UpError when a process does not become ready.
         """
-        part = self._server.part(self.home.path)
+        part = self.server.part(self.home.path)
         stepped = self.clock.environment if self.clock else {}
-        self._supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
+        self.supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
         with anyio.fail_after(START_LIMIT_S):
             await self.until_ready(SERVER)
         secrets = await self._make_accounts()
-        redis_urls = await self._make_links(self._server.url)
-        size = self.size
-        cogs = cast.cogs(self.journals, slots=size.slots)
-        stages = (
-            cast.keepers(redis_urls, lease_s=size.lease_s),
-            [cast.sink(self.journals / "sink.jsonl", secrets), *cogs],
-            cast.directors(redis_urls, cogs, slots=size.slots, lease_s=size.lease_s),
-            [cast.api(redis_urls)],
-        )
-        for roles in stages:
+        redis_urls = await self._make_links(self.server.url)
+        for roles in cast(self.journals, secrets, redis_urls, lease_s=self.options.lease_s):
             self.roles |= {role.name: role for role in roles}
-            if size.release:
-                for role in roles:
-                    if role.name in cast.REDIS_CLIENTS:
-                        self.release(role.name, size.release)
-            self._supervisor.start([role.part(self.home.path) for role in roles])
-        await self._open_front(self.roles[API].url)
+            for role in roles:
+                if self.options.rollout and role.name in REDIS_CLIENTS:
+                    self.release(role.name, str(self.options.rollout.before))
+            self.supervisor.start([role.part(self.home.path) for role in roles])
+        await self._link(FRONT, _upstream(self.roles[API].url))
         await until_ready(
             [Expected(role.name, [answers_200(role.ready)]) for role in self.roles.values()],
             home=self.home,
-            supervisor=self._supervisor,
+            supervisor=self.supervisor,
             say=lambda _: None,
             limit_s=START_LIMIT_S,
         )
         await self.resize(streams=1, in_line=True)
-        [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{cast.PASSING}:")]
+        [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{PASSING}:")]
 
     async def _make_accounts(self) -> Path:
         """Create a token for each tenant. Return a file with the tenants' webhook secrets, for the sink."""
         accounts = Accounts(self.redis)
         secrets = {}
-        for number in range(self.size.tenants):
+        for number in range(self.options.tenants + EQUALS):
             self.tokens.append(await accounts.create_token(f"tenant-{number}"))
             [secrets[str(number)]] = await accounts.webhook_secrets(f"tenant-{number}")
         self.operator = await accounts.create_token("operator", scopes=("read", "run", "admin"))
@@ -262,26 +419,22 @@ class Scene:
         return path
 
     async def _make_links(self, server_url: str) -> dict[str, str]:
-        """Create a link to the server for each of its clients. Return the URL of each client's link."""
         parts = urlsplit(server_url)
         login = f":{parts.password}@" if parts.password else ""
         urls = {}
-        for name in cast.REDIS_CLIENTS:
+        for name in REDIS_CLIENTS:
             link = await self._link(f"{name}:redis", _upstream(server_url))
             urls[name] = f"redis://{login}127.0.0.1:{link.port}/0"
         return urls
 
-    async def _open_front(self, url: str) -> None:
-        await self._link(FRONT, _upstream(url))
-
     async def _link(self, name: str, connect: Upstream) -> Link:
-        link = self.links[name] = Link(name, connect, self.size.seed)
+        link = self.links[name] = Link(name, connect, self.options.seed)
         await link.start()
         return link
 
 
 @asynccontextmanager
-async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
+async def staged(home: Home, options: Options) -> AsyncGenerator[Scene]:
     """Yield a scene in this new home, not started yet. No process of it is left after the block."""
     server = EmbeddedServer(home.valkey, find_binary(), NEVER_REWRITTEN)
     server.prepare()
@@ -294,15 +447,14 @@ async def staged(home: Home, size: Size) -> AsyncGenerator[Scene]:
             file.write(f"{line}\n")
 
     def note() -> None:
-        # so that `director down --home` can end what a killed run left, and `director queues --home` can look
-        # inside
+        # so that `director down --home` can end what a killed run left, and `director queues --home` can look inside
         home.write(State(redis_url=server.url).running(supervisor.marks))
 
     try:
         async with supervising(
             open_log=home.open_log, say=say, changed=note, first_pause_s=AGAIN_S, longest_pause_s=AGAIN_S
         ) as supervisor:
-            scene = Scene(home, size, server=server, supervisor=supervisor, redis=redis, http=http)
+            scene = Scene(home, options, server, supervisor, redis, http)
             try:
                 yield scene
             finally:

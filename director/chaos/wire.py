@@ -1,21 +1,22 @@
-"""Speak just enough HTTP/1.1 for the parties of a run: no framework, a start in a tenth of a second, little CPU.
+"""Speak just enough HTTP/1.1 for the parties of a run and for tests: no framework, a quick start, little CPU.
 
-The machine's time belongs to the code under test. This is only for loopback and for peers of a run: every body but a
-stream has a length, nothing is pipelined, and nothing is limited.
+The machine's time belongs to the code under test. This module is imported in 0.13 s, httpx and the directors' own
+transport in 0.24 s, and no code under judgment may serve its judges. Only for loopback: every body but a stream has a
+length, nothing is pipelined, and nothing is limited.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
 
 NONE: Final[Mapping[str, str]] = {}
-REASONS: Final = {200: "OK", 202: "Accepted", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error"}
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Request(Struct, kw_only=True):
+class Request(Struct, kw_only=True, eq=False):
     """One request. `gone` is set when its client hangs up before the answer. Header names are lower case."""
 
     method: str
@@ -23,14 +24,24 @@ class Request(Struct, kw_only=True):
     headers: Mapping[str, str]
     body: bytes
     gone: asyncio.Event
+    writer: asyncio.StreamWriter
+
+    async def write(self, data: bytes) -> None:
+        """Send these bytes unchanged, for an answer that no `Answer` can be. Return BROKEN after it."""
+        self.writer.write(data)
+        await self.writer.drain()
 
 
 class Answer(Struct, frozen=True):
-    """One answer. A server that returns status 0 breaks the connection instead. Header names are lower case."""
+    """One answer. Header names are lower case."""
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = {}
+
+
+BROKEN: Final = Answer(0)
+"""A server returns it to end the connection without an answer."""
 
 
 class Unanswered(Exception):
@@ -40,8 +51,10 @@ class Unanswered(Exception):
 Handler = Callable[[Request], Awaitable[Answer]]
 
 
-async def serve(handler: Handler, port: int) -> None:
-    """Answer requests on this loopback port, for ever."""
+@asynccontextmanager
+async def listening(handler: Handler, port: int = 0) -> AsyncGenerator[int]:
+    """Answer requests on this port of 127.0.0.1, or on a free one, and yield it. No connection outlives the block."""
+    tasks = set[asyncio.Task[None]]()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -50,11 +63,18 @@ async def serve(handler: Handler, port: int) -> None:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client hung up
         finally:
-            writer.transport.abort()
+            writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=512)
-    async with server:
-        await server.serve_forever()
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(task := asyncio.create_task(connected(reader, writer)))
+        task.add_done_callback(tasks.discard)
+
+    async with await asyncio.start_server(accepted, "127.0.0.1", port, backlog=512) as server:
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 class Caller:
@@ -62,106 +82,91 @@ class Caller:
 
     def __init__(self, url: str) -> None:
         self._host = url.removeprefix("http://")
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[Connection] = []
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] = NONE, within_s: float
     ) -> Answer:
         """Send a request and read the answer. Raises Unanswered."""
-        try:
+        with _unanswered():
             async with asyncio.timeout(within_s):
-                return await self._ask(method, path, body, headers)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as exc:
-            raise Unanswered(repr(exc)) from exc
-
-    async def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        if self._idle:
-            reader, writer = self._idle.pop()
-        else:
-            name, _, port = self._host.partition(":")
-            reader, writer = await asyncio.open_connection(name, int(port))
-        fields = {
-            "host": self._host,
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            **headers,
-        }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        is_whole = False
-        try:
-            writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
-            status_line, headers_back = await _head(reader)
-            content = await reader.readexactly(int(headers_back.get("content-length", "0")))
-            is_whole = headers_back.get("connection", "").lower() != "close"
-        finally:
-            if is_whole:
-                self._idle.append((reader, writer))
-            else:
-                writer.transport.abort()
-        return Answer(int(status_line.split(" ")[1]), content, headers_back)
+                connection = self._idle.pop() if self._idle else await self._connect()
+                is_whole = False
+                try:
+                    status, headers_back = await self._sent(connection, method, path, headers, body)
+                    content = await connection[0].readexactly(int(headers_back.get("content-length", "0")))
+                    is_whole = headers_back.get("connection", "").lower() != "close"
+                finally:
+                    if is_whole:
+                        self._idle.append(connection)
+                    else:
+                        connection[1].transport.abort()
+                return Answer(status, content, headers_back)
 
     @asynccontextmanager
     async def follow(
-        self, path: str, *, headers: Mapping[str, str] = NONE, within_s: float, silent_s: float
+        self, path: str, *, headers: Mapping[str, str], within_s: float, silent_s: float
     ) -> AsyncGenerator[tuple[int, AsyncIterator[bytes]]]:
         """GET a stream on a new connection. Yield the status, and an iterator over the pieces of the body.
 
         Raises Unanswered, inside the block too, if the stream breaks or sends nothing for `silent_s`.
         """
-        writer = None
-        try:
-            async with asyncio.timeout(within_s):
-                name, _, port = self._host.partition(":")
-                reader, writer = await asyncio.open_connection(name, int(port))
-                lines = "".join(f"{name}: {value}\r\n" for name, value in {"host": self._host, **headers}.items())
-                writer.write(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
-                status_line, _ = await _head(reader)
-            yield int(status_line.split(" ")[1]), _pieces(reader, silent_s)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as exc:
-            raise Unanswered(repr(exc)) from exc
-        finally:
-            if writer is not None:
-                writer.transport.abort()
+        connection = None
+        with _unanswered():
+            try:
+                async with asyncio.timeout(within_s):
+                    connection = await self._connect()
+                    status, _ = await self._sent(connection, "GET", path, headers)
+                yield status, _pieces(connection[0], silent_s)
+            finally:
+                if connection is not None:
+                    connection[1].transport.abort()
+
+    async def _connect(self) -> Connection:
+        name, _, port = self._host.partition(":")
+        return await asyncio.open_connection(name, int(port))
+
+    async def _sent(
+        self, connection: Connection, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> tuple[int, dict[str, str]]:
+        reader, writer = connection
+        writer.write(_message(f"{method} {path} HTTP/1.1", {"host": self._host, **headers}, body))
+        status_line, headers_back = await _read_head(reader)
+        return int(status_line.split(" ")[1]), headers_back
 
     def close(self) -> None:
-        """Close the idle connections."""
         while self._idle:
-            _, writer = self._idle.pop()
-            writer.close()
+            self._idle.pop()[1].close()
 
 
-async def post(url: str, body: bytes, *, within_s: float) -> None:
-    """POST JSON to an http:// address of this machine, on a new connection. Raises Unanswered."""
-    host, _, path = url.removeprefix("http://").partition("/")
-    caller = Caller(f"http://{host}")
+@contextmanager
+def _unanswered() -> Iterator[None]:
     try:
-        await caller.ask("POST", f"/{path}", body, within_s=within_s)
-    finally:
-        caller.close()
+        yield
+    except (OSError, asyncio.IncompleteReadError, TimeoutError) as exc:
+        raise Unanswered(repr(exc)) from exc
 
 
 async def _exchange(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Answer one request. Return whether the connection is good for another."""
-    request_line, headers = await _head(reader)
+    request_line, headers = await _read_head(reader)
     method, path, _ = request_line.split(" ")
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    request = Request(method=method, path=path, headers=headers, body=body, gone=asyncio.Event())
-    watching = asyncio.create_task(_watch(reader, request.gone))
+    gone = asyncio.Event()
+    request = Request(method=method, path=path, headers=headers, body=body, gone=gone, writer=writer)
+    watching = asyncio.create_task(_watch(reader, gone))
     try:
         answer = await handler(request)
     finally:
         watching.cancel()
         await asyncio.wait({watching})
-    if answer.status == 0 or request.gone.is_set():
+    if answer is BROKEN or gone.is_set():
         return False
-    head = f"HTTP/1.1 {answer.status} {REASONS.get(answer.status, 'Answer')}\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(answer.body)}\r\n\r\n".encode() + answer.body)
+    writer.write(_message(f"HTTP/1.1 {answer.status} Answer", answer.headers, answer.body))
     await writer.drain()
     return headers.get("connection", "").lower() != "close"
 
 
 async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerator[bytes]:
-    """Yield the chunks of a body until its end."""
     while True:
         async with asyncio.timeout(silent_s):
             size = int(await reader.readuntil(b"\r\n"), 16)
@@ -171,8 +176,13 @@ async def _pieces(reader: asyncio.StreamReader, silent_s: float) -> AsyncGenerat
         yield piece
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
-    """Read the first line of a message, and its headers."""
+def _message(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"{first}\r\n{lines}\r\n".encode() + body
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
     return first, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 

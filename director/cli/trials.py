@@ -140,7 +140,8 @@ def _chaos(given: argparse.Namespace) -> int:
     makes the same faults.
     """
     from director.chaos.checker import text
-    from director.chaos.run import Options, chaos
+    from director.chaos.run import chaos
+    from director.chaos.scene import Options
 
     options = Options(
         seed=given.seed,

@@ -9,13 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from director.chaos.cog import Cog
 from director.chaos.journal import CogEnded, CogStarted, Delivered, Journal, Line, read
-from director.chaos.sink import Sink
-from director.chaos.wire import Caller, Handler, Unanswered, serve
+from director.chaos.parties import Cog, Sink
+from director.chaos.wire import Caller, Handler, Unanswered, listening
 from director.core import signing
 from director.core.runner_config import CogConfig
-from director.local.processes import free_port
 from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
@@ -26,24 +24,8 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:
-    port = free_port()
-    task = asyncio.create_task(serve(handler, port))
-    caller = Caller(f"http://127.0.0.1:{port}")
-
-    async def answers() -> bool:
-        try:
-            await caller.ask("GET", "/health", within_s=1)
-        except Unanswered:
-            return False
-        return True
-
-    try:
-        await eventually(answers, "the server's first answer")
+    async with listening(handler) as port:
         yield f"http://127.0.0.1:{port}"
-    finally:
-        caller.close()
-        task.cancel()
-        await asyncio.wait({task})
 
 
 @asynccontextmanager

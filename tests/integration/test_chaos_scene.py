@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from director.chaos import cast
+from director.chaos import scene
 from director.chaos.checker import text
 from director.chaos.journal import Final, Healed, read
-from director.chaos.run import Options, chaos
+from director.chaos.run import chaos
 from director.core.states import TERMINAL
 from director.local.home import Home
 from director.local.processes import UpError, is_alive
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.chaos
 
 LONGEST_S = 60.0
 # server, sink, directors with their model servers, keepers, API
-PROCESSES = 2 + 2 * len(cast.SERVED) + cast.KEEPERS + 1
+PROCESSES = 2 + 2 * len(scene.SERVED) + scene.KEEPERS + 1
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 def test_a_run_without_faults_ends_everything_it_accepted_and_leaves_no_process(home: Home):
     said: list[str] = []
-    options = Options(seed=5, seconds=3, lease_s=3, home=home.path, calibration_s=1, has_faults=False)
+    options = scene.Options(seed=5, seconds=3, lease_s=3, home=home.path, calibration_s=1, has_faults=False)
     report = chaos(options, said.append)
     assert report.ok, text(report)
     assert report.acked == report.terminal > 20
@@ -77,4 +77,4 @@ def test_a_used_home_is_refused(home: Home):
     home.make()
     home.write(home.read())
     with pytest.raises(UpError, match="has been used"):
-        chaos(Options(seed=1, seconds=1, home=home.path), print)
+        chaos(scene.Options(seed=1, seconds=1, home=home.path), print)

@@ -537,7 +537,7 @@ async def test_closing_a_run_does_not_wait_for_a_hanging_server(
     monkeypatch.setattr("director.servers.runners.cog.LET_GO_PATIENCE_S", 0.1)
 
     async def hang(exchange: Exchange) -> None:
-        await exchange.client_left.wait()
+        await exchange.gone.wait()
 
     streaming.on("PUT", PATH, stream(START, then=hang))
     async with runner_for(streaming.url) as runner:
@@ -603,7 +603,7 @@ async def test_connection_closed_without_an_answer_loses_the_run(answering: Scri
 @pytest.mark.parametrize("streams", [True, False])
 async def test_huge_output_is_not_read_to_its_end(streams: bool) -> None:
     async def endless(exchange: Exchange) -> None:
-        while not exchange.client_left.is_set():
+        while not exchange.gone.is_set():
             await exchange.write(b"10000\r\n%s\r\n" % (b"x" * 0x10000))
 
     huge = stream(b"data: ", then=endless) if streams else answer(200, b"x" * 3_000_000)
@@ -727,7 +727,7 @@ async def test_wait_for_an_earlier_run_is_bounded(answering: ScriptedCog, monkey
 
 async def test_python_server_is_named_and_stopped_when_closed_early(answering: ScriptedCog) -> None:
     async def silence(exchange: Exchange) -> None:
-        await exchange.client_left.wait()
+        await exchange.gone.wait()
 
     answering.on("GET", "/health-check", answer(200, {"status": "READY", "setup": {"started_at": "then"}}))
     answering.on("GET", "/", answer(200, {"cog_version": "0.16.12"}))

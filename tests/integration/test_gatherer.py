@@ -278,7 +278,7 @@ async def far_driver(losing: LosingProxy) -> AsyncIterator[QueueDriver]:
 
 async def test_enqueue_with_a_lost_reply_is_accepted_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     prediction_id = far_driver.new_id()
-    losing.lose_next_reply(prediction_id.encode())
+    losing.lose_next_reply(prediction_id.encode(), is_of_request=True)
     assert await far_driver.submit(prediction_id) == prediction_id
     assert losing.lost == 1
     assert sum(len(ids) for ids in (await far_driver.entries()).values()) == 1
@@ -298,7 +298,7 @@ async def test_lost_reply_is_never_reported_as_not_executed(
     gatherer = GoneAfterwards(redis)
     driver = QueueDriver(redis, Scripts(gatherer), far_driver.queue)
     prediction_id = driver.new_id()
-    losing.lose_next_reply(prediction_id.encode())
+    losing.lose_next_reply(prediction_id.encode(), is_of_request=True)
     with pytest.raises(BackendUnavailable) as lost:
         await driver.submit(prediction_id)
     with pytest.raises(BackendUnavailable) as refused:
@@ -324,7 +324,7 @@ async def test_full_server_refuses_before_it_writes() -> None:
 async def test_claim_with_a_lost_reply_is_the_same_claim(losing: LosingProxy, far_driver: QueueDriver) -> None:
     for _ in range(4):
         await far_driver.submit()
-    losing.lose_next_reply(b"rare-nonce")
+    losing.lose_next_reply(b"rare-nonce", is_of_request=True)
     claims = await far_driver.claim(2, nonce="rare-nonce")
     assert losing.lost == 1
     assert [claim.token for claim in claims] == ["rare-nonce-1", "rare-nonce-2"]
@@ -335,7 +335,7 @@ async def test_claim_with_a_lost_reply_is_the_same_claim(losing: LosingProxy, fa
 async def test_progress_with_a_lost_reply_is_written_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     await far_driver.submit()
     claim = await far_driver.claim_one()
-    losing.lose_next_reply(b'"rare words"')
+    losing.lose_next_reply(b'"rare words"', is_of_request=True)
     assert await far_driver.begin(claim, ("logs", b'"rare words"')) == 3
     assert losing.lost == 1
     assert await far_driver.kinds(claim.id) == ["created", "started", "logs"]
@@ -344,7 +344,7 @@ async def test_progress_with_a_lost_reply_is_written_once(losing: LosingProxy, f
 async def test_finish_with_a_lost_reply_is_done_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     await far_driver.submit()
     claim = await far_driver.claim_one()
-    losing.lose_next_reply(b"rare words")
+    losing.lose_next_reply(b"rare words", is_of_request=True)
     assert await far_driver.finish(claim, Status.FAILED, error="rare words")
     assert losing.lost == 1
     assert (await far_driver.kinds(claim.id)).count("completed") == 1
@@ -353,7 +353,7 @@ async def test_finish_with_a_lost_reply_is_done_once(losing: LosingProxy, far_dr
 async def test_release_with_a_lost_reply_is_done_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
     await far_driver.submit()
     claim = await far_driver.claim_one()
-    losing.lose_next_reply(claim.token.encode())
+    losing.lose_next_reply(claim.token.encode(), is_of_request=True)
     answer: Any = await far_driver.release(claim, spent=True)
     assert losing.lost == 1
     assert answer in {"waiting", "lost"}, "given back, and so no claim of this holder any more"
@@ -364,7 +364,7 @@ async def test_release_with_a_lost_reply_is_done_once(losing: LosingProxy, far_d
 async def test_version_with_lost_replies_is_still_the_latest(losing: LosingProxy, far_driver: QueueDriver) -> None:
     catalog = Catalog(far_driver.redis, far_driver.scripts, SystemClock())
     newer = "b2" * 32
-    losing.lose_next_reply(b"HSETNX")
+    losing.lose_next_reply(b"HSETNX", is_of_request=True)
     queue: QueueName = await catalog.register(MODEL, newer, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     assert losing.lost == 1
     model = await catalog.model(MODEL)

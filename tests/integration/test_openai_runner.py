@@ -163,7 +163,7 @@ async def test_endless_stream_is_not_kept(scripted: ScriptedCog) -> None:
 
 async def test_cancel_closes_the_connection(scripted: ScriptedCog) -> None:
     async def wait(exchange: Any) -> None:
-        await exchange.client_left.wait()
+        await exchange.gone.wait()
 
     scripted.on("POST", CHAT, stream(piece("a"), then=wait))
     async with opened(runner_of(scripted.url)) as runner, aclosing(runner.run(request(prompt="a"))) as run:
@@ -171,7 +171,7 @@ async def test_cancel_closes_the_connection(scripted: ScriptedCog) -> None:
         assert await runner.cancel(ID)
         assert the_end([event async for event in run]).outcome is Outcome.CANCELED
         (exchange,) = scripted.asked("POST", CHAT)
-        await exchange.client_left.wait()
+        await exchange.gone.wait()
 
 
 async def test_list_of_models_replaces_a_missing_health_route(scripted: ScriptedCog) -> None:

@@ -4,7 +4,6 @@ All processes are the product's own, at log level debug. Every place for a secre
 one. Model servers and receivers repeat what they were sent, as bad ones do.
 """
 
-import asyncio
 import base64
 import json
 import os
@@ -19,14 +18,10 @@ import anyio
 import httpx
 import pytest
 import redis as sync_redis
-import uvicorn
 from msgspec import Raw
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from director.broker.redis_client import client
+from director.chaos import wire
 from director.core.runner_config import HttpConfig
 from director.servers.runners import RunnerOptions
 from director.servers.runners.http import HttpRunner
@@ -36,7 +31,7 @@ from tests.support.cog import cog_server, free_port, write_model
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer, redis_server
-from tests.support.sink import Answer, Server, sink
+from tests.support.sink import Answer, sink
 
 pytestmark = pytest.mark.anyio
 
@@ -145,33 +140,24 @@ class Parrot:
         self._health = iter((401, 500, 503))
         self._locked = iter((401,))
 
-    async def health(self, request: Request) -> Response:
+    async def __call__(self, request: wire.Request) -> wire.Answer:
         heard = json.dumps(dict(request.headers))
-        return JSONResponse({"detail": heard, "data": [{"id": "tiny"}]}, next(self._health, 200))
-
-    async def run(self, request: Request) -> Response:
-        text = (await request.body()).decode() + json.dumps(dict(request.headers))
+        if request.method == "GET":
+            return _json({"detail": heard, "data": [{"id": "tiny"}]}, next(self._health, 200))
+        text = request.body.decode() + heard
         status = next((code for code in (401, 422, 500) if f"answer {code}" in text), 200)
         status = next(self._locked, 200) if status == 401 else status
-        if status == 200:
-            return JSONResponse(f"{OUTPUT} {text}")
-        return JSONResponse({"error": text}, status)
+        return _json(f"{OUTPUT} {text}" if status == 200 else {"error": text}, status)
+
+
+def _json(body: object, status: int) -> wire.Answer:
+    return wire.Answer(status, json.dumps(body).encode())
 
 
 @asynccontextmanager
 async def parrot() -> AsyncIterator[str]:
-    port = free_port()
-    it = Parrot()
-    routes = [Route(path, it.health) for path in ("/health", "/v1/models")]
-    app = Starlette(routes=[*routes, Route("/{rest:path}", it.run, methods=["POST"])])
-    server = Server(uvicorn.Config(app, port=port, lifespan="off", log_config=None, ws="none"))
-    serving = asyncio.create_task(server.serve())
-    await server.ready.wait()
-    try:
+    async with wire.listening(Parrot()) as port:
         yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        await serving
 
 
 @pytest.fixture

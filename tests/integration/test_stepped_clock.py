@@ -10,7 +10,7 @@ from msgspec import Struct
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
-from director.chaos.faketime import SteppedClock
+from director.chaos.scene import SteppedClock
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id
 from director.core.policy import Policy

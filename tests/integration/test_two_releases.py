@@ -10,12 +10,11 @@ from typing import Final
 import msgspec
 import pytest
 
-from director.chaos.cast import REDIS_CLIENTS
-from director.chaos.checker import Report, text
-from director.chaos.evidence import Breach
-from director.chaos.faults import REPLACE
+from director.chaos.checker import Breach, Report, text
 from director.chaos.journal import Fault, read
-from director.chaos.run import Options, Rollout, chaos
+from director.chaos.plan import REPLACE
+from director.chaos.run import chaos
+from director.chaos.scene import REDIS_CLIENTS, Options, Rollout
 from tests.support.release import OURS, Release, imported_from
 
 pytestmark = pytest.mark.chaos

@@ -3,7 +3,6 @@
 Without a script it answers 409 to a prediction.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,28 +10,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from director.chaos.wire import BROKEN, Answer, listening
+from director.chaos.wire import Request as Exchange
+
 __all__ = ("Exchange", "Script", "ScriptedCog", "answer", "frame", "scripted_cog", "stream")
 
 HEALTHY: Final = {"status": "READY", "setup": {"started_at": "then"}, "version": {"coglet": "0.23.1"}}
-
-
-class Exchange:
-    """One request, and the connection for its answer."""
-
-    def __init__(
-        self, writer: asyncio.StreamWriter, *, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.body = body
-        self.client_left = asyncio.Event()
-        self._writer = writer
-
-    async def write(self, data: bytes) -> None:
-        """Send these bytes unchanged."""
-        self._writer.write(data)
-        await self._writer.drain()
 
 
 class Script(Struct, frozen=True):
@@ -94,50 +77,26 @@ class ScriptedCog:
         """Return the requests so far with this method whose path begins like this."""
         return [exchange for exchange in self.exchanges if exchange.method == method and exchange.path.startswith(path)]
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, exchange: Exchange) -> Answer:
         """Answer one connection's one request."""
-        try:
-            exchange = await _read(reader, writer)
-        except asyncio.IncompleteReadError:  # a client canceled while it connects sends no request
-            writer.close()
-            return
         self.exchanges.append(exchange)
         scripts = self._scripts.get((exchange.method, exchange.path), [])
         script = scripts.pop(0) if len(scripts) > 1 else scripts[0] if scripts else answer(409, b"{}")
-        leaving = asyncio.create_task(_watch(reader, exchange))
-        try:
-            with suppress(ConnectionError):
-                await script.act(exchange)
-        finally:
-            leaving.cancel()
-            writer.close()
+        with suppress(ConnectionError):
+            await script.act(exchange)
+        return BROKEN
 
 
 @asynccontextmanager
 async def scripted_cog(*, streams: bool = True, is_array: bool = True) -> AsyncGenerator[ScriptedCog, None]:
     """Serve on loopback. It appears as a READY coglet whose model streams, and knows no prediction."""
     cog = ScriptedCog("")
-    server = await asyncio.start_server(cog.serve, "127.0.0.1", 0)
-    cog.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     schema = {
         "paths": {"/predictions": {"post": {"x-cog-streaming": streams}}},
         "components": {"schemas": {"Output": {"type": "array" if is_array else "string"}}},
     }
     cog.on("GET", "/health-check", answer(200, HEALTHY))
     cog.on("GET", "/openapi.json", answer(200, schema))
-    async with server:
+    async with listening(cog.serve) as port:
+        cog.url = f"http://127.0.0.1:{port}"
         yield cog
-
-
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Exchange:
-    request, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
-    method, path, _ = request.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Exchange(writer, method=method, path=path, headers=headers, body=body)
-
-
-async def _watch(reader: asyncio.StreamReader, exchange: Exchange) -> None:
-    with suppress(ConnectionError):
-        await reader.read(1)
-    exchange.client_left.set()

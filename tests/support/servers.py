@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import pytest
 from redis import Redis, exceptions
 
-from director.chaos.faketime import MISSING, SteppedClock, find_library
+from director.chaos.scene import MISSING, SteppedClock, find_library
 from tests.support.cog import free_port
 
 __all__ = ("USERS", "Kind", "RedisServer", "binary", "redis_server", "stepped_server", "users_file", "wait_until")

@@ -13,17 +13,13 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Final, NamedTuple
 
-import uvicorn
 from msgspec import Struct
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from director.chaos import wire
 
 __all__ = ("Answer", "Received", "Sink", "sink")
 
@@ -55,9 +51,9 @@ class Received(NamedTuple):
 class Sink:
     """The receiver. `answers` are used up one by one; then `answer` applies."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.port = int(url.rpartition(":")[2].partition("/")[0])
+    def __init__(self) -> None:
+        self.url = ""
+        self.port = 0
         self.answers: deque[Answer] = deque()
         self.answer = Answer()
         self.received: list[Received] = []
@@ -77,102 +73,53 @@ class Sink:
         """Release senders that are kept waiting."""
         self._closing.set()
 
-    async def __call__(self, request: Request) -> Response:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        received = Received(headers, await request.body())
+    async def serve(self, request: wire.Request) -> wire.Answer:
         self.open += 1
         try:
             async with self._changed:
-                self.received.append(received)
-                self.targets.append(_target(request))
-                self.peers.append(cast(tuple[str, int], tuple(request.scope["client"])))
+                self.received.append(Received(request.headers, request.body))
+                self.targets.append(request.path)
+                self.peers.append(request.writer.get_extra_info("peername"))
                 self._changed.notify_all()
             return await self._answered(self.answers.popleft() if self.answers else self.answer, request)
         finally:
             self.open -= 1
 
-    async def _answered(self, answer: Answer, request: Request) -> Response:
+    async def _answered(self, answer: Answer, request: wire.Request) -> wire.Answer:
         if answer.delay_s:
             await self._wait(answer.delay_s)
         if answer.reset:
-            request.scope["extensions"]["reset"]()
-            return Response()
-        headers = dict(answer.headers)
-        if answer.stall or answer.body_bytes:
-            return StreamingResponse(self._body(answer), status_code=answer.status, headers=headers)
-        return Response(answer.body, status_code=answer.status, headers=headers)
+            connection = request.writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST, not FIN
+            request.writer.transport.abort()
+            return wire.BROKEN
+        if not answer.stall and not answer.body_bytes:
+            return wire.Answer(answer.status, answer.body, answer.headers)
+        with suppress(ConnectionError):
+            lines = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
+            await request.write(f"HTTP/1.1 {answer.status} Answer\r\nconnection: close\r\n{lines}\r\n".encode())
+            for _ in range(0, answer.body_bytes, len(CHUNK)):
+                await request.write(CHUNK)
+                self.sent_bytes += len(CHUNK)
+            if answer.stall:
+                await request.write(b"x")
+                await self._wait(None, request.gone)
+        return wire.BROKEN
 
-    async def _body(self, answer: Answer) -> AsyncGenerator[bytes]:
-        for _ in range(0, answer.body_bytes, len(CHUNK)):
-            yield CHUNK
-            self.sent_bytes += len(CHUNK)
-        if answer.stall:
-            yield b"x"
-            await self._closing.wait()
-
-    async def _wait(self, delay_s: float) -> None:
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._closing.wait()
-        except TimeoutError:
-            pass
-
-
-class Server(uvicorn.Server):
-    """uvicorn inside a test: it reports when it is ready, and leaves the signals to pytest."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then report it."""
-        await super().startup(sockets)
-        self.ready.set()
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Capture no signals."""
-        yield
-
-
-class Resettable(H11Protocol):
-    """An HTTP protocol whose application may reset its own connection."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Hand the application a way to reset the connection, in the scope of each of its requests."""
-        super().connection_made(transport)
-        app = self.app
-
-        async def with_reset(scope: Any, receive: Any, send: Any) -> None:
-            await app({**scope, "extensions": {"reset": lambda: _reset(transport)}}, receive, send)
-
-        self.app = with_reset
+    async def _wait(self, delay_s: float | None, *others: asyncio.Event) -> None:
+        waits = [asyncio.create_task(event.wait()) for event in (self._closing, *others)]
+        await asyncio.wait(waits, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
 
 @asynccontextmanager
 async def sink(port: int = 0) -> AsyncGenerator[Sink]:
     """Run a receiver on a free port of 127.0.0.1, or on that of an earlier one, until the block ends."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        receiver = Sink(f"http://127.0.0.1:{listener.getsockname()[1]}/hook")
-        app = Starlette(routes=[Route("/{rest:path}", receiver.__call__, methods=["POST"])])
-        server = Server(uvicorn.Config(app, http=Resettable, lifespan="off", log_config=None, ws="none"))
-        serving = asyncio.create_task(server.serve([listener]))
+    receiver = Sink()
+    async with wire.listening(receiver.serve, port) as receiver.port:
+        receiver.url = f"http://127.0.0.1:{receiver.port}/hook"
         try:
-            await server.ready.wait()
             yield receiver
         finally:
             receiver.close()
-            server.should_exit = True
-            await serving
-
-
-def _target(request: Request) -> str:
-    path, query = cast(bytes, request.scope["raw_path"]), cast(bytes, request.scope["query_string"])
-    return (path + b"?" + query if query else path).decode()
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    connection = transport.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST, not FIN
-    transport.abort()

@@ -546,6 +546,10 @@ KEPT: dict[str, list[Line]] = {
         *rush(39, 39, 24),
         *fault("kill_director", "director-0", 900, 1_100),
     ],
+    "a rush, and a frozen director that keeps the slot of one tenant": [
+        *rush(39, 39, 15),
+        *fault("stop_director", "director-2", 1_505, 3_900),
+    ],
     "a reader that heard all of it": misheard(ONE, DONE),
     "a reader that came back in the middle": followed(
         good(),

@@ -7,11 +7,30 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from director.chaos import run
-from director.chaos.faketime import find_library
-from director.chaos.faults import ALL_LINKS, KINDS, ONCE, REPLACE, STEPS, Planned, Stage, rollout, schedule
-from director.chaos.load import EQUAL, HEAVY, LARGE, PLANS, Order, key_of, large, orders, peaceful, rush
+from director.chaos import scene
 from director.chaos.nemesis import Nemesis
+from director.chaos.plan import (
+    ALL_LINKS,
+    EQUAL,
+    HEAVY,
+    KINDS,
+    LARGE,
+    ONCE,
+    PLANS,
+    REPLACE,
+    STEPS,
+    Order,
+    Planned,
+    Stage,
+    key_of,
+    large,
+    orders,
+    peaceful,
+    rollout,
+    rush,
+    schedule,
+)
+from director.chaos.scene import find_library
 
 STAGE = Stage(
     directors=["director-0", "director-1", "director-2"],
@@ -197,13 +216,13 @@ def test_a_rollout_replaces_each_process_of_the_product_once_while_there_is_load
 
 
 def test_a_run_says_which_faults_it_cannot_have(monkeypatch: pytest.MonkeyPatch):
-    options = run.Options(seed=1, seconds=60)
-    monkeypatch.setattr(run, "find_library", lambda wanted: None)
-    assert run.left_out(options) == "clock steps left out: libfaketime is not installed"
-    monkeypatch.setattr(run, "find_library", lambda wanted: Path("/lib/libfaketime.so.1"))
-    assert run.left_out(options) == ""
-    rollout_options = replace(options, rollout=run.Rollout(before=Path("a"), after=Path("b")))
-    assert "0.2.0 loses claims" in run.left_out(rollout_options)
+    options = scene.Options(seed=1, seconds=60)
+    monkeypatch.setattr(scene, "find_library", lambda wanted: None)
+    assert options.left_out == "clock steps left out: libfaketime is not installed"
+    monkeypatch.setattr(scene, "find_library", lambda wanted: Path("/lib/libfaketime.so.1"))
+    assert options.left_out == ""
+    rollout_options = replace(options, rollout=scene.Rollout(before=Path("a"), after=Path("b")))
+    assert "0.2.0 loses claims" in rollout_options.left_out
 
 
 def test_libfaketime_is_found_in_the_folder_of_an_architecture(tmp_path: Path):

@@ -135,7 +135,7 @@ async def test_slow_redis_is_named(far_server: RedisServer) -> None:
         losing_proxy(far_server.port) as proxy,
         scene(far_server.url, through=proxy.url) as far,
     ):
-        proxy.delay_s = 0.06
+        proxy.delay_s = (0.03, 0.03)  # each way
         caller = await far.caller("acme/slow")
         waiting = await caller.submit(text="a")
         async with far.keeper():

@@ -1,24 +1,29 @@
-"""Serve a model that does what its input says: `python -m director.chaos.cog PORT NAME SLOTS JOURNAL`.
+"""Serve a scripted model, or receive webhooks: `python -m director.chaos.parties cog PORT JOURNAL NAME SLOTS`, or
+`sink PORT JOURNAL SECRETS`.
 
-It speaks the part of Cog that a director depends on: health, schema, a PUT that is held until the run has ended,
-callbacks for progress, cancel, shutdown. It records each run before anything of it can be seen, and its end before the
-answer leaves. It knows nothing about queues: it refuses a request for which it has no slot.
+The model server speaks the part of Cog that a director depends on, and does what the input of a run says. It records
+each run before anything of it can be seen, and its end before the answer leaves. It refuses a request for which it has
+no slot. The sink records every webhook that it answered, and checks its signature with its own implementation of
+Standard Webhooks.
 """
 
 import asyncio
+import base64
+import hmac
 import itertools
 import os
 import signal
 import sys
-from contextlib import suppress
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 
-from director.chaos.journal import CogEnded, CogStarted, Journal, now_ms
-from director.chaos.wire import Answer, Request, Unanswered, post, serve
+from director.chaos.journal import CogEnded, CogStarted, Delivered, Journal, now_ms
+from director.chaos.wire import BROKEN, Answer, Caller, Handler, Request, Unanswered, listening
 
 STARTED_AT: Final = f"{now_ms()}"
 SLOW_CANCEL_S: Final = 1.0
@@ -34,6 +39,9 @@ SCHEMA: Final = {
     "paths": {"/predictions": {"post": {}}},
     "components": {"schemas": {"Input": JSON_OBJECT, "Output": ITERATOR}},
 }
+
+MODES: Final = {"ok": Answer(200), "error": Answer(500), "reset": BROKEN}
+TOLERANCE_S: Final = 300
 
 Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel"]
 
@@ -58,8 +66,6 @@ class Create(Struct, frozen=True):
 
 
 class Snapshot(Struct, omit_defaults=True, kw_only=True):
-    """A prediction in the form of Cog's answers."""
-
     id: str
     status: str
     output: list[dict[str, str | int]] | None = None
@@ -85,9 +91,7 @@ class Cog:
     """The model server. Only `journal` outlives it."""
 
     def __init__(self, name: str, slots: int, journal: Journal) -> None:
-        self._name = name
-        self._slots = slots
-        self._journal = journal
+        self._name, self._slots, self._journal = name, slots, journal
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count(1)
 
@@ -135,7 +139,6 @@ class Cog:
         return _json(snapshot)
 
     async def _play(self, run: Run) -> Literal["succeeded", "failed", "canceled"]:
-        """Do as the script says, until a cancel arrives or the client hangs up."""
         script = run.create.input
         if script.outcome == "hang":
             await _stopped(run, None)
@@ -158,12 +161,13 @@ class Cog:
     async def _call_back(self, run: Run, event: str, snapshot: Snapshot) -> None:
         create = run.create
         if create.webhook and event in create.webhook_events_filter:
-            with suppress(Unanswered):
-                await post(create.webhook, msgspec.json.encode(snapshot), within_s=CALLBACK_S)
+            host, _, path = create.webhook.removeprefix("http://").partition("/")
+            caller = Caller(host)
+            with suppress(Unanswered), closing(caller):
+                await caller.ask("POST", f"/{path}", msgspec.json.encode(snapshot), within_s=CALLBACK_S)
 
 
 async def _stopped(run: Run, within_s: float | None) -> bool:
-    """Wait this long. Return True as soon as the run is canceled, or its client has hung up."""
     waits = [asyncio.create_task(event.wait()) for event in (run.cancel, run.gone)]
     done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -177,11 +181,76 @@ def _json(body: object, *, status: int = 200) -> Answer:
     return Answer(status, msgspec.json.encode(body))
 
 
+class Body(Struct, frozen=True):
+    """The fields of a webhook's body that the sink reads."""
+
+    id: str
+    status: str
+
+
+class Sink:
+    """The receiver. `secrets` holds the signing secret of each tenant's webhooks.
+
+    `PUT /mode/ok`, `/mode/error` (answer 500) and `/mode/reset` (break the connection) set how it answers.
+    """
+
+    def __init__(self, journal: Journal, secrets: dict[str, str]) -> None:
+        self._journal = journal
+        self._secrets = secrets
+        self._answer = MODES["ok"]
+
+    async def __call__(self, request: Request) -> Answer:
+        match request.method, *request.path.strip("/").split("/"):
+            case "POST", "hook", tenant:
+                return self._received(request, self._secrets[tenant])
+            case "PUT", "mode", mode if mode in MODES:
+                self._answer = MODES[mode]
+                return Answer()
+            case "GET", "health":
+                return Answer()
+            case _:
+                return Answer(404)
+
+    def _received(self, request: Request, secret: str) -> Answer:
+        body = msgspec.json.decode(request.body, type=Body)
+        self._journal.write(
+            Delivered(
+                at=now_ms(),
+                id=body.id,
+                webhook_id=request.headers.get("webhook-id", ""),
+                status=body.status,
+                answered=self._answer.status,
+                signed=is_signed(request, secret),
+            )
+        )
+        return self._answer
+
+
+def is_signed(request: Request, secret: str) -> bool:
+    message_id = request.headers.get("webhook-id", "")
+    timestamp = request.headers.get("webhook-timestamp", "")
+    if not timestamp.isdecimal() or abs(time.time() - int(timestamp)) > TOLERANCE_S:
+        return False
+    signed = f"{message_id}.{timestamp}.".encode() + request.body
+    key = base64.b64decode(secret.partition("_")[2])
+    expected = "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    given = request.headers.get("webhook-signature", "").split(" ")
+    return any(hmac.compare_digest(expected, signature) for signature in given)
+
+
 def main() -> None:
-    """Serve until SIGTERM or a shutdown request."""
-    port, name, slots, journal = sys.argv[1:]
+    kind, port, journal, *rest = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    asyncio.run(serve(Cog(name, int(slots), Journal(Path(journal))), int(port)))
+    lines = Journal(Path(journal))
+    if kind == "sink":
+        asyncio.run(_serve(Sink(lines, msgspec.json.decode(Path(rest[0]).read_bytes())), int(port)))
+    else:
+        asyncio.run(_serve(Cog(rest[0], int(rest[1]), lines), int(port)))
+
+
+async def _serve(handler: Handler, port: int) -> None:
+    async with listening(handler, port):
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
