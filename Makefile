@@ -7,9 +7,9 @@ ARGS   ?=
 WORKERS ?= 4
 KINDS   ?= cluster sentinel redis7
 # what keeps its promises in Redis, and so is tried on each kind of it
-SUITES  ?= tests/lua tests/properties tests/integration/api tests/integration/director tests/integration/test_gatherer.py \
-	tests/integration/test_keeper.py tests/integration/test_keeper_repairs.py tests/integration/test_dead_letters.py \
-	tests/integration/test_outages.py
+SUITES  ?= tests/lua tests/properties tests/integration/api tests/integration/execution tests/integration/broker/test_gatherer.py \
+	tests/integration/keeper/test_keeper.py tests/integration/keeper/test_keeper_repairs.py tests/integration/keeper/test_dead_letters.py \
+	tests/integration/broker/test_outages.py
 FAST    := not heavy and not redis7 and not faults and not chaos and not promtool and not kubectl and not faketime
 
 BIN   := $(VENV)/bin

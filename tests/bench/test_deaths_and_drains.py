@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from tests.integration.director.conftest import caller as caller
+from tests.integration.execution.conftest import caller as caller
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import TERMINAL, Caller, director_process, keeping, live_director, supervised_cog

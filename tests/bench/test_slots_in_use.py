@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.bench.figures import Figure, verdicts
-from tests.integration.director.conftest import caller as caller
+from tests.integration.execution.conftest import caller as caller
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, director_process

@@ -41,7 +41,7 @@ from director.servers.runners.runner import (
     Restarted,
     Unreceived,
 )
-from tests.unit.test_tracker import NAME, RECEIVED, RECORD
+from tests.unit.execution.test_tracker import NAME, RECEIVED, RECORD
 
 FILE = "data:image/png;base64,iVBORw=="
 TEXT = "data:text/plain;base64,aGk="

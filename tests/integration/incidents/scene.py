@@ -37,7 +37,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, keeper_process
 from tests.support.queue_driver import VERSION
 from tests.support.scrape import Scrape, scrape
-from tests.unit.test_alerts import FILE, RULES, Fault, told
+from tests.unit.diagnosis.test_alerts import FILE, RULES, Fault, told
 
 __all__ = ("Incident", "Scene", "fires", "scene")
 

@@ -15,7 +15,7 @@ from director.core.ids import queue_name
 from director.core.settings import KeeperSettings
 from director.diagnosis import scaling
 from director.keeper import keeper
-from tests.integration.test_users import OF_KEDA
+from tests.integration.broker.test_users import OF_KEDA
 from tests.support.autoscaler import Autoscaler, Number, autoscaled, trigger
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.director.test_files import SOURCE, schema
+from tests.integration.execution.test_files import SOURCE, schema
 from tests.support.api import live_api
 from tests.support.cog import cog_server, write_model
 from tests.support.live_director import Caller, director_process

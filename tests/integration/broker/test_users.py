@@ -1,0 +1,358 @@
+"""Test the shipped users of Redis: each has exactly the rights that it needs, on every kind of server."""
+
+import inspect
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from redis import exceptions
+from redis.asyncio import Redis
+
+import lua
+from director.broker import keys
+from director.broker.redis_client import client
+from director.broker.rights import ASKED, NEEDED, check_rights, refused
+from director.core.clock import SystemClock
+from director.core.errors import UnsafeBackend
+from director.core.ids import Partition, QueueName, new_prediction_id, partition_of_model
+from tests.support.eventually import eventually
+from tests.support.live_director import director_process
+from tests.support.servers import USERS, Kind, RedisServer, binary, redis_server
+
+pytestmark = pytest.mark.anyio
+
+HOUSE = Path(__file__).parents[3]
+ROOMS = ("api", "director")
+QUEUE = QueueName("acme/echo:0123456789ab")
+LIVE = keys.live(QUEUE)
+ELSEWHERE = keys.live(QueueName("acme/other:0123456789ab"))
+# Only the former release needs them, and an upgrade must not remove them
+FORMER = ("zincrby", "zremrangebylex")
+ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
+SAMPLES: dict[str, Any] = {
+    "account": "a",
+    "consumer": "host-1-00",
+    "digest": "0" * 64,
+    "director": "host-1-00",
+    "file_id": ID,
+    "host": "hooks.example",
+    "lane": "normal",
+    "model": "acme/echo",
+    "name": "acme/echo",
+    "number": 0,
+    "order": "created",
+    "partition": Partition(7),
+    "prediction_id": ID,
+    "purpose": "files",
+    "queue": QUEUE,
+    "slug": "a",
+    "tenant": "a",
+    "training": ID,
+    "version_id": "0" * 64,
+    "waiter": "0" * 26,
+}
+# The script that KEDA's scaler of the type `redis` has sent since 2.0
+OF_KEDA = """
+local listName = KEYS[1]
+local listType = redis.call('type', listName).ok
+local cmd = { zset = 'zcard', set = 'scard', list = 'llen', hash = 'hlen', none = 'llen' }
+return redis.call(cmd[listType], listName)
+"""
+IN_A_SCRIPT = "ACL failure in script|user executing the script can't"
+REFUSED_US = """
+acl list
+acl setuser director +@all
+bgrewriteaof
+client kill type normal
+client list
+client no-evict on
+cluster reset
+command
+config rewrite
+config set maxmemory 1
+copy {p7}:rec:a {p7}:rec:b
+dbsize
+dump {p7}:rec:a
+eval return(1) 0
+eval redis.call('flushall') 0
+expire {p7}:rec:a 1
+failover
+fcall f 0
+flushall
+flushdb
+function flush
+get stranger
+get {q}:secret
+getdel secret:files
+hset stranger a 1
+keys *
+latency reset
+memory doctor
+migrate 127.0.0.1 1 secret:files 0 1000
+module list
+monitor
+move secret:files 1
+object freq secret:files
+psubscribe *
+publish stranger 1
+randomkey
+rename {p7}:rec:a {p7}:rec:b
+replicaof 127.0.0.1 1
+restore {p7}:rec:a 0 x
+save
+scan 0
+script flush
+script kill
+select 1
+shutdown nosave
+slowlog reset
+sort {p7}:rec:a
+subscribe stranger
+swapdb 0 1
+type {p7}:rec:a
+wait 0 0
+xgroup destroy {p7}:q:acme/echo:0:normal:s0 directors
+xsetid {p7}:log 1-1
+xtrim {p7}:log maxlen 0
+""".strip().splitlines()
+REFUSED_KEDA = f"""
+evalsha 0 0
+flushall
+get secret:files
+hgetall account:a
+info
+llen {keys.bell(QUEUE)}
+script load return(1)
+type {keys.record(ID)}
+zadd {LIVE} 1 a
+zcard secret:files
+zrange {LIVE} 0 -1
+""".strip().splitlines()
+
+
+@pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    kind: Kind = request.param
+    with redis_server(kind, guarded=True) as started:
+        yield started
+
+
+@pytest.fixture
+async def admin(server: RedisServer) -> AsyncIterator[Redis]:
+    """Yield a client with all rights on an empty database. Restore the shipped users afterwards."""
+    redis = client(server.admin_url)
+    await redis.flushall()
+    yield redis
+    await redis.acl_load()
+    await redis.aclose()
+
+
+@pytest.fixture
+async def ours(server: RedisServer, admin: Redis) -> AsyncIterator[Redis]:
+    redis = client(server.url)
+    yield redis
+    await redis.aclose()
+
+
+async def reply_to(redis: Any, line: str) -> str:
+    """Return the reply to a command line, or the text of its refusal."""
+    try:
+        return str(await redis.execute_command(*line.split()))
+    except exceptions.ResponseError as exc:
+        return type(exc).__name__
+
+
+async def not_refused(redis: Redis, lines: list[str]) -> list[str]:
+    replies = [(line, await reply_to(redis, line)) for line in lines]
+    return [f"{line}: {reply}" for line, reply in replies if reply != "NoPermissionError"]
+
+
+def granted(user: str) -> set[str]:
+    """Return the commands that a user's line grants, in the form in which they are sent."""
+    [line] = [line for line in USERS.read_text().splitlines() if line.startswith(f"user {user} ")]
+    return {word[1:].replace("|", " ") for word in line.split() if word.startswith("+")}
+
+
+def test_our_user_has_only_the_requested_rights() -> None:
+    containers = {"acl", "client", "cluster", "config", "script", "xgroup", "xinfo"}
+    needed = {" ".join(command[:2]) if command[0] in containers else command[0] for command in NEEDED}
+    assert granted("director") == needed | set(ASKED)
+
+
+def test_every_right_is_needed_by_our_code() -> None:
+    scripts = "\n".join(path.read_text() for folder in lua.__path__ for path in Path(folder).rglob("*.lua"))
+    python = "\n".join(path.read_text() for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
+    by_the_client = {"client setname": "client_name", "multi": "transaction=True", "exec": "transaction=True"}
+    by_the_client |= {
+        "info": ".info",
+        "script load": "script_load",
+        "del": ".delete(",
+        "publish": "'PUBLISH'",
+        "hscan": "redis.hscan",
+    }
+
+    def is_used(right: str) -> bool:
+        name, _, rest = right.partition(" ")
+        spelled = (by_the_client.get(right, f".{name}(") if not rest or right in by_the_client else f"{name}_{rest}",)
+        in_lua = f"'{name.upper()}', '{rest.upper()}'" if rest else f"'{name.upper()}'"
+        return any(each in python for each in (*spelled, right.upper(), f'("{name}"')) or in_lua in scripts
+
+    assert [right for right in sorted(granted("director")) if not is_used(right) and right not in FORMER] == []
+
+
+async def test_our_keys_are_open_to_our_user_only(admin: Redis) -> None:
+    def spelled(name: str) -> str:
+        function = getattr(keys, name)
+        given = {each: SAMPLES[each] for each in inspect.signature(function).parameters if each in SAMPLES}
+        return str(function(**given))
+
+    async def may(user: str, *command: str) -> bool:
+        untyped: Any = admin
+        return bool(await untyped.execute_command("ACL DRYRUN", user, *command) == b"OK")
+
+    functions = inspect.getmembers(keys, inspect.isfunction)
+    own = [name for name, function in functions if function.__module__ == keys.__name__ and not name.startswith("_")]
+    for name in own:
+        if name in ("queue_partition", "tag"):
+            continue
+        command = ("publish", spelled(name), "1") if name.endswith("channel") else ("get", spelled(name))
+        assert await may("director", *command), name
+        assert await may("keda", "type", spelled(name)) == (name == "live"), name
+
+
+async def test_our_user_is_refused_everything_else(ours: Redis, admin: Redis) -> None:
+    await admin.hset(f"{{p{partition_of_model('acme/echo')}}}:rec:a", "status", "starting")
+    assert await not_refused(ours, REFUSED_US) == []
+    untyped: Any = admin
+    refusal = await untyped.execute_command("ACL DRYRUN", "director", "debug", "sleep", "0")
+    assert b"no permissions" in refusal, "servers refuse DEBUG for another reason first"
+
+
+async def test_script_has_only_the_rights_of_its_caller(ours: Redis, admin: Redis) -> None:
+    await admin.set("stranger", "1")
+    for body in ("return redis.call('FLUSHALL')", "return redis.call('GET', 'stranger')"):
+        sha = await ours.script_load(body)
+        with pytest.raises(exceptions.ResponseError, match=IN_A_SCRIPT):
+            await ours.evalsha(sha, 0)
+    assert await admin.get("stranger") == b"1"
+
+
+async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(server: RedisServer, admin: Redis) -> None:
+    await admin.zadd(LIVE, {"a": 1, "b": 2})
+    keda: Any = Redis.from_url(server.url_of("keda"), protocol=2)
+    try:
+        assert await keda.ping()
+        assert await keda.eval(OF_KEDA, 1, LIVE) == 2
+        assert await keda.eval(OF_KEDA, 1, ELSEWHERE) == 0, "a queue in which nothing lives has no key"
+        assert await not_refused(keda, REFUSED_KEDA) == []
+        for body in ("redis.call('FLUSHALL')", "redis.call('ZADD', KEYS[1], 1, 'x')", "redis.call('GET', 'x')"):
+            with pytest.raises(exceptions.ResponseError, match=IN_A_SCRIPT):
+                await keda.eval(body, 1, LIVE)
+    finally:
+        await keda.aclose()
+
+
+async def test_probe_is_answered_but_reads_nothing(server: RedisServer) -> None:
+    probe: Any = Redis.from_url(server.url_of("probe"), protocol=2)
+    try:
+        assert await probe.ping()
+        assert await not_refused(probe, ["info", "get secret:files", "config get *", "subscribe x"]) == []
+    finally:
+        await probe.aclose()
+    unknown_user: Any = Redis.from_url(f"unix://{server.socket}", protocol=2)
+    try:
+        with pytest.raises(exceptions.ConnectionError, match="Authentication required"):
+            await unknown_user.ping()
+    finally:
+        await unknown_user.aclose()
+
+
+@pytest.mark.parametrize(
+    ("taken", "names"),
+    [
+        ("-xautoclaim", "'xautoclaim'"),
+        ("-xgroup|create", "'xgroup|create'"),
+        ("resetkeys", "'{p0}:q:a/b:0:bell'"),
+        ("resetchannels", "'{p0}:ch:0'"),
+    ],
+)
+async def test_missing_right_is_named(ours: Redis, admin: Redis, taken: str, names: str) -> None:
+    await check_rights(ours)
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", taken)
+    with pytest.raises(UnsafeBackend, match="lacks rights that are needed") as caught:
+        await check_rights(ours)
+    assert names in str(caught.value)
+
+
+async def test_rights_are_unknown_where_they_may_not_be_queried(ours: Redis, admin: Redis) -> None:
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", "-acl|dryrun")
+    assert await refused(ours) is None
+    await check_rights(ours)
+
+
+async def test_server_of_the_pod_knows_passwords_only_by_their_hashes(tmp_path: Path) -> None:
+    shipped, socket = tmp_path / "shipped", tmp_path / "s"
+    shutil.copytree(USERS.parent, shipped)
+    config = shipped / "redis.conf"
+    config.write_text(config.read_text().replace("dir /data", f"dir {tmp_path}"))
+    (tmp_path / "valkey-server").symlink_to(binary("valkey"))
+    passwords = {"REDIS_PASSWORD": "new & $o/|", "REDIS_PASSWORD_FORMER": "old", "KEDA_PASSWORD": "k"}
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "ADMIN_PASSWORD": "a", **passwords}
+    here = ("--port", "0", "--unixsocket", str(socket), "--logfile", str(tmp_path / "log"))
+    async with await anyio.open_process(["sh", str(shipped / "start.sh"), *here], env=env) as process:
+        try:
+            await eventually(socket.exists, "it listens")
+            for user, password in (("director", "new & $o/|"), ("director", "old"), ("keda", "k"), ("admin", "a")):
+                redis: Any = Redis(unix_socket_path=str(socket), username=user, password=password, protocol=2)
+                async with redis:
+                    assert await redis.ping()
+            refused_one: Any = Redis(unix_socket_path=str(socket), username="director", password="", protocol=2)
+            async with refused_one:
+                with pytest.raises(exceptions.ConnectionError):
+                    await refused_one.ping()
+            users = (tmp_path / "users.acl").read_text()
+            assert not [each for each in passwords.values() if f">{each}" in users or f" {each} " in users]
+        finally:
+            if process.returncode is None:
+                process.terminate()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", [("api",), ("keeper",), ("doctor",)], ids=" ".join)
+async def test_process_without_a_right_exits_and_names_it(
+    server: RedisServer, admin: Redis, command: tuple[str, ...]
+) -> None:
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
+    env = dict(os.environ) | {"DIRECTOR_REDIS_URL": server.url, "DIRECTOR_PORT": "0"}
+    ended = await anyio.run_process([sys.executable, "-m", "director", *command], env=env, check=False)
+    assert ended.returncode == 1
+    said = ended.stdout + ended.stderr
+    assert b"'xautoclaim'" in said
+    assert b"Traceback" not in said
+
+
+@pytest.mark.heavy
+async def test_doctor_works_with_the_rights_of_our_user(server: RedisServer, admin: Redis) -> None:
+    line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", server.url]
+    found = json.loads((await anyio.run_process(line, check=False)).stdout)["checks"]
+    told = {check["check"]: (check["verdict"], check["found"]) for check in found}
+    assert told["rights"] == ("ok", "our user may do all that is needed")
+    assert told["durability"] == ("ok", "always, and always is asked for")
+    assert not [check for check, (_, said) in told.items() if "not known" in said]
+
+
+@pytest.mark.heavy
+async def test_director_without_a_right_exits(server: RedisServer, admin: Redis) -> None:
+    untyped: Any = admin
+    await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
+    async with director_process(server.url, "http://127.0.0.1:9") as director:
+        assert await director.exit_code() == 1

@@ -1,0 +1,748 @@
+"""Test the Cog runner on a real Cog server, or on a scripted one where a real one cannot be made to misbehave."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+import pytest
+from msgspec import Raw
+
+from director.core.runner_config import CogConfig
+from director.servers.runners import RunnerOptions, cog
+from director.servers.runners.cog import CogRunner
+from director.servers.runners.http_base import ASK_TIMEOUT_S
+from director.servers.runners.inbox import Arrivals, Inbox
+from director.servers.runners.runner import (
+    BLOCK_BYTES,
+    Began,
+    Ended,
+    HealthStatus,
+    Logged,
+    Measured,
+    Outcome,
+    Produced,
+    Restarted,
+    RunEvent,
+    RunRequest,
+)
+from tests.support.cog import cog_process, cog_server, write_model
+from tests.support.inbox import serving
+from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
+from tests.unit.core.test_arrivals import client_of, put
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+
+ID = "a" * 26
+OTHER_ID = "b" * 26
+PATH = f"/predictions/{ID}"
+
+MODEL = """
+    import os, time
+    from typing import Iterator
+    from cog import BasePredictor
+
+    def wait_for(path):
+        while path and not os.path.exists(path):
+            time.sleep(0.005)
+
+    class Predictor(BasePredictor):
+        def predict(self, n: int = 3, text: str = "a", gate: str = "", then: str = "") -> Iterator[str]:
+            for i in range(n):
+                print("token", i)
+                yield f"{text}{i}"
+            wait_for(gate)
+            if then == "raise":
+                raise ValueError("it went wrong")
+            if then == "exit":
+                os._exit(1)
+
+    class Scalar(BasePredictor):
+        def predict(self, n: int = 3, text: str = "a", gate: str = "", then: str = "") -> str:
+            print("thinking")
+            wait_for(gate)
+            if then == "raise":
+                raise ValueError("it went wrong")
+            return text * n
+
+    class Metered(BasePredictor):
+        def predict(self) -> Iterator[str]:
+            self.record_metric("tokens", 2)
+            yield "a"
+
+    class Slow(BasePredictor):
+        def setup(self):
+            wait_for(os.environ["SETUP_GATE"])
+
+        def healthcheck(self) -> bool:
+            return not os.path.exists(os.environ["SETUP_GATE"] + ".unwell")
+
+        def predict(self, gate: str = "") -> str:
+            wait_for(gate)
+            return ""
+
+    class Broken(BasePredictor):
+        def setup(self):
+            raise RuntimeError("no weights")
+
+        def predict(self) -> str:
+            return ""
+"""
+
+
+def schema(*, streams: bool, output: dict[str, Any]) -> dict[str, Any]:
+    inputs = {"n": "integer", "text": "string", "gate": "string", "then": "string"}
+    return {
+        "openapi": "3.0.2",
+        "info": {"title": "Cog", "version": "0.1.0"},
+        "paths": {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}},
+        "components": {
+            "schemas": {
+                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in inputs.items()}},
+                "Output": output,
+            }
+        },
+    }
+
+
+ARRAY = {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"}
+STREAMED = schema(streams=True, output=ARRAY)
+ANSWERED = schema(streams=False, output=ARRAY)
+SCALAR = schema(streams=False, output={"type": "string"})
+
+
+def request(prediction_id: str = ID, *, wants_progress: bool = True, **inputs: object) -> RunRequest:
+    return RunRequest(id=prediction_id, input=Raw(msgspec.json.encode(inputs)), wants_progress=wants_progress)
+
+
+async def end_of(runner: CogRunner, asked: RunRequest) -> RunEvent:
+    """Return the end of a run that shows nothing else. On a busy machine the run may count as begun."""
+    (ended,) = [event for event in await follow(runner, asked) if not isinstance(event, Began)]
+    return ended
+
+
+async def follow(runner: CogRunner, asked: RunRequest) -> list[RunEvent]:
+    with anyio.fail_after(30):  # a run that never ends must fail its test and not delay all the others
+        async with aclosing(runner.run(asked)) as events:
+            return [event async for event in events]
+
+
+async def the_end(runner: CogRunner, asked: RunRequest) -> Ended:
+    """Return the end of a run. Check that there is one end, and that it follows a beginning if the run began."""
+    *progress, ended = await follow(runner, asked)
+    assert isinstance(ended, Ended)
+    assert not any(isinstance(event, Ended) for event in progress)
+    assert [type(event) for event in progress].count(Began) == isinstance(next(iter(progress), None), Began)
+    return ended
+
+
+def items(events: list[RunEvent]) -> list[str]:
+    produced = [event for event in events if isinstance(event, Produced)]
+    assert [event.index for event in produced] == list(range(len(produced)))
+    return [msgspec.json.decode(event.item) for event in produced]
+
+
+def printed(events: list[RunEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Logged))
+
+
+async def ready(runner: CogRunner) -> None:
+    """Wait until the server has a free slot."""
+    await says(runner, HealthStatus.READY)
+
+
+async def busy(runner: CogRunner) -> None:
+    """Wait until the server has no free slot. A silent server counts as begun a moment before it shows the run."""
+    await says(runner, HealthStatus.BUSY)
+
+
+async def says(runner: CogRunner, status: HealthStatus) -> None:
+    with anyio.fail_after(10):
+        while (await runner.health()).status is not status:  # noqa: ASYNC110  (a server tells no event)
+            await anyio.sleep(0.005)
+
+
+@asynccontextmanager
+async def runner_for(url: str, *, fast: bool = False, **options: Any) -> AsyncGenerator[CogRunner, None]:
+    runner = CogRunner(CogConfig(fast=fast), RunnerOptions(url=url, **options))
+    try:
+        yield runner
+    finally:
+        await runner.aclose()
+
+
+@pytest.fixture(scope="module")
+async def inbox() -> AsyncGenerator[Inbox, None]:
+    async with serving(Inbox("")) as inbox:
+        yield inbox
+
+
+@pytest.fixture(scope="module")
+async def streamed_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
+    async with cog_server(write_model(tmp_path_factory.mktemp("streamed"), MODEL, STREAMED)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+async def answered_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
+    async with cog_server(write_model(tmp_path_factory.mktemp("answered"), MODEL, ANSWERED)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+async def scalar_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
+    folder = write_model(tmp_path_factory.mktemp("scalar"), MODEL, SCALAR)
+    async with cog_server(folder, stub="predict.py:Scalar") as url:
+        yield url
+
+
+@pytest.fixture(params=["streamed", "answered"])
+async def runner(
+    request: pytest.FixtureRequest, streamed_url: str, answered_url: str, inbox: Inbox
+) -> AsyncGenerator[CogRunner, None]:
+    """Yield a runner of the same model over both transports: streamed, and answered with callbacks during the run."""
+    url = {"streamed": streamed_url, "answered": answered_url}[request.param]
+    async with runner_for(url, inbox=inbox) as runner:
+        await ready(runner)
+        yield runner
+
+
+def open_gate(gate: Path) -> None:
+    gate.touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Return a file for which a run waits."""
+    return tmp_path / "gate"
+
+
+# ---- a run, on a real server, over both transports ----
+
+
+async def test_output_and_logs_arrive_in_order_and_the_end_is_complete(runner: CogRunner) -> None:
+    first, *progress, ended = await follow(runner, request(n=3))
+    assert first == Began()
+    assert items(progress) == ["a0", "a1", "a2"]
+    assert printed(progress) == "token 0\ntoken 1\ntoken 2\n"
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.output, ended.error) == (Outcome.SUCCEEDED, Raw(b'["a0","a1","a2"]'), None)
+    assert ended.logs == "token 0\ntoken 1\ntoken 2\n"
+    assert set(ended.metrics) == {"predict_time"}
+
+
+async def test_output_is_seen_before_the_end(runner: CogRunner, gate: Path) -> None:
+    with anyio.fail_after(30):
+        async with aclosing(runner.run(request(n=2, gate=str(gate)))) as events:
+            seen: list[RunEvent] = []
+            while len([event for event in seen if isinstance(event, Produced)]) < 2:
+                seen.append(await anext(events))
+            open_gate(gate)  # the run can only end now
+            assert isinstance([event async for event in events][-1], Ended)
+
+
+async def test_two_thousand_outputs_arrive_complete(runner: CogRunner) -> None:
+    events = await follow(runner, request(n=2000))
+    assert items(events) == [f"a{n}" for n in range(2000)]
+    assert printed(events) == "".join(f"token {n}\n" for n in range(2000))
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert msgspec.json.decode(ended.output or b"") == items(events)
+
+
+async def test_text_of_any_kind_arrives_as_it_was_sent(runner: CogRunner) -> None:
+    text = 'ü "quoted" \n\r\u2028 \U0001f600 '
+    assert items(await follow(runner, request(n=1, text=text))) == [f"{text}0"]
+
+
+async def test_failure_has_its_error_its_logs_and_its_partial_output(runner: CogRunner) -> None:
+    ended = await the_end(runner, request(n=2, then="raise"))
+    assert ended.outcome is Outcome.FAILED
+    assert ended.error is not None
+    assert ended.error.endswith("ValueError: it went wrong")
+    assert not ended.error.startswith("Prediction failed: ")
+    assert ended.logs == "token 0\ntoken 1\n"
+    assert ended.output == Raw(b'["a0","a1"]')
+    assert not ended.server_is_dead
+
+
+async def test_run_without_progress_still_reports_a_complete_failure(runner: CogRunner) -> None:
+    began, ended = await follow(runner, request(n=2, then="raise", wants_progress=False))
+    assert began == Began()
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.logs) == (Outcome.FAILED, "token 0\ntoken 1\n")
+
+
+async def test_invalid_input_never_begins(runner: CogRunner) -> None:
+    ended = await end_of(runner, request(n="three"))
+    assert ended == Ended(outcome=Outcome.INVALID, error='n: "three" is not of type "integer"')
+
+
+async def test_repeated_cancel_ends_the_run_as_canceled(runner: CogRunner, gate: Path) -> None:
+    ending = asyncio.create_task(the_end(runner, request(gate=str(gate))))
+    with anyio.fail_after(10):
+        while not ending.done():
+            await runner.cancel(ID)
+            await asyncio.wait({ending}, timeout=0.1)
+    assert (await ending).outcome is Outcome.CANCELED
+
+
+async def test_cancel_of_a_missing_run_is_unknown(runner: CogRunner) -> None:
+    assert not await runner.cancel(OTHER_ID)
+
+
+async def test_closing_early_stops_the_run(runner: CogRunner, gate: Path) -> None:
+    async with aclosing(runner.run(request(gate=str(gate)))) as events:
+        assert await anext(events) == Began()
+        await busy(runner)
+    await ready(runner)
+    assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+
+
+async def test_second_run_waits_for_the_slot(runner: CogRunner, gate: Path) -> None:
+    async with aclosing(runner.run(request(gate=str(gate)))) as first:
+        assert await anext(first) == Began()
+        second = asyncio.create_task(follow(runner, request(OTHER_ID, n=1)))
+        await asyncio.wait({second}, timeout=0.1)
+        open_gate(gate)
+        assert [event async for event in first][-1].outcome is Outcome.SUCCEEDED  # type: ignore[union-attr]
+        assert items(await second) == ["a0"]
+
+
+async def test_second_run_that_waited_too_long_is_refused_and_never_begins(
+    runner: CogRunner, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cog, "SLOT_PATIENCE_S", 0.1)
+    async with aclosing(runner.run(request(gate=str(gate)))) as first:
+        assert await anext(first) == Began()
+        monkeypatch.setattr("director.servers.runners.http_base.BEGAN_AFTER_S", 30)  # a busy machine may refuse late
+        assert await follow(runner, request(OTHER_ID)) == [
+            Ended(
+                outcome=Outcome.REFUSED,
+                error="The model server had no free slot",
+                server_is_dead=True,
+                has_no_slot=True,
+            )
+        ]
+    await ready(runner)
+
+
+async def test_orphaned_run_is_ended_before_its_id_runs_again(runner: CogRunner, gate: Path) -> None:
+    async with httpx.AsyncClient(base_url=runner.url, trust_env=False) as dead_director:
+        body = {"input": {"text": "old", "gate": str(gate)}}
+        left = await dead_director.put(PATH, json=body, headers={"prefer": "respond-async"})
+        assert left.status_code == 202
+    events = await follow(runner, request(text="new", n=2))
+    assert items(events) == ["new0", "new1"]
+
+
+async def test_hundred_consecutive_runs_all_succeed(runner: CogRunner) -> None:
+    for n in range(100):
+        assert (await the_end(runner, request(f"{n:026d}", n=1))).outcome is Outcome.SUCCEEDED
+
+
+async def test_closing_the_runner_ends_open_runs_as_lost(
+    streamed_url: str, answered_url: str, inbox: Inbox, gate: Path
+) -> None:
+    for url in (streamed_url, answered_url):
+        async with runner_for(url, inbox=inbox) as runner, aclosing(runner.run(request(gate=str(gate)))) as events:
+            assert await anext(events) == Began()
+            await runner.aclose()
+            ended = [event async for event in events][-1]
+            assert isinstance(ended, Ended)
+            assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
+            assert [event.outcome async for event in runner.run(request())] == [Outcome.LOST]  # type: ignore[union-attr]
+        async with runner_for(url) as another:
+            await ready(another)
+
+
+# ---- what only one transport, or one kind of model, shows ----
+
+
+async def test_scalar_output_is_reported_once_at_the_end(scalar_url: str, inbox: Inbox) -> None:
+    async with runner_for(scalar_url, inbox=inbox) as runner:
+        events = await follow(runner, request(n=2, text="é"))
+    assert items(events) == []
+    assert printed(events) == "thinking\n"
+    assert isinstance(events[-1], Ended)
+    assert events[-1].output == Raw('"éé"'.encode())
+
+
+async def test_scalar_output_is_reported_once_at_the_end_of_a_stream_too(tmp_path: Path) -> None:
+    openapi = schema(streams=True, output={"type": "string"})
+    async with (
+        cog_server(write_model(tmp_path, MODEL, openapi), stub="predict.py:Scalar") as url,
+        runner_for(url) as runner,
+    ):
+        events = await follow(runner, request(n=2))
+    assert [type(event) for event in events] == [Began, Logged, Ended]
+    assert isinstance(events[-1], Ended)
+    assert events[-1].output == Raw(b'"aa"')
+
+
+async def test_fast_runs_request_no_callbacks_so_a_failure_has_no_logs(scalar_url: str, inbox: Inbox) -> None:
+    async with runner_for(scalar_url, inbox=inbox, fast=True) as runner:
+        began, ended = await follow(runner, request(then="raise"))
+    assert began == Began()
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.logs) == (Outcome.FAILED, None)
+
+
+async def test_array_output_is_reported_at_the_end_without_an_inbox(answered_url: str) -> None:
+    async with runner_for(answered_url) as runner:
+        assert items(await follow(runner, request(n=3))) == ["a0", "a1", "a2"]
+
+
+async def test_metrics_of_the_model_are_reported_as_they_arrive(tmp_path: Path) -> None:
+    async with (
+        cog_server(write_model(tmp_path, MODEL, STREAMED), stub="predict.py:Metered") as url,
+        runner_for(url) as runner,
+    ):
+        events = await follow(runner, request())
+    assert Measured("tokens", Raw(b"2"), "replace") in events
+    assert isinstance(events[-1], Ended)
+    assert events[-1].metrics["tokens"] == Raw(b"2")
+
+
+# ---- health, setup, death ----
+
+
+async def test_ready_server_names_itself_and_shows_its_schema(streamed_url: str) -> None:
+    async with runner_for(streamed_url) as runner:
+        health = await runner.health()
+        document = await runner.openapi_schema()
+    assert health.status is HealthStatus.READY
+    assert health.server.startswith("coglet 0.")
+    assert msgspec.json.decode(document or b"") == STREAMED
+
+
+async def test_starting_running_and_unhealthy_server_reports_its_state(tmp_path: Path, gate: Path) -> None:
+    folder, setup_gate = write_model(tmp_path / "slow", MODEL, SCALAR), tmp_path / "setup"
+    env = {"SETUP_GATE": str(setup_gate)}
+    async with (
+        cog_server(folder, stub="predict.py:Slow", env=env, until="STARTING") as url,
+        runner_for(url) as runner,
+    ):
+        assert (await runner.health()).status is HealthStatus.STARTING
+        setup_gate.touch()
+        await ready(runner)
+        running = asyncio.create_task(follow(runner, request(gate=str(gate))))
+        await busy(runner)
+        gate.touch()
+        await running
+        await ready(runner)
+        unwell = setup_gate.with_name("setup.unwell")
+        unwell.touch()
+        await says(runner, HealthStatus.UNHEALTHY)
+        unwell.unlink()
+        await ready(runner)
+
+
+async def test_failed_setup_says_why(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, MODEL)
+    async with (
+        cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
+        runner_for(url) as runner,
+    ):
+        health = await runner.health()
+        ended = await end_of(runner, request())
+        assert await runner.openapi_schema() is None
+    assert (health.status, health.can_run) == (HealthStatus.SETUP_FAILED, False)
+    assert "no weights" in health.setup.logs
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.REFUSED
+
+
+async def test_missing_server_is_unreachable_and_refuses_the_run(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    async with runner_for(url) as runner:
+        assert (await runner.health()).status is HealthStatus.UNREACHABLE
+        ended = await end_of(runner, request())
+        assert not await runner.cancel(ID)
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.REFUSED, True)
+
+
+@pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
+async def test_dead_worker_loses_the_run_and_leaves_a_defunct_server(
+    tmp_path: Path, inbox: Inbox, openapi: dict[str, Any]
+) -> None:
+    async with (
+        cog_server(write_model(tmp_path, MODEL, openapi)) as url,
+        runner_for(url, inbox=inbox) as runner,
+    ):
+        ended = await the_end(runner, request(n=1, then="exit"))
+        health = await runner.health()
+        assert await runner.shutdown()
+    assert (ended.outcome, ended.error, ended.server_is_dead) == (Outcome.LOST, "Worker crashed", True)
+    assert (health.status, health.can_run) == (HealthStatus.DEFUNCT, False)
+
+
+@pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
+async def test_killed_server_loses_the_run(tmp_path: Path, inbox: Inbox, gate: Path, openapi: dict[str, Any]) -> None:
+    async with (
+        cog_process(write_model(tmp_path, MODEL, openapi)) as server,
+        runner_for(server.url, inbox=inbox) as runner,
+        aclosing(runner.run(request(gate=str(gate)))) as events,
+    ):
+        assert await anext(events) == Began()
+        os.kill(server.pid, signal.SIGKILL)
+        ended = [event async for event in events][-1]
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+async def test_server_that_returns_with_another_model_is_learned_again(tmp_path: Path) -> None:
+    async with cog_process(write_model(tmp_path / "old", MODEL, SCALAR), stub="predict.py:Scalar") as server:
+        port = int(server.url.rpartition(":")[2])
+        runner = CogRunner(CogConfig(), RunnerOptions(url=server.url))
+        assert items(await follow(runner, request())) == []
+    async with cog_process(write_model(tmp_path / "new", MODEL, STREAMED), port=port):
+        await ready(runner)
+        assert items(await follow(runner, request(n=1))) == ["a0"]
+        await runner.aclose()
+
+
+# ---- what a real server cannot be made to show ----
+
+
+SUCCEEDED = {"id": ID, "status": "succeeded", "output": ["a"], "logs": "", "metrics": {}}
+START = frame("start", {"id": ID, "status": "processing"})
+
+
+@pytest.fixture
+async def streaming() -> AsyncGenerator[ScriptedCog, None]:
+    async with scripted_cog(streams=True) as server:
+        server.on("POST", f"{PATH}/cancel", answer(404, {}))
+        yield server
+
+
+@pytest.fixture
+async def answering() -> AsyncGenerator[ScriptedCog, None]:
+    async with scripted_cog(streams=False) as server:
+        yield server
+
+
+async def test_closing_a_run_does_not_wait_for_a_hanging_server(
+    streaming: ScriptedCog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.servers.runners.cog.LET_GO_PATIENCE_S", 0.1)
+
+    async def hang(exchange: Exchange) -> None:
+        await exchange.gone.wait()
+
+    streaming.on("PUT", PATH, stream(START, then=hang))
+    async with runner_for(streaming.url) as runner:
+        events = runner.run(request())
+        assert await anext(events) == Began()
+        streaming.on("POST", f"{PATH}/cancel", Script(hang))
+        with anyio.fail_after(ASK_TIMEOUT_S - 1):
+            await events.aclose()
+        assert streaming.asked("POST", f"{PATH}/cancel")
+
+
+async def test_silent_server_counts_as_begun_and_may_take_its_time(answering: ScriptedCog) -> None:
+    released = asyncio.Event()
+
+    async def act(exchange: Exchange) -> None:
+        await released.wait()
+        await answer(200, SUCCEEDED).act(exchange)
+
+    answering.on("PUT", PATH, Script(act))
+    async with runner_for(answering.url) as runner, aclosing(runner.run(request())) as events:
+        assert await anext(events) == Began()
+        released.set()
+        assert [type(event) for event in [event async for event in events]] == [Produced, Ended]
+
+
+async def test_server_without_a_free_slot_is_asked_again(answering: ScriptedCog) -> None:
+    answering.on("PUT", PATH, answer(409, b"{}"), answer(409, b"{}"), answer(200, SUCCEEDED))
+    async with runner_for(answering.url) as runner:
+        assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+    assert len(answering.asked("PUT")) == 3
+
+
+async def test_server_that_is_not_ready_is_refused_with_retry_after(answering: ScriptedCog) -> None:
+    answering.on("PUT", PATH, answer(503, {"error": "not yet"}, retry_after="7"))
+    async with runner_for(answering.url) as runner:
+        assert await follow(runner, request()) == [Ended(outcome=Outcome.REFUSED, error="not yet", retry_after_s=7.0)]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_dead"),
+    [(200, b"<html>", False), (200, b"", False), (200, b"[]", False), (500, b"Internal Server Error", True)],
+)
+async def test_invalid_answer_loses_the_run(answering: ScriptedCog, status: int, body: bytes, is_dead: bool) -> None:
+    answering.on("PUT", PATH, answer(status, body))
+    async with runner_for(answering.url) as runner:
+        ended = await end_of(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, is_dead)
+    assert ended.error
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"HTTP/1.1 200 OK\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"]
+)
+async def test_connection_closed_without_an_answer_loses_the_run(answering: ScriptedCog, head: bytes) -> None:
+    answering.on("PUT", PATH, Script(lambda exchange: exchange.write(head)))
+    async with runner_for(answering.url) as runner:
+        ended = await end_of(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_huge_output_is_not_read_to_its_end(streams: bool) -> None:
+    async def endless(exchange: Exchange) -> None:
+        while not exchange.gone.is_set():
+            await exchange.write(b"10000\r\n%s\r\n" % (b"x" * 0x10000))
+
+    huge = stream(b"data: ", then=endless) if streams else answer(200, b"x" * 3_000_000)
+    async with scripted_cog(streams=streams) as server, runner_for(server.url, max_body=1_000_000) as runner:
+        server.on("POST", f"{PATH}/cancel", answer(404, {}))
+        server.on("PUT", PATH, huge)
+        ended = await the_end(runner, request())
+    assert ended == Ended(outcome=Outcome.FAILED, error="The model's output is larger than 1000000 bytes")
+
+
+async def test_server_that_turns_out_not_to_stream_is_remembered(
+    streaming: ScriptedCog,
+) -> None:
+    streaming.on("PUT", PATH, answer(406, {"error": "no"}), answer(200, SUCCEEDED))
+    async with runner_for(streaming.url) as runner:
+        for _ in range(2):
+            assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+    accepts = [exchange.headers["accept"] for exchange in streaming.asked("PUT")]
+    assert accepts == ["text/event-stream", "application/json", "application/json"]
+
+
+async def test_server_that_ignores_the_request_for_a_stream_is_understood(streaming: ScriptedCog) -> None:
+    streaming.on("PUT", PATH, answer(200, SUCCEEDED, content_type="application/json"))
+    async with runner_for(streaming.url) as runner:
+        assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error"),
+    [
+        ([], "stopped before the run had ended"),
+        ([frame("error", {"error": "SSE stream replay truncated", "skipped": 9})], "replay truncated"),
+        ([frame("error", b"what?")], "broke off: what?"),
+        ([frame("output", b"{")], "not JSON"),
+        ([frame("log", {"data": 5})], "not of the expected shape"),
+        ([frame("completed", b"<html>")], "not JSON"),
+        ([frame("completed", {"id": OTHER_ID, "status": "succeeded"})], "about another prediction"),
+    ],
+)
+async def test_unfinished_stream_loses_the_run_but_not_the_server(
+    streaming: ScriptedCog, chunks: list[bytes], error: str
+) -> None:
+    streaming.on("PUT", PATH, stream(START, *chunks))
+    async with runner_for(streaming.url) as runner:
+        began, ended = await follow(runner, request())
+    assert began == Began()
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
+    assert error in (ended.error or "")
+
+
+async def test_run_that_outpaces_its_stream_is_sent_again(streaming: ScriptedCog) -> None:
+    lagged = frame("error", {"error": "SSE stream lagged; events were dropped", "skipped": 9})
+    shown = frame("output", {"chunk": "a", "index": 0})
+    streaming.on("PUT", PATH, stream(START, shown, lagged), answer(200, SUCCEEDED))
+    async with runner_for(streaming.url) as runner:
+        *progress, ended = await follow(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.SUCCEEDED, False)
+    assert progress == [Began(), Produced(item=Raw(b'"a"'), index=0), Restarted("stream_lagged")]
+    accepts = [exchange.headers["accept"] for exchange in streaming.asked("PUT")]
+    assert accepts == ["text/event-stream", "application/json"]
+
+
+async def test_files_of_a_repeated_run_do_not_reduce_its_space(streaming: ScriptedCog) -> None:
+    arrivals = Arrivals("secret")
+    statuses = []
+
+    def giving(then: Script) -> Script:
+        async def act(exchange: Exchange) -> None:
+            async with client_of(arrivals) as client:
+                statuses.append((await put(client, b"x" * BLOCK_BYTES, run=ID)).status_code)
+            await then.act(exchange)
+
+        return Script(act)
+
+    lagged = frame("error", {"error": "SSE stream lagged; events were dropped", "skipped": 9})
+    streaming.on("PUT", PATH, giving(stream(START, lagged)), giving(answer(200, SUCCEEDED)))
+    async with runner_for(streaming.url, inbox=Inbox("", arrivals=arrivals), max_files=BLOCK_BYTES) as runner:
+        ended = await the_end(runner, request())
+    assert (statuses, ended.outcome) == ([201, 201], Outcome.SUCCEEDED)
+
+
+async def test_broken_stream_connection_loses_the_run_with_its_server(streaming: ScriptedCog) -> None:
+    streaming.on("PUT", PATH, stream(START, whole=False))
+    async with runner_for(streaming.url) as runner:
+        ended = await the_end(runner, request())
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+
+
+async def test_events_of_a_later_version_are_ignored(streaming: ScriptedCog) -> None:
+    streaming.on("PUT", PATH, stream(START, frame("novelty", b"?"), frame("completed", SUCCEEDED)))
+    async with runner_for(streaming.url) as runner:
+        assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
+
+
+async def test_internal_error_of_the_runner_still_gives_an_end(
+    answering: ScriptedCog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def faulty(*_: object, **__: object) -> Ended:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr(cog, "put_sync", faulty)
+    async with runner_for(answering.url) as runner:
+        assert await follow(runner, request()) == [
+            Ended(outcome=Outcome.LOST, error="Following the run failed: RuntimeError")
+        ]
+    assert "following a run failed" in caplog.text
+
+
+async def test_wait_for_an_earlier_run_is_bounded(answering: ScriptedCog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cog, "STRANGER_PATIENCE_S", 0.1)
+    answering.on("PUT", PATH, answer(202, {"id": ID, "status": "processing"}))
+    answering.on("POST", f"{PATH}/cancel", answer(200, {}))
+    async with runner_for(answering.url) as runner:
+        ended = await end_of(runner, request())
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
+    assert len(answering.asked("POST")) > 1
+
+
+async def test_python_server_is_named_and_stopped_when_closed_early(answering: ScriptedCog) -> None:
+    async def silence(exchange: Exchange) -> None:
+        await exchange.gone.wait()
+
+    answering.on("GET", "/health-check", answer(200, {"status": "READY", "setup": {"started_at": "then"}}))
+    answering.on("GET", "/", answer(200, {"cog_version": "0.16.12"}))
+    answering.on("PUT", PATH, Script(silence))
+    async with runner_for(answering.url) as runner:
+        assert (await runner.health()).server == "cog 0.16.12 (python)"
+        async with aclosing(runner.run(request())) as events:
+            assert await anext(events) == Began()
+        assert [exchange.path for exchange in answering.asked("POST")] == [f"{PATH}/cancel"]
+
+
+async def test_state_of_one_answer_is_not_carried_to_the_next_request(answering: ScriptedCog) -> None:
+    answering.on("PUT", PATH, answer(200, SUCCEEDED, set_cookie="a=b"), answer(307, b"", location="/elsewhere"))
+    async with runner_for(answering.url) as runner:
+        await the_end(runner, request())
+        assert (await the_end(runner, request())).outcome is Outcome.LOST
+    assert [exchange.path for exchange in answering.asked("PUT")] == [PATH, PATH]
+    assert all("cookie" not in exchange.headers for exchange in answering.exchanges)

@@ -1,0 +1,110 @@
+"""The page for operators as it is served: its files, and the headers that keep everything else out."""
+
+import re
+from pathlib import Path
+from typing import Final, get_args
+
+import httpx
+import pytest
+
+from api.dashboard import ASSETS
+from director.core.settings import ApiSettings
+from director.diagnosis.views import QueueState
+from tests.support.api import api_client
+
+pytestmark = pytest.mark.anyio
+
+BROWSER: Final = {"Accept": "text/html,application/xhtml+xml"}
+STATIC: Final = Path(__file__).parents[3] / "api" / "dashboard" / "static"
+
+
+async def got(path: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> httpx.Response:
+    async with api_client(ApiSettings(redis_url="redis://127.0.0.1:1")) as client:
+        return await client.request(method, path, headers=headers)
+
+
+async def test_the_page_is_at_the_root() -> None:
+    answer = await got("/", headers=BROWSER)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert '"dashboard/main.js"' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "view"),
+    [
+        ("/p/06gzz9v18kz007ty9xrzv3ac0t", "../#/predictions/06gzz9v18kz007ty9xrzv3ac0t"),
+        ("/p/%0d%0aSet-Cookie:x", "../#/predictions/%0D%0ASet-Cookie%3Ax"),
+        ("/acme/painter", "../#/run/acme/painter"),
+    ],
+)
+async def test_addresses_that_answers_name_for_people_lead_to_the_page(path: str, view: str) -> None:
+    answer = await got(path, headers=BROWSER)
+    assert (answer.status_code, answer.headers["location"]) == (302, view)
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "headers"),
+    [
+        ("/acme/painter", "GET", {"Accept": "application/json"}),
+        ("/acme/painter", "POST", BROWSER),
+        ("/acme/painter/more", "GET", BROWSER),
+        ("/v1/nothing", "GET", BROWSER),
+        ("/dashboard/../page.py", "GET", BROWSER),
+        ("/dashboard/..%2Fpage.py", "GET", BROWSER),
+        ("/dashboard/none.js", "GET", BROWSER),
+    ],
+)
+async def test_nothing_else_is_found(path: str, method: str, headers: dict[str, str]) -> None:
+    assert (await got(path, method=method, headers=headers)).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", *(f"/dashboard/{name}" for name in sorted(ASSETS))])
+async def test_every_file_forbids_code_and_styles_from_elsewhere(path: str) -> None:
+    answer = await got(path, headers=BROWSER)
+    assert answer.status_code == 200
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
+    first = await got("/dashboard/main.js")
+    again = await got("/dashboard/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_every_file_of_the_page_is_served_and_names_only_files_that_are_there() -> None:
+    there = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file()}
+    assert there == set(ASSETS)
+    for name in sorted(there):
+        text = (STATIC / name).read_text()
+        for named in re.findall(r'(?:from|import\() ?"(\.[^"]+)"', text):
+            assert str((STATIC / name).parent.joinpath(named).resolve().relative_to(STATIC)) in there, (name, named)
+        for named in re.findall(r'"dashboard/([^"]+)"', text):
+            assert named in there, (name, named)
+
+
+def test_no_file_of_the_page_takes_the_service_to_be_at_the_root() -> None:
+    """A proxy may have put it below a path of its own."""
+    for name, asset in ASSETS.items():
+        assert not re.search(r"""(?:href|src|action|url)\s*[=(:]\s*["']?/(?!/)""", asset.body.decode()), name
+
+
+def test_every_state_of_a_queue_has_words_for_people() -> None:
+    told = re.findall(r"^  (\w+): \[", ASSETS["states.js"].body.decode(), re.MULTILINE)
+    assert set(told) == set(get_args(QueueState))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ASSETS if name.endswith(".js")))
+def test_no_text_of_a_stranger_can_become_html_or_code(name: str) -> None:
+    """The policy forbids it too; here it is not even tried."""
+    text = (STATIC / name).read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", text)
+
+
+def test_nothing_is_taken_from_elsewhere() -> None:
+    for name, asset in ASSETS.items():
+        found = set(re.findall(r"https?://[^\s\"'`)]+", asset.body.decode())) - {"http://www.w3.org/2000/svg"}
+        assert {url for url in found if "…" not in url} <= {"https?://|"}, name

@@ -1,0 +1,146 @@
+"""The command line's description of itself: help, examples, exit codes, the README's tables and completion."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from director.cli.arguments import EXIT_CODES, CommandParser
+from director.cli.main import made_parser, main
+
+README = Path(__file__).parents[3] / "director/cli/README.md"
+PARSERS = {parser.prog: parser for parser in made_parser().all_of_it()}
+COMMANDS = {prog: parser for prog, parser in PARSERS.items() if prog != "director"}
+EXAMPLES = {prog: tuple(parser.examples) for prog, parser in COMMANDS.items()}
+LEAVES = {prog: parser for prog, parser in COMMANDS.items() if parser.get_default("run") is not None}
+# processes that log, a command that prints a script, and commands that write a report elsewhere
+WITHOUT_JSON = {
+    *("director up", "director down", "director api", "director run", "director keeper", "director audit"),
+    "director completion",
+}
+
+
+def commands_table() -> str:
+    """Return the README's table of commands, made from the parser."""
+    lines = ["| command | what | example |", "|---|---|---|"]
+    for prog, parser in LEAVES.items():
+        what = re.split(r"\.\s", parser.description or "")[0].rstrip(".").replace("|", "\\|")
+        example = next(iter(parser.examples), "").replace("|", "\\|")
+        lines.append(f"| `{prog.removeprefix('director ')}` | {' '.join(what.split())} | `{example}` |")
+    return "\n".join(lines)
+
+
+def codes_table() -> str:
+    """Return the README's table of exit codes."""
+    return "\n".join(
+        ["| exit code | what |", "|---|---|", *(f"| {code} | {text} |" for code, text in EXIT_CODES.items())]
+    )
+
+
+@pytest.mark.parametrize(("mark", "table"), [("commands", commands_table()), ("exit codes", codes_table())])
+def test_readme_tables_match_the_parser(mark: str, table: str) -> None:
+    found = re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", README.read_text(), re.DOTALL)
+    assert found is not None
+    assert found[1] == table, "put the table that the function of this test makes into director/cli/README.md"
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+def test_help_of_every_command_has_description_and_example(prog: str) -> None:
+    text = COMMANDS[prog].format_help()
+    assert COMMANDS[prog].description
+    assert "examples:\n" in text
+    assert f"  {EXAMPLES[prog][0]}" in text
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+def test_every_example_parses(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.png").touch()
+    _, *words = shlex.split(re.split(r" [<>] ", line)[0])
+    assert callable(made_parser().parse_args(words).run)
+
+
+def test_every_example_uses_its_own_command() -> None:
+    assert [prog for prog, lines in EXAMPLES.items() if not all(line.startswith(prog) for line in lines)] == []
+
+
+@pytest.mark.parametrize("prog", [prog for prog in LEAVES if prog not in WITHOUT_JSON])
+def test_every_command_has_a_json_option(prog: str) -> None:
+    assert [action for action in LEAVES[prog].arguments if "--json" in action.option_strings]
+
+
+# ── exit codes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_exit_codes_match_their_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    def code(*line: str) -> int:
+        try:
+            return main(line)
+        except SystemExit as ended:
+            return int(str(ended.code))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIRECTOR_REDIS_URL", raising=False)
+    found = {code("down"), code("queues"), code("nonsense")}
+    monkeypatch.setattr("director.local.up.down", interrupted)
+    assert found | {code("down")} == set(EXIT_CODES)
+
+
+# ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def completed(line: str, tmp_path: Path) -> list[str]:
+    """Return what a real bash offers at the end of this line."""
+    script = tmp_path / "director.bash"
+    script.write_text(
+        subprocess.run([sys.executable, "-m", "director", "completion", "bash"], capture_output=True, text=True).stdout
+    )
+    words = line.split(" ")
+    quoted = " ".join(map(shlex.quote, words))
+    asked = (
+        f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE={shlex.quote(line)}; "
+        f"COMP_POINT=${{#COMP_LINE}}; "
+        "f=$(complete -p director | sed 's/.*-F \\([^ ]*\\).*/\\1/'); $f director; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", asked], capture_output=True, text=True, cwd=tmp_path, env={"PATH": os.environ["PATH"]}
+    )
+    return sorted(word.strip() for word in done.stdout.splitlines() if word.strip())
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("director que", {"queues"}),
+        ("director queues re", {"resize", "resume"}),
+        ("director queues show --js", {"--json"}),
+        ("director queues bound acme/painter ", {"absorb", "bounded", "reject"}),
+        ("director account suspend team-a --policy ", {"hold", "end"}),
+        ("director completion ", {"bash", "zsh", "fish"}),
+        ("director run --config poo", {"pool.toml"}),
+    ],
+)
+def test_bash_completes_commands_options_and_files(line: str, offered: set[str], tmp_path: Path) -> None:
+    (tmp_path / "pool.toml").touch()
+    assert offered <= set(completed(line, tmp_path))
+    last = line.rpartition(" ")[2]
+    assert all(word.startswith(last) for word in completed(line, tmp_path))
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_scripts_name_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    said = capsys.readouterr().out
+    assert not [name for name in made_parser().commands if name not in said]
+
+
+def test_alias_is_not_listed_as_a_command() -> None:
+    parser: CommandParser = made_parser()
+    assert ("model" in parser.commands, "models" in parser.commands) == (True, False)

@@ -1,0 +1,284 @@
+"""Every alert fires for the fault that it is named after, names it and says what to ask next; and else it is silent."""
+
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec import Struct
+
+from director.cli.main import main
+from tests.support.rules import LABELS_OF, strangers
+
+ROOT = Path(__file__).parents[3]
+FILE = ROOT / "k8s/monitoring/alerts.yaml"
+RULES: dict[str, dict[str, Any]] = {
+    rule["alert"]: rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]
+}
+Q = "acme/echo:0123456789ab"
+OF_Q = f'queue="{Q}"'
+
+
+class Fault(Struct, frozen=True):
+    """Series as promtool writes them, one value a minute; when it is looked at; the labels of the alert."""
+
+    series: dict[str, str]
+    at: str
+    labels: dict[str, str]
+
+
+ABSENT = "absent"
+# What is well: two keepers, work that waits a little, runs that end
+WELL = {
+    'director_info{process="keeper", instance="k1"}': "1x90",
+    **{f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "3x90" for k in ("k1", "k2")},
+    **{f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "2x90" for k in ("k1", "k2")},
+    f"director_queue_paused{{{OF_Q}}}": "0x90",
+    f"director_queue_setup_failed{{{OF_Q}}}": "0x90",
+    f"director_queue_breaker_open{{{OF_Q}}}": "0x90",
+    f"director_queue_dead{{{OF_Q}}}": "2x90",
+    f"director_queue_tenants{{{OF_Q}}}": "3x90",
+    f"director_queue_largest_share{{{OF_Q}}}": "0.4x90",
+    f'director_servers{{{OF_Q}, state="ready"}}': "2x90",
+    f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x90",
+    f'director_servers{{{OF_Q}, state="resting"}}': "0x90",
+    f'director_objective_share{{{OF_Q}, lane="normal"}}': "0.95x90",
+    f'director_objective_met_total{{{OF_Q}, lane="normal"}}': "0+100x90",
+    f'director_objective_missed_total{{{OF_Q}, lane="normal"}}': "0+1x90",
+    f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "0.2x90",
+    f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="1h"}}': "0.2x90",
+    f'director_given_back_total{{{OF_Q}, error="infrastructure", became="dead"}}': "0x90",
+    f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x90",
+    f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x90",
+    f'director_ends_total{{{OF_Q}, status="succeeded", error="none"}}': "0+100x90",
+    f'director_ends_total{{{OF_Q}, status="failed", error="model_failed"}}': "0+5x90",
+    'director_repaired_total{repair="placed"}': "0x90",
+    "director_webhooks_owed_oldest_seconds{}": "30x90",
+    'director_webhooks_total{outcome="given_up"}': "0x90",
+    'director_api_refusals_total{code="queue_full"}': "0+6x90",
+    'director_api_requests_total{status="201"}': "0+600x90",
+    'director_api_requests_total{status="503"}': "0+6x90",
+    'director_redis_up{job="api", instance="a1"}': "1x90",
+    'director_redis_round_trip_seconds_bucket{le="0.05"}': "0+1000x90",
+    'director_redis_round_trip_seconds_bucket{le="0.1"}': "0+1000x90",
+    'director_redis_round_trip_seconds_bucket{le="+Inf"}': "0+1000x90",
+    "director_redis_memory_bytes{}": "50x90",
+    "director_redis_memory_limit_bytes{}": "100x90",
+    "director_redis_durable{}": "1x90",
+    'director_state_age_seconds{instance="k1"}': "8x90",
+    'director_state_age_seconds{instance="k2"}': "500x90",
+    'director_loop_lag_seconds_bucket{job="api", instance="a1", le="0.25"}': "0+120x90",
+    'director_loop_lag_seconds_bucket{job="api", instance="a1", le="1.0"}': "0+120x90",
+    'director_loop_lag_seconds_bucket{job="api", instance="a1", le="+Inf"}': "0+120x90",
+}
+HERE = {"job": "api", "instance": "a1"}
+# What is different where something is wrong
+FAULTS = {
+    "DirectorQueueNotServed": Fault(
+        {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "2x9 0x80" for k in ("k1", "k2")}, "20m", {"queue": Q}
+    ),
+    "DirectorSetupFailing": Fault({f"director_queue_setup_failed{{{OF_Q}}}": "0x9 1x80"}, "20m", {"queue": Q}),
+    "DirectorServersUnwell": Fault({f'director_servers{{{OF_Q}, state="resting"}}': "0x9 1x80"}, "20m", {"queue": Q}),
+    "DirectorBreakerOpen": Fault({f"director_queue_breaker_open{{{OF_Q}}}": "0x9 1x80"}, "20m", {"queue": Q}),
+    "DirectorQueuePaused": Fault({f"director_queue_paused{{{OF_Q}}}": "0x9 1x80"}, "50m", {"queue": Q}),
+    "DirectorObjectiveBurning": Fault(
+        {
+            f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90",
+            f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="1h"}}': "18x90",
+        },
+        "70m",
+        {"queue": Q, "lane": "normal"},
+    ),
+    "DirectorTenantFlooding": Fault(
+        {
+            f"director_queue_largest_share{{{OF_Q}}}": "0.95x90",
+            **{f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "900x90" for k in ("k1", "k2")},
+        },
+        "20m",
+        {"queue": Q},
+    ),
+    "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "2x29 3x60"}, "35m", {"queue": Q}),
+    "DirectorPoisonInput": Fault(
+        {f'director_given_back_total{{{OF_Q}, error="infrastructure", became="dead"}}': "0x29 1x60"},
+        "35m",
+        {"queue": Q},
+    ),
+    "DirectorModelFailing": Fault(
+        {f'director_ends_total{{{OF_Q}, status="failed", error="model_failed"}}': "0+500x90"}, "40m", {"queue": Q}
+    ),
+    "DirectorLost": Fault({f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x29 8x60"}, "35m", {"queue": Q}),
+    "DirectorRepairing": Fault({'director_repaired_total{repair="placed"}': "0x29 1x60"}, "35m", {"repair": "placed"}),
+    "DirectorWebhooksOwedLong": Fault({"director_webhooks_owed_oldest_seconds{}": "30+60x90"}, "30m", {}),
+    "DirectorWebhooksGivenUp": Fault({'director_webhooks_total{outcome="given_up"}': "0x29 1x60"}, "35m", {}),
+    "DirectorRefusing": Fault(
+        {'director_api_refusals_total{code="queue_full"}': "0+600x90"}, "20m", {"code": "queue_full"}
+    ),
+    "DirectorApiFailing": Fault({'director_api_requests_total{status="503"}': "0+100x90"}, "20m", {}),
+    "DirectorRedisUnavailable": Fault({'director_redis_up{job="api", instance="a1"}': "1x9 0x80"}, "20m", HERE),
+    "DirectorRedisSlow": Fault({'director_redis_round_trip_seconds_bucket{le="0.05"}': "0+900x90"}, "20m", {}),
+    "DirectorRedisFull": Fault({"director_redis_memory_bytes{}": "95x90"}, "20m", {}),
+    "DirectorDurabilityUnsafe": Fault({"director_redis_durable{}": "1x9 0x80"}, "20m", {}),
+    "DirectorKeeperAbsent": Fault(
+        {'director_info{process="keeper", instance="k1"}': ABSENT}, "20m", {"process": "keeper"}
+    ),
+    "DirectorStateOld": Fault({'director_state_age_seconds{instance="k1"}': "8+60x90"}, "20m", {}),
+    "DirectorLoopLag": Fault(
+        {'director_loop_lag_seconds_bucket{job="api", instance="a1", le="0.25"}': "0+100x90"}, "20m", HERE
+    ),
+}
+# The same faults, seen otherwise
+OTHERWISE = {
+    "DirectorSetupFailing": Fault(
+        {f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1x80"}, "20m", {"queue": Q}
+    ),
+    "DirectorPoisonInput": Fault({f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x29 1x60"}, "35m", {"queue": Q}),
+    "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "_x29 1x60"}, "35m", {"queue": Q}),
+}
+NOBODY = {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "0x90" for k in ("k1", "k2")}
+NOTHING_WAITS = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "0x90" for k in ("k1", "k2")}
+A_CROWD = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "900x90" for k in ("k1", "k2")}
+ONE_HAS_MOST = {f"director_queue_largest_share{{{OF_Q}}}": "0.95x90"}
+BURNS = {f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90"}
+# What looks like a fault, and is none
+HARMLESS = {
+    "nothing waits where nobody is": ("DirectorQueueNotServed", NOBODY | NOTHING_WAITS),
+    "it is paused": ("DirectorQueueNotServed", NOBODY | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
+    "paused without work": ("DirectorQueuePaused", NOTHING_WAITS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
+    "it burns since a moment": ("DirectorObjectiveBurning", BURNS),
+    "it burnt before": ("DirectorObjectiveBurning", {name.replace("5m", "1h"): each for name, each in BURNS.items()}),
+    "few wait": ("DirectorTenantFlooding", ONE_HAS_MOST),
+    "nobody else waits": (
+        "DirectorTenantFlooding",
+        ONE_HAS_MOST | A_CROWD | {f"director_queue_tenants{{{OF_Q}}}": "1x90"},
+    ),
+    "all have much": ("DirectorTenantFlooding", A_CROWD),
+    "dead letters were dropped": ("DirectorDeadLettersGrowing", {f"director_queue_dead{{{OF_Q}}}": "9x74 3x15"}),
+    "it was taken back, and waits": (
+        "DirectorPoisonInput",
+        {f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x74 8x15"},
+    ),
+    "the only one failed": (
+        "DirectorModelFailing",
+        {
+            f'director_ends_total{{{OF_Q}, status="succeeded", error="none"}}': "7x90",
+            f'director_ends_total{{{OF_Q}, status="failed", error="model_failed"}}': "0x74 1x15",
+        },
+    ),
+    "Redis may have all memory": ("DirectorRedisFull", {"director_redis_memory_limit_bytes{}": "0x90"}),
+}
+
+
+def test_each_alert_has_a_fault_that_it_is_tried_with() -> None:
+    assert set(FAULTS) == set(RULES)
+    for name, fault in [*FAULTS.items(), *OTHERWISE.items()]:
+        assert set(fault.series) <= set(WELL), name
+    for why, (name, series) in HARMLESS.items():
+        assert name in RULES, why
+        assert set(series) <= set(WELL), why
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_asks_for_what_there_is(name: str) -> None:
+    assert strangers(RULES[name]["expr"]) == set()
+
+
+@pytest.mark.parametrize("given", [*WELL])
+def test_a_series_of_these_tests_is_one_that_there_is(given: str) -> None:
+    name, _, rest = given.partition("{")
+    assert set(re.findall(r'(\w+)="', rest)) <= LABELS_OF[name] | {"job", "instance"}
+
+
+def test_what_nothing_here_has_is_found() -> None:
+    assert strangers('rate(director_starts_total{tenant="x"}[5m])') == {"director_starts_total{tenant}"}
+    assert strangers("sum by (account) (director_queue_dead)") == {"account"}
+    assert strangers("director_run_seconds") == {"director_run_seconds"}, "it has buckets, a sum and a count"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_alert_names_the_cause_and_what_to_ask_next(name: str) -> None:
+    rule = RULES[name]
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    told = rule["annotations"]
+    assert set(told) == {"summary", "runbook"}
+    assert told["summary"].endswith(".")
+    assert "$value" not in str(told)
+    used = set(re.findall(r"\$labels\.(\w+)", str(told)))
+    assert used <= FAULTS[name].labels.keys()
+    commands = re.findall(r"\bdirector ((?:[a-z]+ ?)+)", told["runbook"])
+    assert commands
+    for command in commands:
+        assert is_a_command(command.split()), command
+
+
+def is_a_command(words: list[str]) -> bool:
+    """Does the command line know it, with its second word where its first one takes any?"""
+    first = asked_for_help(words[:1])
+    takes_more = first is not None and "COMMAND ..." in first
+    return first is not None and (not takes_more or len(words) == 1 or asked_for_help(words[:2]) is not None)
+
+
+def asked_for_help(words: list[str]) -> str | None:
+    """What is said; None where it is no command."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            return said.getvalue() if main([*words, "--help"]) == 0 else None
+        except SystemExit as ended:
+            return said.getvalue() if not ended.code else None
+
+
+def test_a_command_that_there_is_not_is_found() -> None:
+    assert is_a_command(["queues", "show"])
+    assert is_a_command(["doctor", "measures"])
+    assert not is_a_command(["queues", "mend"])
+    assert not is_a_command(["heal"])
+
+
+def case(name: str, fault: Fault | None, harmless: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """One test as promtool takes it: of what is well, or of one fault in it, or of what only looks like one."""
+    given = {**WELL, **(fault.series if fault else {}), **(harmless or {})}
+    tests = [
+        {
+            "eval_time": fault.at if fault else "80m",
+            "alertname": name,
+            "exp_alerts": [told(name, fault)] if fault else [],
+        }
+    ]
+    return {
+        "name": f"{name}: {'fault' if fault else 'harmless' if harmless else 'well'}",
+        "interval": "1m",
+        "input_series": [{"series": each, "values": values} for each, values in given.items() if values != ABSENT],
+        "alert_rule_test": tests,
+    }
+
+
+def told(name: str, fault: Fault) -> dict[str, Any]:
+    """The alert, with its words."""
+    rule = RULES[name]
+    words = {
+        what: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: fault.labels[match[1]], text)
+        for what, text in rule["annotations"].items()
+    }
+    return {"exp_labels": rule["labels"] | fault.labels, "exp_annotations": words}
+
+
+@pytest.mark.promtool
+def test_each_alert_fires_for_its_fault_and_not_where_all_is_well(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool in PATH: install Debian's package prometheus")
+    cases = [case(name, fault) for name, each in FAULTS.items() for fault in (each, None)]
+    cases += [case(name, fault) for name, fault in OTHERWISE.items()]
+    cases += [case(name, None, series) for name, series in HARMLESS.values()]
+    tests = tmp_path / "tests.yaml"
+    tests.write_text(yaml.safe_dump({"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": cases}))
+    done = subprocess.run(
+        [promtool, "test", "rules", str(tests)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,320 @@
+"""How a run is reached from outside it: stopped again and again, let go of, and left alone once it is over."""
+
+import asyncio
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from director.core.ids import QueueName
+from director.core.schema import Claim
+from director.execution.active_claims import (
+    CANCEL_AGAIN_S,
+    CANCEL_ANSWER_S,
+    CANCEL_WAIT_S,
+    DRAIN_WAIT_S,
+    ActiveClaim,
+    ActiveClaims,
+)
+from director.execution.director import HAND_BACK_S, TELL_S
+from director.execution.tracker import Limits, Stop, Tracker
+from director.local import parts
+from director.servers.runners.cog import LET_GO_PATIENCE_S
+from director.servers.runners.runner import Accepted, Began, Capabilities, Ended, Outcome, RunRequest
+from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
+from tests.support.scripted_runner import ScriptedRunner
+from tests.unit.execution.test_tracker import RECORD
+
+pytestmark = pytest.mark.anyio
+
+CLAIM = Claim(replace(RECORD, token="nonce-1"), Raw(b"{}"))
+
+
+class Run:
+    """One claim that is held, and a task that follows its run."""
+
+    def __init__(self, *, began: bool = True, runner: ScriptedRunner | None = None) -> None:
+        self.clock = FakeClock()
+        self.runner = runner or ScriptedRunner()
+        self.tracker = Tracker(CLAIM.record, Limits())
+        if began:
+            self.tracker.apply(Began(), 0.0)
+        self.held = ActiveClaim(CLAIM, self.tracker, self.runner, self.clock)
+        self.following = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        await self.held.follow(self._read())
+
+    async def _read(self) -> None:
+        async for event in self.runner.run(RunRequest(id=CLAIM.id, input=CLAIM.input)):
+            self.tracker.apply(event, self.clock.monotonic())
+
+    async def canceled(self, times: int) -> None:
+        """Wait until the server was asked that often."""
+        await eventually(lambda: self.runner.cancels, "cancels", until=times.__eq__)
+
+    async def over(self) -> None:
+        """Wait until nobody follows it any more."""
+        await asyncio.wait_for(self.following, 5)
+
+
+async def test_a_run_is_asked_to_stop_until_it_has_ended_and_never_after() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+    for times, pause in enumerate((*CANCEL_AGAIN_S, 1.0), 1):
+        await run.canceled(times)
+        run.clock.pass_time(pause)
+    await run.canceled(len(CANCEL_AGAIN_S) + 2)
+    run.runner.goes_on.set()
+    await run.over()
+    asked = run.runner.cancels
+    run.held.stop(Stop.DEADLINE)
+    run.clock.pass_time(10)
+    await asyncio.sleep(0)
+    assert run.runner.cancels == asked
+    assert run.tracker.ended
+
+
+async def test_a_second_reason_to_stop_asks_no_louder() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.stop(Stop.DRAIN)
+    run.held.stop(Stop.USER)
+    await run.canceled(1)
+    run.runner.goes_on.set()
+    await run.over()
+    assert run.runner.cancels == 1
+    assert run.tracker.stopped is Stop.USER
+
+
+async def test_a_cancel_that_fails_is_only_one_of_many() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.runner.is_rude = True
+    run.held.stop(Stop.USER)
+    await run.canceled(1)
+    run.clock.pass_time(0.1)
+    await run.canceled(2)
+    run.runner.goes_on.set()
+    await run.over()
+
+
+class Hanging(ScriptedRunner):
+    """It takes cancels, and answers none."""
+
+    async def cancel(self, prediction_id: str) -> bool:
+        await super().cancel(prediction_id)
+        await asyncio.Event().wait()
+        return True
+
+
+async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("director.execution.active_claims.CANCEL_ANSWER_S", 0.01)
+    run = Run(runner=Hanging())
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+
+    def asked() -> int:
+        run.clock.pass_time(0.1)
+        return run.runner.cancels
+
+    await eventually(asked, "it is asked again and again", until=(3).__eq__)
+    run.runner.goes_on.set()
+    await run.over()
+
+
+async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+    await run.canceled(1)
+    run.clock.pass_time(CANCEL_WAIT_S)
+    await run.over()
+    assert run.held.is_stuck
+    assert run.runner.let_go.is_set()
+
+
+@pytest.mark.parametrize("before", [None, Stop.USER, Stop.DEADLINE, Stop.RUN_LIMIT])
+async def test_a_drain_gives_up_sooner_on_a_run_that_heeds_no_cancel(before: Stop | None) -> None:
+    run = Run()
+    await run.runner.started.wait()
+    if before is not None:
+        run.held.stop(before)
+    run.held.stop(Stop.DRAIN)
+    await run.canceled(1)
+    run.held.stop(Stop.USER)  # wins no time
+    run.clock.pass_time(DRAIN_WAIT_S)
+    await run.over()
+    assert run.held.is_stuck
+
+
+async def test_a_drain_leaves_a_run_that_another_director_can_follow() -> None:
+    run = Run()
+    run.tracker.apply(Accepted("remote"), 0.0)
+    await run.runner.started.wait()
+    run.held.stop(Stop.DRAIN)
+    await run.following
+    assert run.runner.let_go.is_set()
+    assert (run.runner.cancels, run.held.is_left, run.held.is_stuck) == (0, True, False)
+
+
+class Resuming(ScriptedRunner):
+    """Its runs can be followed by another director, once they are accepted."""
+
+    capabilities = Capabilities(resumes=True)
+
+
+async def test_a_drain_waits_for_the_name_of_a_run_and_cancels_nothing_that_another_director_would_follow() -> None:
+    run = Run(runner=Resuming())
+    await run.runner.started.wait()
+    run.held.stop(Stop.DRAIN)
+    await asyncio.sleep(0)
+    run.tracker.apply(Accepted("remote"), 0.0)
+    await asyncio.sleep(0)
+    run.clock.pass_time(CANCEL_AGAIN_S[0])
+    await run.over()
+    assert (run.runner.cancels, run.held.is_left, run.held.is_stuck) == (0, True, False)
+
+
+def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
+    assert DRAIN_WAIT_S + CANCEL_ANSWER_S + max(CANCEL_AGAIN_S) + LET_GO_PATIENCE_S < HAND_BACK_S
+    assert parts.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
+
+
+async def test_who_let_go_of_a_run_goes_on_and_can_be_let_go_of_itself() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.lose()
+    await run.over()
+    assert (run.following.cancelled(), run.following.cancelling()) == (False, 0)
+    run = Run()
+    await run.runner.started.wait()
+    run.held.lose()
+    run.following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run.over()
+    assert run.following.cancelled()
+
+
+async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:
+    run = Run(began=False)
+    await run.runner.started.wait()
+    run.held.stop(Stop.USER)
+    await run.over()
+    assert run.held.never_began
+    assert run.runner.cancels == 0
+
+
+async def test_a_lost_claim_lets_go_of_its_run_and_stops_nothing() -> None:
+    run = Run()
+    await run.runner.started.wait()
+    run.held.lose()
+    run.held.stop(Stop.USER)
+    await run.over()
+    assert run.runner.let_go.is_set()
+    assert run.runner.cancels == 0
+
+
+async def test_a_claim_that_is_lost_before_its_run_starts_starts_none() -> None:
+    run = Run()
+    run.held.lose()
+    await run.over()
+    assert not run.runner.started.is_set()
+
+
+async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
+    run, claims = Run(), ActiveClaims()
+    claims.add(run.held)
+    assert claims.of_queue(CLAIM.record.queue) == [(CLAIM.id, "nonce-1")]
+    assert claims.of_queue(QueueName("acme/echo:b2b2b2b2b2b2")) == []
+    assert claims.find(CLAIM.id, "nonce-1") is run.held
+    assert claims.find(CLAIM.id, "nonce-2") is None
+    run.held.lose()
+    assert claims.of_queue(CLAIM.record.queue) == []  # there is nothing to extend any more
+    claims.remove(run.held)
+    assert claims.find(CLAIM.id, "nonce-1") is None
+    await run.over()
+
+
+async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older_one_which_is_lost() -> None:
+    older, newer, claims = Run(), Run(), ActiveClaims()
+    await older.runner.started.wait()
+    newer.held.claim = Claim(replace(CLAIM.record, token="nonce-2"), CLAIM.input)
+    claims.add(older.held)
+    claims.add(newer.held)
+    await older.over()
+    assert (older.held.is_lost, newer.held.is_lost) == (True, False)
+    assert older.runner.let_go.is_set()
+    claims.remove(older.held)
+    assert claims.of_queue(CLAIM.record.queue) == [(CLAIM.id, "nonce-2")]
+    claims.remove(newer.held)
+    assert len(claims) == 0
+    for run in (older, newer):
+        run.held.lose()
+        await run.over()
+
+
+async def test_a_hand_back_stops_also_what_comes_in_after_it() -> None:
+    run, claims = Run(began=False), ActiveClaims()
+    claims.stop_all(Stop.DRAIN)
+    claims.add(run.held)
+    assert run.tracker.stopped is Stop.DRAIN
+    await run.over()
+    assert not run.runner.started.is_set()
+
+
+async def test_a_run_that_ended_by_itself_is_not_stopped() -> None:
+    run = Run(runner=ScriptedRunner(Ended(outcome=Outcome.SUCCEEDED)))
+    await eventually(lambda: run.tracker.ended, "it ended")
+    run.held.stop(Stop.USER)
+    await asyncio.sleep(0)
+    assert run.runner.cancels == 0
+    run.held.lose()
+    await run.over()
+
+
+async def test_a_fault_while_a_run_is_let_go_of_hides_no_cancel_of_the_whole_claim() -> None:
+    """Else the claim would go on, and who waits for it with it: for as long as Redis is away."""
+
+    async def fails() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise RuntimeError("while it hangs up")
+
+    for is_lost, is_canceled in ((False, True), (True, True), (True, False)):
+        held = ActiveClaim(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
+        following = asyncio.create_task(held.follow(fails()))
+        await asyncio.sleep(0)
+        if is_lost:
+            held.lose()
+        if is_canceled:
+            following.cancel()
+        await asyncio.wait({following})
+        assert following.cancelled() is is_canceled, (is_lost, is_canceled)
+        assert following.cancelling() == is_canceled
+        if not is_canceled:
+            assert isinstance(following.exception(), RuntimeError)
+
+
+async def test_a_claim_that_is_lost_as_its_answer_comes_is_not_let_go_of_later() -> None:
+    answer = asyncio.get_running_loop().create_future()
+
+    async def read() -> None:
+        await answer
+
+    async def follow() -> str:
+        await held.follow(read())
+        await asyncio.sleep(0)
+        return "went on"
+
+    held = ActiveClaim(CLAIM, Tracker(CLAIM.record, Limits()), ScriptedRunner(), FakeClock())
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    held.lose()
+    held.lose()
+    assert await following == "went on"
+    assert following.cancelling() == 0

@@ -1,0 +1,227 @@
+"""What one claim may bring: never over the batch, and never for ever what is warm."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+from msgspec.structs import replace
+
+from director.core.schema import Claim
+from director.execution.consumer import MOST_AT_ONCE, MOST_SKIPS, ClaimPlanner, ClaimRequest
+from director.servers.runners.runner import Batch, Health, HealthStatus
+from director.servers.server import Permit, Server
+from tests.support.scripted_runner import ScriptedRunner
+from tests.unit.execution.test_tracker import RECORD
+
+SERVER = Server(ScriptedRunner(), 64, health=Health(status=HealthStatus.READY))
+
+
+def claims(*keys: str, cost: float = 1) -> list[Claim]:
+    return [Claim(replace(RECORD, affinity=key, cost=cost), Raw(b"{}")) for key in keys]
+
+
+def permits(number: int, server: Server = SERVER, *, since: str = "first") -> list[Permit]:
+    return [Permit(server, since) for _ in range(number)]
+
+
+def asked(planner: ClaimPlanner, number: int) -> ClaimRequest:
+    request = planner.next(permits(number))
+    assert request is not None
+    return request
+
+
+def run(planner: ClaimPlanner, *keys: str, cost: float = 1) -> tuple[ClaimRequest, list[Permit]]:
+    """Ask for so many, and they come."""
+    request = asked(planner, len(keys))
+    return request, planner.take(request, claims(*keys, cost=cost), permits(len(keys)))
+
+
+def leave(*taken: Permit) -> None:
+    for permit in taken:
+        permit.taken = False
+
+
+class Running(ScriptedRunner):
+    """It runs something under this name."""
+
+    def knows(self, remote: str) -> bool:
+        """That one."""
+        return remote == "job 7"
+
+
+def test_what_a_server_runs_already_gets_a_seat_there() -> None:
+    there = Server(Running(), 1, health=Health(status=HealthStatus.READY))
+    new, taken_over = Claim(RECORD, Raw(b"{}")), Claim(replace(RECORD, remote="job 7"), Raw(b"{}"))
+    free = [*permits(1, there), *permits(1)]
+    assert [permit.server for permit in ClaimPlanner().take(ClaimRequest(count=2), [new, taken_over], free)] == [
+        SERVER,
+        there,
+    ]
+
+
+def test_without_a_batch_there_is_no_bound_but_the_seats() -> None:
+    assert asked(ClaimPlanner(), 5) == ClaimRequest(count=5)
+
+
+def test_of_many_seats_one_claim_asks_for_a_few_so_that_they_are_begun_while_the_next_is_carried_out() -> None:
+    assert asked(ClaimPlanner(), MOST_AT_ONCE + 1).count == MOST_AT_ONCE
+
+
+def test_the_budget_is_what_the_running_ones_leave() -> None:
+    planner = ClaimPlanner(batch_cost=10)
+    assert asked(planner, 4) == ClaimRequest(count=4, budget=10)
+    _, [first, _] = run(planner, "", "", cost=3)
+    assert asked(planner, 2) == ClaimRequest(count=2, budget=4, alone=False)
+    leave(first)
+    assert asked(planner, 3) == ClaimRequest(count=3, budget=7, alone=False)
+
+
+def test_beside_one_that_fills_the_batch_nothing_is_asked_for() -> None:
+    planner = ClaimPlanner(batch_cost=10)
+    _, taken = run(planner, "", cost=25)
+    assert planner.next(permits(3)) is None
+    assert not planner.has_more_room
+    leave(*taken)
+    assert planner.has_more_room
+    assert asked(planner, 3) == ClaimRequest(count=3, budget=10)
+
+
+def test_no_more_than_the_batch_holds_by_number() -> None:
+    planner = ClaimPlanner(batch_size=3)
+    assert asked(planner, 8).count == 3
+    _, [first, *_] = run(planner, "", "", "")
+    assert planner.next(permits(5)) is None
+    leave(first)
+    assert asked(planner, 6).count == 1
+
+
+def test_what_ran_last_is_asked_for_first() -> None:
+    planner = ClaimPlanner()
+    assert asked(planner, 2).warm == ""
+    run(planner, "a", "b")
+    assert asked(planner, 2).warm == "b"
+    run(planner, "")
+    assert asked(planner, 2).warm == ""
+
+
+def test_after_so_many_warm_ones_in_a_row_one_claim_goes_by_turn() -> None:
+    planner = ClaimPlanner()
+    run(planner, "a")
+    for _ in range(MOST_SKIPS):
+        assert run(planner, "a")[0].warm == "a"
+    assert asked(planner, 1).warm == ""
+    assert run(planner, "a")[0].warm == "", "nothing came of the last one"
+    assert asked(planner, 1).warm == "a"
+
+
+def test_many_seats_at_once_skip_no_more_than_one_by_one() -> None:
+    planner = ClaimPlanner()
+    run(planner, "a")
+    run(planner, *["a"] * (MOST_SKIPS - 3))
+    assert (asked(planner, 20).count, asked(planner, 20).warm) == (3, "a")
+    run(planner, "a", "b", "b")
+    assert (asked(planner, 20).count, asked(planner, 20).warm) == (MOST_SKIPS, "b")
+
+
+def another_server() -> Server:
+    return Server(ScriptedRunner(), 2, health=Health(status=HealthStatus.READY))
+
+
+def warmed(planner: ClaimPlanner, key: str, server: Server) -> None:
+    """It runs one with this key."""
+    request = planner.next(permits(1, server))
+    assert request is not None
+    leave(*planner.take(request, claims(key), permits(1, server)))
+
+
+def test_each_server_is_asked_for_what_it_ran_itself() -> None:
+    planner, first, second = ClaimPlanner(), another_server(), another_server()
+    warmed(planner, "a", first)
+    warmed(planner, "b", second)
+    assert planner.next(permits(1, first)) == ClaimRequest(count=1, warm="a")
+    assert planner.next(permits(1, second)) == ClaimRequest(count=1, warm="b")
+    assert planner.next([*permits(1, first), *permits(2, second)]) == ClaimRequest(count=1, warm="a"), (
+        "the others are asked for next"
+    )
+
+
+def test_what_has_come_goes_to_the_server_that_is_warm_for_it() -> None:
+    planner, first, second = ClaimPlanner(), another_server(), another_server()
+    warmed(planner, "a", first)
+    warmed(planner, "b", second)
+    free = [*permits(1, first), *permits(2, second)]
+    taken = planner.take(ClaimRequest(count=3), claims("", "b", "a"), free)
+    assert [permit.server for permit in taken] == [second, second, first]
+    assert len(set(map(id, taken))) == 3
+
+
+def test_what_is_warm_on_another_server_is_no_hit() -> None:
+    planner, first, second = ClaimPlanner(), another_server(), another_server()
+    warmed(planner, "a", first)
+    warmed(planner, "a", second)
+    assert planner.figures == {"warm_hit_ratio": "0.000"}
+    warmed(planner, "a", second)
+    assert planner.figures == {"warm_hit_ratio": "0.333"}
+
+
+def test_a_server_that_was_started_anew_is_warm_for_nothing() -> None:
+    planner = ClaimPlanner()
+    leave(*run(planner, "a")[1])
+    assert planner.next(permits(1, since="second")) == ClaimRequest(count=1)
+
+
+def test_the_figures_tell_warm_hits_and_how_full_the_batches_were() -> None:
+    planner = ClaimPlanner(batch_cost=4)
+    assert planner.figures == {}
+    for keys in (["a"], ["a", "b"], [""]):
+        _, taken = run(planner, *keys)
+        leave(*taken)
+    assert planner.figures == {"warm_hit_ratio": "0.333", "batch_fill": "0.333"}
+
+
+@given(
+    batch=st.floats(0.5, 20),
+    size=st.integers(0, 6),
+    waiting=st.lists(st.floats(0.1, 30), max_size=30),
+    dice=st.randoms(use_true_random=False),
+)
+def test_in_flight_never_passes_the_batch_but_for_one_alone(
+    batch: float, size: int, waiting: list[float], dice: Random
+) -> None:
+    planner = ClaimPlanner(batch_cost=batch, batch_size=size)
+    running: list[tuple[Permit, float]] = []
+    while waiting:
+        request = planner.next(permits(8 - len(running)))
+        if request is not None:
+            handed: list[float] = []
+            while waiting and len(handed) < request.count:  # as the script does
+                fits = request.budget is None or sum(handed) + waiting[0] <= request.budget
+                if not fits and not (request.alone and not handed):
+                    break
+                handed.append(waiting.pop(0))
+            came = [claim for cost in handed for claim in claims("", cost=cost)]
+            taken = planner.take(request, came, permits(len(handed)))
+            running += zip(taken, handed, strict=True)
+        else:
+            assert running, "nothing runs, and yet nothing is asked for"
+        assert len(running) <= 1 or sum(cost for _, cost in running) <= batch * (1 + 1e-9)
+        assert len(running) <= (size or 8)
+        for permit, _ in [each for each in running if dice.random() < 0.5]:
+            leave(permit)
+        running = [each for each in running if each[0].taken]
+
+
+def batch_seats(number: int) -> list[Permit]:
+    return [Permit(SERVER, "first", place=place) for place in Batch(number).places]
+
+
+def test_where_a_server_takes_batches_one_claim_fills_one_of_them_whatever_runs_beside_it() -> None:
+    planner = ClaimPlanner(batch_cost=10, batch_size=3)
+    one, other = batch_seats(4), batch_seats(4)
+    assert planner.next([*one, *other]) == ClaimRequest(count=3, budget=10)
+    assert planner.take(ClaimRequest(count=3, budget=10), claims("", "", "", cost=3), [*one, *other]) == one[:3]
+    assert planner.next(other) == ClaimRequest(count=3, budget=10)
+    assert planner.figures["batch_fill"] == "0.900"
+    planner.take(ClaimRequest(count=3, budget=10), claims("", cost=1), other)
+    assert planner.figures["batch_fill"] == "0.500"

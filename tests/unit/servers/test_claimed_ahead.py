@@ -1,0 +1,102 @@
+"""A claim made ahead of a slot waits for the slot, is held like any claim, and is not started before."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from director.core.schema import Claim
+from director.execution.tracker import Stop
+from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
+from director.servers.server import Server
+from director.servers.servers import Servers
+from tests.support.eventually import eventually
+from tests.support.queue_driver import QueueDriver
+from tests.support.scripted_runner import ScriptedRunner
+from tests.unit.execution.test_executor import Bench, claimed
+from tests.unit.execution.test_executor import bench as bench
+
+pytestmark = pytest.mark.anyio
+
+
+class Waiting:
+    """A claim that waits for the one slot of a server, which another run has."""
+
+    def __init__(self, bench: Bench, claim: Claim) -> None:
+        self.claim = claim
+        self.runner = ScriptedRunner()
+        self.server = Server(self.runner, 1, health=Health(status=HealthStatus.READY), run_s=0.1)
+        self.servers = Servers([self.server])
+        [self.before] = self.servers.permits.take()
+        [self.permit] = self.servers.permits.take_ahead()
+        self.run = asyncio.create_task(bench.executor(self.servers).execute(claim, self.permit))
+
+
+async def test_claim_ahead_starts_once_the_slot_is_released(bench: Bench, driver: QueueDriver) -> None:
+    waiting = Waiting(bench, await claimed(driver))
+    await eventually(lambda: len(bench.claims), "held", until=(1).__eq__)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.runner.started.is_set()
+    waiting.servers.permits.release(waiting.before)
+    await asyncio.wait_for(waiting.runner.started.wait(), 5)
+    assert waiting.server.busy == 1
+    waiting.runner.goes_on.set()
+    await asyncio.wait_for(waiting.run, 5)
+    assert waiting.server.busy == 0
+
+
+async def test_slot_kept_past_its_permit_is_handed_on() -> None:
+    server = Server(ScriptedRunner(), 1, health=Health(status=HealthStatus.READY), run_s=0.1)
+    servers = Servers([server])
+    [permit], [ahead] = servers.permits.take(), servers.permits.take_ahead()
+    rest = asyncio.get_running_loop().create_future()
+    servers.permits.start(permit)
+    servers.ended(permit, Ended(outcome=Outcome.CANCELED, goes_on=rest), unasked=False)
+    servers.permits.release(permit)
+    assert not ahead.has_slot
+    rest.set_result(None)
+    assert await servers.permits.turn(ahead)
+    assert (server.busy, server.running) == (1, 0)
+
+
+STOPS = {Stop.USER: ("canceled", 1), Stop.DRAIN: ("starting", 0)}
+
+
+@pytest.mark.parametrize(("why", "then"), STOPS.items(), ids=[why.value for why in STOPS])
+async def test_claim_stopped_while_it_waits_is_never_started(
+    bench: Bench, driver: QueueDriver, why: Stop, then: tuple[str, int]
+) -> None:
+    claim = await claimed(driver)
+    waiting = Waiting(bench, claim)
+    held = await eventually(lambda: bench.claims.find(claim.id, claim.token), "held")
+    held.stop(why)
+    await asyncio.wait_for(waiting.run, 5)
+    record: Any = await driver.record(claim.id)
+    assert (record.status, record.attempt) == then
+    assert not waiting.runner.started.is_set()
+    assert not waiting.server.waiting
+    waiting.servers.permits.release(waiting.before)
+    assert waiting.server.busy == 0
+
+
+async def test_claim_lost_while_it_waits_is_never_started(bench: Bench, driver: QueueDriver) -> None:
+    claim = await claimed(driver)
+    waiting = Waiting(bench, claim)
+    held = await eventually(lambda: bench.claims.find(claim.id, claim.token), "held")
+    held.lose()
+    await asyncio.wait_for(waiting.run, 5)
+    assert not waiting.runner.started.is_set()
+    assert not waiting.server.waiting
+
+
+async def test_claim_that_waits_too_long_is_given_back_unspent(
+    bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.servers.server.TURN_WITHIN_S", 0.01)
+    claim = await claimed(driver)
+    waiting = Waiting(bench, claim)
+    await asyncio.wait_for(waiting.run, 5)
+    record = await driver.record(claim.id)
+    assert (record.status, record.attempt) == ("starting", 0)
+    assert not waiting.runner.started.is_set()
