@@ -5,12 +5,8 @@ How often a director may take its key in a row is the director's own to bound.
 
 from collections import Counter
 
-import pytest
-
 from director.core.ids import PredictionId
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 WARM, COLD = "a" * 16, "b" * 16
 

@@ -1,13 +1,10 @@
 """amend: a model is made once, and changed where it is."""
 
-import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from tests.support.keyspace import dump
-
-pytestmark = pytest.mark.anyio
+from tests.support.keyspace import dump, unchanged
 
 MODEL = "acme/painter"
 SAID = {"created": "1", "description": "It paints."}
@@ -20,17 +17,15 @@ async def said(redis: Redis) -> dict[str, str]:
 
 async def test_a_model_is_created_once(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
-    before = await dump(redis)
-    assert await scripts.amend(MODEL, "make", said={"created": "2"}, nonce="second") == "exists"
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await scripts.amend(MODEL, "make", said={"created": "2"}, nonce="second") == "exists"
     assert await said(redis) == SAID
 
 
 async def test_a_creator_whose_reply_was_lost_gets_the_same_answer(scripts: Scripts, redis: Redis) -> None:
     await scripts.amend(MODEL, "make", said=SAID, nonce="first")
-    before = await dump(redis)
-    assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
 
 
 async def test_a_registered_model_cannot_be_created_again_without_a_nonce(scripts: Scripts, redis: Redis) -> None:

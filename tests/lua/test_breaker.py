@@ -11,10 +11,8 @@ from director.core.errors import QueueRefused
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import Status
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 DIRECTORS = count(100)
 
@@ -32,8 +30,7 @@ async def rule(driver: QueueDriver, **options: Any) -> None:
 
 
 async def fill(driver: QueueDriver, many: int = 9) -> None:
-    for _ in range(many):
-        await driver.submit()
+    await driver.submit_many(many)
 
 
 async def fault(driver: QueueDriver, claim: Claim) -> None:
@@ -64,18 +61,14 @@ async def probe(driver: QueueDriver) -> Claim:
     return await driver.claim_one()
 
 
-# ── what opens it ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_consecutive_faults_across_directors_open_the_breaker(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     assert await state(driver) == ""
     await faults(driver, 1)
     assert await state(driver) == "open"
-    before = await dump(driver.redis)
-    assert await driver.claim(5) == []
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.claim(5) == []
 
 
 async def test_claims_of_silent_directors_count_as_faults(driver: QueueDriver) -> None:
@@ -206,9 +199,6 @@ async def test_turning_the_breaker_off_closes_it(driver: QueueDriver, tried: boo
     assert len(await driver.claim(2)) == 2
 
 
-# ── while it is open ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_an_open_breaker_accepts_work_and_holds_it(driver: QueueDriver) -> None:
     await opened(driver)
     await driver.submit()
@@ -243,16 +233,13 @@ async def test_a_breaker_that_fails_fast_refuses_new_work_and_writes_nothing(dri
     await rule(driver, breaker_mode="fail")
     await opened(driver)
     driver.pass_time(10)
-    before = await dump(driver.redis)
-    with pytest.raises(QueueRefused, match="breaker_open") as refused:
-        await driver.submit(idempotency=("digest", "body"))
-    assert (refused.value.retry_after_s, refused.value.limit, refused.value.eta_s) == (20, None, None)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        with pytest.raises(QueueRefused, match="breaker_open") as refused:
+            await driver.submit(idempotency=("digest", "body"))
+        assert (refused.value.retry_after_s, refused.value.limit, refused.value.eta_s) == (20, None, None)
 
 
-async def test_an_empty_queue_that_fails_fast_probes_with_the_next_submit(
-    driver: QueueDriver,
-) -> None:
+async def test_an_empty_queue_that_fails_fast_probes_with_the_next_submit(driver: QueueDriver) -> None:
     await rule(driver, breaker_mode="fail")
     await fill(driver, 3)
     for claim in [await driver.claim_one(consumer=f"d{number}") for number in range(3)]:
@@ -272,9 +259,7 @@ async def test_an_empty_queue_that_fails_fast_probes_with_the_next_submit(
     await driver.submit()
 
 
-async def test_a_rejecting_queue_probes_with_a_submit_unless_it_is_paused(
-    driver: QueueDriver,
-) -> None:
+async def test_a_rejecting_queue_probes_with_a_submit_unless_it_is_paused(driver: QueueDriver) -> None:
     await driver.have_slots(4)
     await fill(driver, 3)
     for claim in [await driver.claim_one(consumer=f"d{number}") for number in range(3)]:
@@ -293,9 +278,6 @@ async def test_a_rejecting_queue_probes_with_a_submit_unless_it_is_paused(
     await driver.claim_one()
     with pytest.raises(QueueRefused, match="no_capacity"):
         await driver.submit()
-
-
-# ── one tries ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_one_probe_is_handed_out_after_the_cool_time(driver: QueueDriver) -> None:

@@ -14,14 +14,12 @@ from director.core.states import Status
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 
 async def costs(driver: QueueDriver, *wanted: float, slots: int = 50, **options: object) -> None:
     """These wait: in one stream where `slots` are free, else for their turn."""
     await driver.have_slots(slots)
     for cost in wanted:
-        await driver.submit(streams=[0], cost=cost, **options)  # type: ignore[arg-type]
+        await driver.submit(streams=[0], cost=cost, **options)
 
 
 async def claimed(driver: QueueDriver, budget: float, *, count: int = 50, alone: bool = True) -> list[float]:

@@ -9,10 +9,8 @@ from director.broker.scripts import MOST_CLAIMS
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
 from director.core.states import Status
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_claim_returns_record_input_lease_and_token(driver: QueueDriver) -> None:
@@ -42,10 +40,9 @@ async def test_an_empty_queue_hands_out_nothing_and_writes_no_claim(driver: Queu
 
 
 async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000")).claim()
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        with pytest.raises(UnknownQueue):
+            await QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000")).claim()
 
 
 async def test_a_stream_is_first_in_first_out(driver: QueueDriver) -> None:
@@ -63,22 +60,19 @@ async def test_streams_take_turns_over_calls(driver: QueueDriver) -> None:
 
 async def test_lanes_are_served_eight_three_one(driver: QueueDriver) -> None:
     for lane in ("low", "normal", "high"):
-        for _ in range(24):
-            await driver.submit(lane=lane)
+        await driver.submit_many(24, lane=lane)
     served = Counter([claim.record.lane for _ in range(24) for claim in await driver.claim(1)])
     assert served == {"high": 16, "normal": 6, "low": 2}
 
 
 async def test_an_empty_lane_gives_up_its_turn(driver: QueueDriver) -> None:
-    for _ in range(12):
-        await driver.submit(lane="low")
+    await driver.submit_many(12, lane="low")
     assert len(await driver.claim(12)) == 12
 
 
 async def test_other_lanes_share_the_turns_of_an_empty_lane(driver: QueueDriver) -> None:
     for lane in ("low", "normal"):
-        for _ in range(12):
-            await driver.submit(lane=lane)
+        await driver.submit_many(12, lane=lane)
     served = Counter(claim.record.lane for claim in await driver.claim(12))
     assert served == {"normal": 9, "low": 3}
 
@@ -94,16 +88,11 @@ async def test_a_lane_of_blocked_tenants_saves_no_turns(driver: QueueDriver) -> 
     assert served == {"high": 16, "low": 2}
 
 
-# ── the same call again ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_repeated_call_gets_the_same_answer_and_no_more_claims(driver: QueueDriver) -> None:
-    for _ in range(4):
-        await driver.submit()
+    await driver.submit_many(4)
     first = await driver.claim(2, nonce="abc")
-    before = await dump(driver.redis)
-    assert await driver.claim(2, nonce="abc") == first
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.claim(2, nonce="abc") == first
 
 
 async def test_a_repeated_call_is_answered_on_a_paused_queue(driver: QueueDriver) -> None:
@@ -114,8 +103,7 @@ async def test_a_repeated_call_is_answered_on_a_paused_queue(driver: QueueDriver
 
 
 async def test_a_repeated_call_omits_claims_lost_meanwhile(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(streams=[0])
+    await driver.submit_many(3, streams=[0])
     first, second, third = await driver.claim(3, nonce="abc")
     await driver.finish(first)
     await driver.release(second)
@@ -128,12 +116,8 @@ async def test_another_consumer_with_the_same_nonce_is_another_call(driver: Queu
     assert (await driver.claim_one(consumer="d2", nonce="abc")).id == second
 
 
-# ── the bell ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_claim_sends_a_wakeup_while_more_waits(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     await driver.hear_bell()
     await driver.claim(1)
     assert await driver.hear_bell()
@@ -160,14 +144,10 @@ async def test_a_paused_queue_hands_out_nothing_and_sends_no_wakeup(driver: Queu
     await driver.submit()
     await driver.hear_bell()
     await driver.pause()
-    before = await dump(driver.redis)
-    assert await driver.claim(5) == []
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.claim(5) == []
     await driver.pause(paused=False)
     assert len(await driver.claim(5)) == 1
-
-
-# ── dead work on the way ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -210,8 +190,7 @@ async def test_a_prediction_that_misses_its_start_deadline_fails(driver: QueueDr
 
 
 async def test_a_prediction_that_began_in_time_can_run_again_later(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(start_by_ms=10_000)
     await driver.begin(claim)
     await driver.release(claim, spent=True)
     driver.pass_time(10)
@@ -254,9 +233,6 @@ async def test_an_entry_without_a_record_is_dropped(driver: QueueDriver) -> None
     assert len((await driver.entries())[0]) == 1
 
 
-# ── faults of the server ────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_destroyed_group_is_created_again_without_double_claims(driver: QueueDriver) -> None:
     first = await driver.submit(streams=[0])
     waiting = [await driver.submit(streams=[0]) for _ in range(2)]
@@ -270,8 +246,7 @@ async def test_a_destroyed_group_is_created_again_without_double_claims(driver: 
 
 
 async def test_a_holder_keeps_its_claim_while_the_group_is_gone(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    held = await driver.claim_one()
+    held = await driver.claimed(streams=[0])
     await driver.redis.xgroup_destroy(keys.stream(driver.queue, "normal", 0), keys.GROUP)
     driver.pass_time(5)
     assert await driver.extend(held) == ["held"]
@@ -280,8 +255,7 @@ async def test_a_holder_keeps_its_claim_while_the_group_is_gone(driver: QueueDri
 
 
 async def test_a_holder_can_finish_after_its_stream_was_deleted(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    held = await driver.claim_one()
+    held = await driver.claimed(streams=[0])
     await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
     assert await driver.extend(held) == ["held"]
     await driver.submit(streams=[0])
@@ -290,8 +264,7 @@ async def test_a_holder_can_finish_after_its_stream_was_deleted(driver: QueueDri
 
 
 async def test_a_claim_of_a_deleted_stream_runs_again_after_its_lease(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    held = await driver.claim_one()
+    held = await driver.claimed(streams=[0])
     await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
     driver.pass_time(15)
     assert await driver.reap() == {held.id: "waiting"}

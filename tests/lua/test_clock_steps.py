@@ -9,10 +9,9 @@ from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.ids import partition_of
 from director.core.policy import Policy
+from director.core.schema import Claim
 from director.store.directors import Directors
 from tests.support.queue_driver import VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 BACK_S = 600
 
@@ -21,8 +20,7 @@ async def opened(driver: QueueDriver, **policy: Any) -> None:
     """Its breaker opens, for 30 seconds."""
     options = {"breaker_after": 1, "breaker_cool_s": 30, **policy}
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(**options))
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     for number in range(2):
         claim = await driver.claim_one(consumer=f"d{number}")
         assert await driver.release(claim, spent=True, delay_s=1) == "delayed"
@@ -93,8 +91,7 @@ async def test_a_bucket_refills_after_a_step(scripts: Scripts, redis: Any) -> No
 @pytest.mark.parametrize("step_s", [60, -600])
 @pytest.mark.parametrize("is_told", [True, False], ids=["it-was-told-of", "nothing-was-told"])
 async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step_s: int, is_told: bool) -> None:
-    await driver.submit(metered=True)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(metered=True)
     driver.pass_time(1)
     if is_told:
         await driver.begin(claim)
@@ -111,9 +108,7 @@ async def test_a_run_is_charged_by_its_directors_clock(driver: QueueDriver, step
     await driver.redis.delete(owed)
 
 
-async def test_a_delayed_finish_keeps_its_start_time(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_delayed_finish_keeps_its_start_time(driver: QueueDriver, claim: Claim) -> None:
     await driver.begin(claim)
     began = (await driver.record(claim.id)).started
     driver.pass_time(2 + 20)  # it ran, and its end waited for others that were sent before

@@ -28,8 +28,6 @@ from tests.support.cog import free_port
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 
 class NotingGatherer(Gatherer):
     """Remembers which scripts were called."""
@@ -189,7 +187,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
 
     assert (await scripts.stow(ACCOUNT, "f", 9, most=9, until_ms=2**42)).total == 9
     noted = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "detail": b"{}", "at_ms": 1}
-    assert await scripts.note("n", **noted)  # type: ignore[arg-type]
+    assert await scripts.note("n", **noted)
 
     assert await scripts.sample(queue, period_s=10, most=9)
     assert (await scripts.demand(queue, soon_s=60)).runnable == 1

@@ -1,12 +1,9 @@
 """contact: for how long keepers have heard one run of the server without a break."""
 
-import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-
-pytestmark = pytest.mark.anyio
 
 NOW = 1_800_000_000_000
 

@@ -1,21 +1,15 @@
 """revive and drop: what a person does with dead letters, and what those remember of their attempts."""
 
-import pytest
-
 from director.broker import keys
 from director.core.ids import partition_of
 from director.core.policy import Policy
+from director.core.schema import Claim
 from director.core.states import Status
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 HOUR_S, WEEK_S = 3600, 7 * 86_400
-
-
-# ── history ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_dead_letter_records_the_holder_time_and_end_of_each_attempt(driver: QueueDriver) -> None:
@@ -54,9 +48,6 @@ async def test_dead_letters_without_a_record_leave_the_list_at_the_next_death(dr
     driver.pass_time(WEEK_S)
     younger = await driver.die()
     assert list(await driver.members(keys.dead(driver.queue))) == [younger]
-
-
-# ── revive ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_revived_prediction_waits_as_new_with_all_attempts_left(driver: QueueDriver) -> None:
@@ -103,7 +94,6 @@ async def test_a_revived_prediction_shows_none_of_its_former_output(driver: Queu
     await driver.revive(prediction_id)
     await driver.begin(await driver.claim_one(), ("output", b"2"))
     stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
     assert (bytes(stored.output or b""), stored.logs) == (b"[2]", "")
 
 
@@ -124,9 +114,8 @@ async def test_the_second_end_owes_a_webhook_of_its_own(driver: QueueDriver) -> 
 async def test_reviving_twice_revives_once(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     assert await driver.revive(prediction_id)
-    before = await dump(driver.redis)
-    assert not await driver.revive(prediction_id)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert not await driver.revive(prediction_id)
 
 
 async def test_the_former_holder_has_no_claim_after_the_revival(driver: QueueDriver) -> None:
@@ -137,32 +126,24 @@ async def test_the_former_holder_has_no_claim_after_the_revival(driver: QueueDri
     driver.pass_time(15)
     assert await driver.reap() == {prediction_id: "dead"}
     await driver.revive(prediction_id)
-    before = await dump(driver.redis)
-    assert not await driver.finish(zombie)
-    assert await driver.release(zombie) == "lost"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert not await driver.finish(zombie)
+        assert await driver.release(zombie) == "lost"
 
 
-async def test_an_ordinary_failure_is_no_dead_letter(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_an_ordinary_failure_is_no_dead_letter(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, Status.FAILED, error="no")
-    before = await dump(driver.redis)
-    assert not await driver.revive(claim.id)
-    assert not await driver.drop(claim.id)
-    assert not await driver.revive(driver.new_id())
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert not await driver.revive(claim.id)
+        assert not await driver.drop(claim.id)
+        assert not await driver.revive(driver.new_id())
 
 
 async def test_a_dead_letter_without_its_input_cannot_be_revived(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     await driver.redis.delete(keys.input_data(prediction_id))
-    before = await dump(driver.redis)
-    assert not await driver.revive(prediction_id)
-    assert await dump(driver.redis) == before
-
-
-# ── drop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    async with unchanged(driver.redis):
+        assert not await driver.revive(prediction_id)
 
 
 async def test_a_dropped_dead_letter_becomes_an_ordinary_failure_that_expires(driver: QueueDriver) -> None:
@@ -183,7 +164,6 @@ async def test_drop_keeps_the_data_that_an_owed_webhook_needs(driver: QueueDrive
     prediction_id = await driver.die(webhook="https://example.com", events="completed")
     assert await driver.drop(prediction_id)
     stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
     assert bytes(stored.input or b"") == b'{"text":"hi"}'
     assert await driver.kinds(prediction_id) == ["created", "retried", "retried", "completed"]
     assert await driver.scripts.redeliver(prediction_id, account=ACCOUNT, now_ms=driver.now_ms) == "owed"
@@ -209,9 +189,8 @@ async def test_dropping_never_prolongs_a_lifetime(driver: QueueDriver) -> None:
 async def test_dropping_twice_drops_once(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
     await driver.drop(prediction_id)
-    before = await dump(driver.redis)
-    assert not await driver.drop(prediction_id)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert not await driver.drop(prediction_id)
 
 
 async def test_a_dead_letter_without_a_record_can_be_dropped(driver: QueueDriver) -> None:

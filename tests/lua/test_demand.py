@@ -5,10 +5,8 @@ import pytest
 from director.broker import keys
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 SOON_S = 60.0
 
@@ -29,8 +27,7 @@ async def test_demand_counts_waiting_and_running_predictions(driver: QueueDriver
 
 
 async def test_a_paused_queue_has_no_runnable_predictions_but_counts_running_ones(driver: QueueDriver) -> None:
-    for _ in range(2):
-        await driver.submit()
+    await driver.submit_many(2)
     await driver.claim_one()
     await driver.pause()
     told = await driver.scripts.demand(driver.queue, soon_s=SOON_S, now_ms=driver.now_ms)
@@ -61,8 +58,7 @@ async def test_a_paused_and_suspended_account_is_left_out_once(driver: QueueDriv
 
 async def test_an_account_counts_for_at_most_its_running_limit(driver: QueueDriver) -> None:
     await driver.limit(ACCOUNT, most_running=2)
-    for _ in range(5):
-        await driver.submit(most_running=2)
+    await driver.submit_many(5, most_running=2)
     assert await runnable(driver) == 2
     await driver.claim_one()
     assert await runnable(driver) == 1
@@ -77,8 +73,7 @@ async def test_a_retry_counts_when_it_is_due_within_a_minute(driver: QueueDriver
 
 
 async def test_a_late_retry_of_a_paused_account_takes_nothing_from_others(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(account="a")
+    await driver.submit_many(3, account="a")
     for claim in await driver.claim(3):
         await driver.release(claim, delay_s=600)
     await driver.pause(tenant="a")
@@ -89,9 +84,8 @@ async def test_a_late_retry_of_a_paused_account_takes_nothing_from_others(driver
 async def test_demand_changes_nothing(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.pause(tenant=ACCOUNT)
-    before = await dump(driver.redis)
-    assert await runnable(driver) == 0
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await runnable(driver) == 0
 
 
 async def test_a_lost_waiting_count_does_not_lower_demand(driver: QueueDriver) -> None:

@@ -21,11 +21,9 @@ from director.core.states import TERMINAL
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.departure import Departure, Left, Site, named_site
-from tests.support.keyspace import dump, leaks
+from tests.support.keyspace import dump, leaks, unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
-
-pytestmark = pytest.mark.anyio
 
 FAR = "far"
 ACCOUNTS = (ACCOUNT, "whale", "ant", "bee")
@@ -101,9 +99,6 @@ async def cancel(of: QueueDriver, name: PredictionId) -> str:
     return await of.scripts.cancel(name, account=ACCOUNT, now_ms=of.now_ms)
 
 
-# ── all that goes along ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_every_waiting_prediction_can_be_claimed_at_the_other_server(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
@@ -137,7 +132,6 @@ async def test_only_a_tombstone_that_expires_is_left_behind(driver: QueueDriver,
     name = await driver.submit()
     await move(driver, there)
     stored = await driver.scripts.get(name)
-    assert stored is not None
     assert (stored.record.moved, stored.input, stored.outlook) == (await named_site(there.redis), None, None)
     assert (await replayed(driver, name)).moved == stored.record.moved
     # it may wait and run there as long as that, and its record lives a week after its end
@@ -180,8 +174,7 @@ async def test_an_idempotency_key_is_valid_at_both_servers(driver: QueueDriver, 
 
 async def test_the_accounts_limits_at_the_other_server_apply(driver: QueueDriver, there: QueueDriver) -> None:
     await Accounts(there.redis).set_limits(ACCOUNT, {"max_running": "1"})
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     await move(driver, there)
     assert len(await there.claim_all()) == 1
 
@@ -204,14 +197,10 @@ async def test_compute_reserved_at_the_first_server_is_given_back(driver: QueueD
     await driver.redis.delete(unspent)  # as the cashier does
 
 
-# ── what stays ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_claimed_and_paused_predictions_and_unknown_accounts_stay(
     driver: QueueDriver, there: QueueDriver
 ) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     paused, strange = await driver.submit(account="bee"), await driver.submit(account="stranger")
     await driver.pause(tenant="bee")
     waits = await driver.submit()
@@ -230,8 +219,7 @@ async def test_claimed_and_paused_predictions_and_unknown_accounts_stay(
 
 
 async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, there: QueueDriver) -> None:
-    for _ in range(60):
-        await driver.submit(account="bee")
+    await driver.submit_many(60, account="bee")
     await driver.pause(tenant="bee")
     ids = [await driver.submit(account=("whale", "ant")[number % 2]) for number in range(130)]
     assert await move(driver, there) == Left(moved=130, held=60)
@@ -254,9 +242,6 @@ async def test_a_move_to_the_same_server_or_an_unknown_queue_is_refused(
     assert len(await driver.claim_all()) == 1
 
 
-# ── between two steps ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_leaving_prediction_cannot_be_claimed_or_ended_and_appears_waiting(driver: QueueDriver) -> None:
     name = await driver.submit(lifetime_ms=1000)
     assert await depart(driver, name) == ["leaving"]
@@ -267,7 +252,6 @@ async def test_a_leaving_prediction_cannot_be_claimed_or_ended_and_appears_waiti
     assert await driver.reconcile() == (0, {})
     assert not await driver.scripts.revive(name)
     stored = await driver.scripts.get(name)
-    assert stored is not None
     assert (stored.record.status, stored.record.leaving, stored.outlook) == ("starting", FAR, None)
     stats = await driver.stats()
     assert (stats.live, stats.waiting, stats.leaving) == (0, 0, 1)
@@ -282,9 +266,8 @@ async def test_each_step_of_a_move_is_idempotent(driver: QueueDriver, there: Que
         assert await depart(driver, name) == ["leaving"]
         assert await driver.field(name, "moves") == "1"
     assert await arrive(driver, there, name) == "here"
-    before = await dump(there.redis)
-    assert await arrive(driver, there, name) == "here"
-    assert await dump(there.redis) == before
+    async with unchanged(there.redis):
+        assert await arrive(driver, there, name) == "here"
     await there.redis.delete(keys.came(name))
     assert await arrive(driver, there, name) == "here", "also when nobody remembers the move"
     assert await there.redis.zcard(keys.live(there.queue)) == 1
@@ -385,9 +368,6 @@ async def test_a_late_step_of_the_first_move_changes_nothing_after_the_return(
     assert (claim.id, bytes(claim.input), claim.record.moved, claim.record.moves) == (name, b"[1]", "", 2)
     assert await driver.finish(claim)
     assert (await replayed(there, name)).moved == await named_site(driver.redis)
-
-
-# ── whatever happens between two steps, and whenever it is cut short ─────────────────────────────────────────────
 
 
 class Cut(Exception):

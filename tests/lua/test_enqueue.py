@@ -6,10 +6,8 @@ from director.broker import keys
 from director.broker.scripts import Accepted
 from director.core.errors import IdempotencyMismatch, UnknownQueue
 from director.core.ids import QueueName
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 DAY_S = 24 * 3600
 
@@ -49,8 +47,7 @@ async def test_the_entry_carries_only_id_and_cost(driver: QueueDriver) -> None:
 
 async def test_the_callers_bytes_come_back_unchanged(driver: QueueDriver) -> None:
     data = b'{"logs":[],"n":1.0,"big":12345678901234567890,"z":"\x00\xff"}'
-    await driver.submit(data=data)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(data=data)
     assert bytes(claim.input) == data
 
 
@@ -63,10 +60,9 @@ async def test_no_key_of_a_waiting_prediction_has_a_lifetime(driver: QueueDriver
 
 async def test_the_same_id_twice_is_accepted_once(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
-    before = await dump(driver.redis)
-    driver.pass_time(5)
-    await driver.submit(prediction_id, data=b"other")
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        driver.pass_time(5)
+        await driver.submit(prediction_id, data=b"other")
 
 
 async def test_a_repeated_id_returns_its_first_creation_time(driver: QueueDriver) -> None:
@@ -79,26 +75,23 @@ async def test_a_repeated_id_returns_its_first_creation_time(driver: QueueDriver
 
 
 async def test_an_unknown_queue_is_refused_and_nothing_written(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    stranger = QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000"))
-    with pytest.raises(UnknownQueue):
-        await stranger.submit()
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        stranger = QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000"))
+        with pytest.raises(UnknownQueue):
+            await stranger.submit()
 
 
 async def test_an_idempotency_key_stands_for_its_first_prediction(driver: QueueDriver) -> None:
     first = await driver.submit(idempotency=("digest", "body1"))
-    before = await dump(driver.redis)
-    assert await driver.submit(idempotency=("digest", "body1")) == first
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.submit(idempotency=("digest", "body1")) == first
 
 
 async def test_an_idempotency_key_with_another_body_is_refused(driver: QueueDriver) -> None:
     await driver.submit(idempotency=("digest", "body1"))
-    before = await dump(driver.redis)
-    with pytest.raises(IdempotencyMismatch):
-        await driver.submit(idempotency=("digest", "body2"))
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        with pytest.raises(IdempotencyMismatch):
+            await driver.submit(idempotency=("digest", "body2"))
 
 
 async def test_an_idempotency_key_belongs_to_one_account(driver: QueueDriver) -> None:
@@ -133,8 +126,7 @@ async def test_enqueue_picks_the_stream_of_the_shard_with_least_waiting(driver: 
 
 async def test_claimed_predictions_do_not_count_as_waiting(driver: QueueDriver) -> None:
     await driver.have_slots(32)
-    for _ in range(3):
-        await driver.submit(streams=[4])
+    await driver.submit_many(3, streams=[4])
     await driver.claim(3)
     await driver.submit(streams=[9])
     placed = await driver.submit(streams=[9, 4])
@@ -161,15 +153,14 @@ async def test_deadline_and_start_deadline_count_from_the_servers_time(driver: Q
 
 
 async def test_a_silent_wakeup_list_gets_one_wakeup(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     assert await driver.bell() == 1
     assert 0 < await driver.lifetime_s(keys.bell(driver.queue)) <= 60
 
 
 async def test_enqueue_uses_the_servers_time_by_default(driver: QueueDriver) -> None:
     prediction_id = driver.new_id()
-    driver.now_ms = None  # type: ignore[assignment]
+    driver.now_ms = None
     await driver.submit(prediction_id)
     seconds, micros = await driver.redis.time()
     now_ms = seconds * 1000 + micros // 1000

@@ -7,10 +7,8 @@ import pytest
 from director.broker import keys
 from director.core.ids import partition_of
 from director.core.states import Status
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_terminal_prediction_is_erased_without_a_trace(driver: QueueDriver) -> None:
@@ -48,10 +46,9 @@ async def test_a_prediction_that_is_not_terminal_cannot_be_erased(driver: QueueD
 async def test_another_accounts_prediction_appears_missing(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.finish(await driver.claim_one())
-    before = await dump(driver.redis)
-    assert await driver.scripts.erase(prediction_id, account="rival") == "unknown"
-    assert await driver.scripts.erase(driver.new_id(), account=ACCOUNT) == "unknown"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.scripts.erase(prediction_id, account="rival") == "unknown"
+        assert await driver.scripts.erase(driver.new_id(), account=ACCOUNT) == "unknown"
 
 
 async def test_an_erased_prediction_can_be_created_again_under_its_key(driver: QueueDriver) -> None:

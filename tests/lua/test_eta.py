@@ -13,8 +13,6 @@ from director.core.policy import shard
 from director.core.schema import Outlook
 from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 PREDICTIONS = 700
 SLOTS = 4
 MEAN_S, SPREAD = 10.0, 0.5  # lognormal, as runs of one model on inputs of many sizes are
@@ -89,7 +87,7 @@ async def play(driver: QueueDriver, arrivals: Iterator[float], dice: random.Rand
             following = START_MS + int(next(arrivals) * 1000)
         else:
             driver.now_ms, _, claim = heapq.heappop(running)
-            await driver.finish(claim, ran_ms=1)  # type: ignore[arg-type]
+            await driver.finish(claim, ran_ms=1)
         if driver.now_ms - reported > 5_000:
             reported = driver.now_ms
             await driver.have_slots(SLOTS)

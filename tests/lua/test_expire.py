@@ -4,10 +4,8 @@ import pytest
 
 from director.broker import keys
 from director.core.policy import Policy
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def expire(driver: QueueDriver, limit: int = 100) -> tuple[int, int]:
@@ -27,33 +25,29 @@ async def test_a_waiting_prediction_ends_at_its_deadline(driver: QueueDriver, la
 
 
 async def test_a_delayed_retry_that_began_once_is_canceled(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lifetime_ms=10_000, late="aborted")
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000, late="aborted")
     await driver.begin(claim)
     await driver.release(claim, spent=True, delay_s=60)
     driver.pass_time(10)
     assert await expire(driver) == (1, 0)
-    assert (await driver.record(prediction_id)).status == "canceled"
+    assert (await driver.record(claim.id)).status == "canceled"
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
 async def test_the_holder_of_a_late_run_is_notified(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one(consumer="d3")
+    claim = await driver.claimed(consumer="d3", lifetime_ms=10_000)
     driver.pass_time(10)
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
         await listener.subscribe(keys.kick_channel("d3"))
         await listener.get_message(timeout=5)
         assert await expire(driver) == (0, 1)
         message = await listener.get_message(timeout=5)
-    assert message is not None
     assert message["data"] == claim.id.encode()
     assert await driver.extend(claim, consumer="d3") == ["deadline"]
 
 
 async def test_a_late_prediction_ends_when_its_notified_holder_dies(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000)
     await driver.begin(claim)
     driver.pass_time(10)
     await expire(driver)
@@ -63,8 +57,7 @@ async def test_a_late_prediction_ends_when_its_notified_holder_dies(driver: Queu
 
 
 async def test_a_callers_cancel_stays_the_reason(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000)
     await driver.cancel(claim.id)
     driver.pass_time(10)
     await expire(driver)
@@ -75,20 +68,15 @@ async def test_expiring_twice_expires_once(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_000)
     driver.pass_time(10)
     await expire(driver)
-    before = await dump(driver.redis)
-    assert await expire(driver) == (0, 0)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await expire(driver) == (0, 0)
 
 
 async def test_expire_looks_at_no_more_than_its_limit(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(lifetime_ms=10_000)
+    await driver.submit_many(3, lifetime_ms=10_000)
     driver.pass_time(10)
     assert await expire(driver, limit=2) == (2, 0)
     assert await expire(driver, limit=2) == (1, 0)
-
-
-# ── the time it had to start ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -107,8 +95,7 @@ async def test_a_missed_start_deadline_fails_without_a_claim(driver: QueueDriver
 
 
 async def test_a_prediction_claimed_in_time_is_left_to_its_holder(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(start_by_ms=10_000)
     driver.pass_time(10)
     assert await expire(driver) == (0, 0)
     assert await driver.extend(claim) == ["held"]
@@ -117,8 +104,7 @@ async def test_a_prediction_claimed_in_time_is_left_to_its_holder(driver: QueueD
 
 
 async def test_a_prediction_claimed_in_time_still_has_its_deadline(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000, lifetime_ms=30_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(start_by_ms=10_000, lifetime_ms=30_000)
     driver.pass_time(10)
     assert await expire(driver) == (0, 0)
     assert await driver.members(keys.deadline(driver.queue)) == {claim.id: driver.now_ms + 20_000}
@@ -127,8 +113,7 @@ async def test_a_prediction_claimed_in_time_still_has_its_deadline(driver: Queue
 
 
 async def test_a_release_before_the_run_keeps_the_start_deadline(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(start_by_ms=10_000)
     driver.pass_time(5)
     assert await expire(driver) == (0, 0)
     await driver.release(claim)
@@ -138,8 +123,7 @@ async def test_a_release_before_the_run_keeps_the_start_deadline(driver: QueueDr
 
 
 async def test_a_run_that_began_in_time_can_be_retried_later(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(start_by_ms=10_000)
     await driver.begin(claim)
     await driver.release(claim, spent=True, delay_s=20)
     driver.pass_time(15)
@@ -150,8 +134,7 @@ async def test_a_run_that_began_in_time_can_be_retried_later(driver: QueueDriver
 
 
 async def test_a_retry_that_never_began_keeps_its_start_deadline(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(start_by_ms=10_000)
     await driver.release(claim, spent=True, delay_s=20)
     driver.pass_time(10)
     assert await expire(driver) == (1, 0)
@@ -164,9 +147,6 @@ async def test_a_revived_prediction_has_no_start_deadline(driver: QueueDriver) -
     driver.pass_time(3600)
     assert await expire(driver) == (0, 0)
     assert (await driver.claim_one()).id == prediction_id
-
-
-# ── the lifetime that its queue gives it ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("asked_ms", "given_ms"), [(None, 60_000), (20_000, 20_000), (90_000, 60_000)])
@@ -186,8 +166,7 @@ async def test_a_prediction_never_outlives_the_lifetime_of_its_queue(
 
 async def test_a_run_ends_at_the_lifetime_of_its_queue_too(driver: QueueDriver) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     driver.pass_time(60)
     assert await expire(driver) == (0, 1)
     assert await driver.extend(claim) == ["deadline"]

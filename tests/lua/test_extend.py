@@ -1,17 +1,12 @@
 """extend: the heartbeat: move the leases that hold, say which do not, and which must stop."""
 
-import pytest
-
 from director.broker import keys
 from director.broker.scripts import Readiness
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_heartbeat_moves_every_lease_that_holds(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     claims = await driver.claim(3)
     driver.pass_time(5)
     assert await driver.extend(*claims, lease_s=20) == ["held"] * 3
@@ -19,8 +14,7 @@ async def test_a_heartbeat_moves_every_lease_that_holds(driver: QueueDriver) -> 
 
 
 async def test_a_heartbeat_answers_for_each_claim(driver: QueueDriver) -> None:
-    for _ in range(4):
-        await driver.submit(streams=[0], lifetime_ms=60_000)
+    await driver.submit_many(4, streams=[0], lifetime_ms=60_000)
     held, finished, canceled, late = await driver.claim(4)
     await driver.finish(finished)
     await driver.cancel(canceled.id)
@@ -29,23 +23,20 @@ async def test_a_heartbeat_answers_for_each_claim(driver: QueueDriver) -> None:
 
 
 async def test_a_heartbeat_reports_a_passed_deadline_without_a_keeper(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000)
     driver.pass_time(10)
     assert await driver.extend(claim) == ["deadline"]
 
 
 async def test_a_callers_cancel_is_reported_before_the_deadline(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000)
     await driver.cancel(claim.id, account=ACCOUNT)
     driver.pass_time(10)
     assert await driver.extend(claim) == ["user"]
 
 
 async def test_a_heartbeat_does_not_count_as_a_delivery(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    claim = await driver.claim_one()
+    claim = await driver.claimed(streams=[0])
     for _ in range(3):
         await driver.extend(claim)
     [row] = await driver.redis.xpending_range(keys.stream(driver.queue, "normal", 0), keys.GROUP, "-", "+", 10)
@@ -57,9 +48,7 @@ async def test_a_heartbeat_without_claims_shows_that_the_director_lives(driver: 
     assert await driver.members(keys.directors(driver.queue)) == {"d9": driver.now_ms}
 
 
-async def test_slots_of_claiming_directors_are_summed_and_draining_ones_have_none(
-    driver: QueueDriver,
-) -> None:
+async def test_slots_of_claiming_directors_are_summed_and_draining_ones_have_none(driver: QueueDriver) -> None:
     async def slots_after(consumer: str, slots: int, state: Readiness) -> int:
         await driver.scripts.extend(
             driver.queue, consumer=consumer, lease_s=15, claims=[], slots=slots, state=state, now_ms=driver.now_ms

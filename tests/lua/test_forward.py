@@ -9,8 +9,6 @@ from director.core.ids import Partition, PredictionId, partition_of
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 HOST = "receiver.example"
 
 
@@ -121,9 +119,6 @@ async def test_a_webhook_requested_again_is_due_once(driver: QueueDriver, partit
     assert await due(driver, partition) == []
 
 
-# ── put off ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(driver: QueueDriver, partition: Partition) -> None:
     prediction_id = await failed(driver, 5)
     driver.pass_time(5)
@@ -154,9 +149,6 @@ async def test_a_postponed_webhook_can_be_requested_again(driver: QueueDriver, p
     await note(driver, prediction_id, "put_off", 600)
     await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
     assert await due(driver, partition) == [prediction_id]
-
-
-# ── what the list costs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_hosts_list_ends_with_its_last_owed_webhook(driver: QueueDriver, partition: Partition) -> None:

@@ -11,8 +11,6 @@ from director.broker.gatherer import IN_CLUSTER, source
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
 
-pytestmark = pytest.mark.anyio
-
 LUA = files("lua")
 NAMES = sorted(path.name.removesuffix(".lua") for path in LUA.iterdir() if path.name.endswith(".lua"))
 PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").iterdir())

@@ -9,17 +9,12 @@ from director.core.errors import QueueRefused, UnknownQueue
 from director.core.ids import LANES, QueueName
 from director.core.schema import Claim
 from director.core.states import Status
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def accounts(driver: QueueDriver, count: int = 9) -> list[str]:
     return [claim.record.account for claim in await driver.claim(count)]
-
-
-# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_ready_predictions_above_the_limit_are_not_handed_out(driver: QueueDriver) -> None:
@@ -38,25 +33,21 @@ async def test_backlogged_predictions_above_the_limit_are_not_handed_out(driver:
 
 async def test_claims_of_all_lanes_count_together(driver: QueueDriver) -> None:
     for lane in LANES:
-        for _ in range(2):
-            await driver.submit(lane=lane, most_running=2)
+        await driver.submit_many(2, lane=lane, most_running=2)
     assert len(await driver.claim(9)) == 2
     assert await driver.claim(9) == []
 
 
 async def test_a_limited_account_blocks_no_other_in_the_same_stream(driver: QueueDriver) -> None:
     await driver.have_slots(9)
-    for _ in range(3):
-        await driver.submit(account="limited", streams=[0], most_running=1)
-    for _ in range(2):
-        await driver.submit(account="other", streams=[0])
+    await driver.submit_many(3, account="limited", streams=[0], most_running=1)
+    await driver.submit_many(2, account="other", streams=[0])
     assert await accounts(driver) == ["limited", "other", "other"]
 
 
 async def test_a_limited_account_blocks_no_other_in_the_backlogs(driver: QueueDriver) -> None:
     for account, most in (("limited", 1), ("other", None)):
-        for _ in range(5):
-            await driver.submit(account=account, streams=[0], most_running=most)
+        await driver.submit_many(5, account=account, streams=[0], most_running=most)
     assert await accounts(driver) == ["limited", *["other"] * 5]
 
 
@@ -81,12 +72,9 @@ async def test_a_limit_of_zero_lets_nothing_run(driver: QueueDriver) -> None:
 
 async def test_each_account_has_its_own_limit(driver: QueueDriver) -> None:
     for account in ("a", "b"):
-        for _ in range(2):
-            await driver.submit(account=account, most_running=1)
+        await driver.submit_many(2, account=account, most_running=1)
     assert sorted(await accounts(driver)) == ["a", "b"]
 
-
-# ── room again ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 End = Callable[[QueueDriver, Claim], Awaitable[object]]
 
@@ -144,8 +132,7 @@ ENDS: list[End] = [
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 async def test_an_end_lets_the_next_prediction_run_and_sends_a_wakeup(driver: QueueDriver, end: End) -> None:
     await driver.submit(most_running=1, lifetime_ms=20_000)
-    for _ in range(2):
-        await driver.submit(most_running=1)
+    await driver.submit_many(2, most_running=1)
     claim = await driver.claim_one()
     assert await driver.claim() == []
     await driver.hear_bell()
@@ -162,15 +149,11 @@ async def test_canceling_a_waiting_prediction_frees_no_permit(driver: QueueDrive
 
 
 async def test_a_claim_that_ends_twice_frees_one_permit(driver: QueueDriver) -> None:
-    for _ in range(4):
-        await driver.submit(most_running=1)
+    await driver.submit_many(4, most_running=1)
     claim = await driver.claim_one()
     for _ in range(2):
         assert await driver.finish(claim)
     assert len(await driver.claim(9)) == 1
-
-
-# ── another limit ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_raised_limit_sends_a_wakeup_and_lets_more_run(driver: QueueDriver) -> None:
@@ -184,8 +167,7 @@ async def test_a_raised_limit_sends_a_wakeup_and_lets_more_run(driver: QueueDriv
 
 
 async def test_a_removed_limit_sends_a_wakeup_and_lets_all_run(driver: QueueDriver) -> None:
-    for _ in range(5):
-        await driver.submit(most_running=1)
+    await driver.submit_many(5, most_running=1)
     await driver.claim_one()
     assert await driver.claim() == []
     await driver.hear_bell()
@@ -206,11 +188,8 @@ async def test_a_submit_that_raises_the_limit_frees_other_lanes_too(
     assert [claim.id for claim in await driver.claim(9)] == [high, *ids[1:]]
 
 
-async def test_a_lowered_limit_stops_no_run_and_delays_new_ones(
-    driver: QueueDriver,
-) -> None:
-    for _ in range(6):
-        await driver.submit(most_running=3)
+async def test_a_lowered_limit_stops_no_run_and_delays_new_ones(driver: QueueDriver) -> None:
+    await driver.submit_many(6, most_running=3)
     claims = await driver.claim(9)
     assert len(claims) == 3
     await driver.limit(most_running=1)
@@ -224,8 +203,7 @@ async def test_a_lowered_limit_stops_no_run_and_delays_new_ones(
 
 async def test_a_lowered_limit_applies_to_ready_predictions(driver: QueueDriver) -> None:
     await driver.have_slots(9)
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     await driver.limit(most_running=1)
     assert len(await driver.claim(9)) == 1
 
@@ -240,8 +218,7 @@ async def test_each_submit_brings_its_accounts_limits(driver: QueueDriver) -> No
 
 async def test_a_new_weight_applies_to_waiting_predictions(driver: QueueDriver) -> None:
     for account in ("a", "b"):
-        for _ in range(12):
-            await driver.submit(account=account)
+        await driver.submit_many(12, account=account)
     await driver.claim(1)
     await driver.limit("b", weight=3)
     served = await accounts(driver, 12)
@@ -249,8 +226,7 @@ async def test_a_new_weight_applies_to_waiting_predictions(driver: QueueDriver) 
 
 
 async def test_setting_the_same_limit_twice_has_one_effect(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     await driver.limit(most_running=2)
     before = await dump(driver.redis)
     await driver.limit(most_running=2)
@@ -277,29 +253,22 @@ async def test_a_kept_limit_is_the_one_that_the_submit_brought(driver: QueueDriv
 
 
 async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await driver.scripts.limit(QueueName(f"{MODEL}:000000000000"), "acme", weight=2, most_running=1)
-    assert await dump(driver.redis) == before
-
-
-# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    async with unchanged(driver.redis):
+        with pytest.raises(UnknownQueue):
+            await driver.scripts.limit(QueueName(f"{MODEL}:000000000000"), "acme", weight=2, most_running=1)
 
 
 async def test_a_submit_above_the_waiting_limit_is_refused_and_nothing_written(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(most_queued=3)
-    before = await dump(driver.redis)
-    with pytest.raises(QueueRefused, match="too_many_queued") as refused:
-        await driver.submit(most_queued=3, weight=5, most_running=1, idempotency=("digest", "body"))
-    assert (refused.value.limit, refused.value.retry_after_s, refused.value.eta_s) == (3, 1, None)
-    assert await dump(driver.redis) == before
+    await driver.submit_many(3, most_queued=3)
+    async with unchanged(driver.redis):
+        with pytest.raises(QueueRefused, match="too_many_queued") as refused:
+            await driver.submit(most_queued=3, weight=5, most_running=1, idempotency=("digest", "body"))
+        assert (refused.value.limit, refused.value.retry_after_s, refused.value.eta_s) == (3, 1, None)
     await driver.submit(account="other", most_queued=3)
 
 
 async def test_delayed_retries_count_as_waiting_and_runs_do_not(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(most_queued=3)
+    await driver.submit_many(3, most_queued=3)
     first, second = await driver.claim(2)
     await driver.submit(most_queued=3)
     await driver.release(first, delay_s=60)
@@ -333,10 +302,9 @@ async def test_a_start_an_end_or_an_expiry_makes_room(driver: QueueDriver) -> No
 
 async def test_a_repeated_submit_gets_its_answer_and_no_refusal(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(most_queued=1, idempotency=("digest", "body"))
-    before = await dump(driver.redis)
-    assert await driver.submit(prediction_id, most_queued=1) == prediction_id
-    assert await driver.submit(most_queued=1, idempotency=("digest", "body")) == prediction_id
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.submit(prediction_id, most_queued=1) == prediction_id
+        assert await driver.submit(most_queued=1, idempotency=("digest", "body")) == prediction_id
 
 
 async def test_a_waiting_limit_of_zero_refuses_everything(driver: QueueDriver) -> None:
@@ -346,8 +314,7 @@ async def test_a_waiting_limit_of_zero_refuses_everything(driver: QueueDriver) -
 
 async def test_a_submit_with_an_older_limit_does_not_restore_it(driver: QueueDriver) -> None:
     """An API may know an account's limits for some seconds longer than they hold."""
-    for _ in range(10):
-        await driver.submit(most_running=5, limits_rev=1)
+    await driver.submit_many(10, most_running=5, limits_rev=1)
     await driver.scripts.limit(driver.queue, "acme", weight=1, most_running=1, revision=2)
     await driver.submit(most_running=5, limits_rev=1)
     assert len(await driver.claim_all()) == 1
@@ -371,5 +338,4 @@ async def test_the_answer_to_a_submit_reflects_the_limits_it_brings(driver: Queu
         limits_rev=1,
         now_ms=driver.now_ms,
     )
-    assert accepted.outlook is not None
     assert accepted.outlook.reason == "waiting_its_turn"

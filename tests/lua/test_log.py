@@ -4,15 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from director.audit.log import KINDS
 from director.broker import keys
 from director.core.ids import PredictionId, partition_of
+from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 SCRIPTS = Path(__file__).parents[2] / "lua"
 
@@ -111,25 +108,21 @@ async def test_a_dead_letter_without_a_record_leaves_its_list_unlogged(driver: Q
     assert await logged(driver) == before
 
 
-async def test_a_request_to_stop_is_logged_once(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_request_to_stop_is_logged_once(driver: QueueDriver, claim: Claim) -> None:
     for account in ("rival", ACCOUNT, ACCOUNT):
-        await driver.cancel(prediction_id, account=account)
+        await driver.cancel(claim.id, account=account)
     await driver.finish(claim, Status.CANCELED)
     assert (await steps(driver))[-3:] == [("claimed", "d1 1"), ("asked", "d1"), ("ended", "canceled")]
 
 
-async def test_calls_that_change_nothing_log_nothing(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
+async def test_calls_that_change_nothing_log_nothing(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim)
     before = await logged(driver)
-    await driver.submit(prediction_id)
+    await driver.submit(claim.id)
     await driver.finish(claim)
     await driver.release(claim)
-    await driver.cancel(prediction_id)
-    await owe_nothing(driver, prediction_id)
+    await driver.cancel(claim.id)
+    await owe_nothing(driver, claim.id)
     await driver.claim()
     assert await logged(driver) == before
 

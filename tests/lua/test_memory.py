@@ -6,29 +6,25 @@ import pytest
 
 from director.core.errors import BackendUnavailable
 from director.core.ids import lowest_id_at
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 async def full(driver: QueueDriver) -> AsyncIterator[QueueDriver]:
     """Three waiting predictions, and no memory for more."""
-    for _ in range(3):
-        await driver.submit(streams=[0])
+    await driver.submit_many(3, streams=[0])
     await driver.redis.config_set("maxmemory", "1")
     yield driver
     await driver.redis.config_set("maxmemory", "0")
 
 
 async def test_a_full_server_refuses_new_work_and_writes_nothing(full: QueueDriver) -> None:
-    before = await dump(full.redis)
-    with pytest.raises(BackendUnavailable):
-        await full.submit()
-    with pytest.raises(BackendUnavailable):
-        await full.scripts.enlist(full.new_id(), account=ACCOUNT, oldest=lowest_id_at(0))
-    assert await dump(full.redis) == before
+    async with unchanged(full.redis):
+        with pytest.raises(BackendUnavailable):
+            await full.submit()
+        with pytest.raises(BackendUnavailable):
+            await full.scripts.enlist(full.new_id(), account=ACCOUNT, oldest=lowest_id_at(0))
 
 
 async def test_a_full_server_claims_runs_and_finishes_its_work(full: QueueDriver) -> None:

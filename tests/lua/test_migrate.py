@@ -15,10 +15,8 @@ from director.core.schema import Claim
 from director.core.states import TERMINAL
 from director.store.queues import Migration, Moved
 from tests.properties.books import Books, read_books
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 NEWER = "b2" * 32
 
@@ -63,8 +61,7 @@ async def test_every_waiting_prediction_can_be_claimed_from_the_other_queue(
 
 
 async def test_claimed_predictions_stay_and_end_in_their_queue(driver: QueueDriver, newer: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     waiting = await driver.submit()
     assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=1, held=0)
     assert await driver.extend(claim) == ["held"]
@@ -118,32 +115,28 @@ async def test_predictions_that_an_operator_paused_stay(driver: QueueDriver, new
 
 
 async def test_a_dry_run_writes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
-    before = await dump(driver.redis)
-    assert await migrate(driver, newer, count=2, only_asks=True) == Migrated(next=2, moved=2, claimed=0, held=0)
-    assert await migrate(driver, newer, start=2, count=2, only_asks=True) == Migrated(
-        next=-1, moved=1, claimed=0, held=0
-    )
-    assert await dump(driver.redis) == before
+    await driver.submit_many(3)
+    async with unchanged(driver.redis):
+        assert await migrate(driver, newer, count=2, only_asks=True) == Migrated(next=2, moved=2, claimed=0, held=0)
+        assert await migrate(driver, newer, start=2, count=2, only_asks=True) == Migrated(
+            next=-1, moved=1, claimed=0, held=0
+        )
 
 
 async def test_another_call_after_a_full_migration_changes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
     await driver.submit()
     await migrate(driver, newer)
-    before = await dump(driver.redis)
-    assert await migrate(driver, newer) == Migrated(next=-1, moved=0, claimed=0, held=0)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await migrate(driver, newer) == Migrated(next=-1, moved=0, claimed=0, held=0)
 
 
 async def test_a_migration_to_an_unknown_queue_moves_nothing(driver: QueueDriver) -> None:
     await driver.submit()
-    before = await dump(driver.redis)
-    nowhere = QueueName(f"{MODEL}:000000000000")
-    with pytest.raises(UnknownQueue):
-        async for _ in Migration(driver.scripts, driver.queue, nowhere).steps():
-            pass
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        nowhere = QueueName(f"{MODEL}:000000000000")
+        with pytest.raises(UnknownQueue):
+            async for _ in Migration(driver.scripts, driver.queue, nowhere).steps():
+                pass
 
 
 async def test_a_slice_that_moved_whole_is_not_the_last(driver: QueueDriver, newer: QueueDriver) -> None:
@@ -160,8 +153,7 @@ async def test_a_slice_that_moved_whole_is_not_the_last(driver: QueueDriver, new
 
 
 async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, newer: QueueDriver) -> None:
-    for _ in range(60):
-        await driver.submit(account="paused")
+    await driver.submit_many(60, account="paused")
     await driver.pause(tenant="paused")
     ids = [await driver.submit(account=f"t{number % 7}") for number in range(130)]
     steps = [step async for step in Migration(driver.scripts, driver.queue, newer.queue).steps()]
@@ -181,9 +173,6 @@ async def test_a_migration_is_in_the_log_of_its_partition(driver: QueueDriver, n
         driver.queue,
         newer.queue,
     )
-
-
-# ── whatever happens between two slices, and whenever it is cut short ────────────────────────────────────────────
 
 
 class Play:

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-
-pytestmark = pytest.mark.anyio
 
 NOTED: dict[str, Any] = {
     "kind": "limits_set",

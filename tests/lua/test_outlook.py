@@ -8,11 +8,9 @@ from director.broker.scripts import Accepted, Readiness
 from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy, shard
-from director.core.schema import Outlook
-from tests.support.keyspace import dump
+from director.core.schema import Claim, Outlook
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def served_by(driver: QueueDriver, slots: int = 1, *, run_s: float | None = None, busy: bool = True) -> None:
@@ -22,8 +20,7 @@ async def served_by(driver: QueueDriver, slots: int = 1, *, run_s: float | None 
         await driver.submit(account="nobody")
         await driver.run(await driver.claim_one(), run_s)
     if busy:
-        for _ in range(slots):
-            await driver.submit(account="nobody")
+        await driver.submit_many(slots, account="nobody")
         assert len(await driver.claim(slots)) == slots
     await driver.have_slots(slots)
 
@@ -37,9 +34,6 @@ async def accepted(driver: QueueDriver, account: str = ACCOUNT, **options: Any) 
     streams = options.pop("streams", shard(account, streams=16, size=2))
     fields = {"queue": driver.queue, "model": MODEL, "version": VERSION, "input": b"{}", "now_ms": driver.now_ms}
     return await driver.scripts.enqueue(driver.new_id(), account=account, shard=streams, **fields, **options)
-
-
-# ── why ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_prediction_waits_its_turn(driver: QueueDriver) -> None:
@@ -112,8 +106,7 @@ async def test_reason_is_that_the_account_is_paused(driver: QueueDriver) -> None
 async def test_reason_is_that_the_breaker_is_open_or_probing(driver: QueueDriver) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=2))
     await driver.have_slots(3)
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     for consumer in ("d1", "d2"):
         await driver.release(await driver.claim_one(consumer=consumer), spent=True, delay_s=60)
     prediction_id = await driver.submit()
@@ -126,8 +119,7 @@ async def test_reason_is_that_the_breaker_is_open_or_probing(driver: QueueDriver
 
 async def test_reason_is_that_the_account_is_at_its_limit(driver: QueueDriver) -> None:
     await driver.have_slots(9)
-    for _ in range(2):
-        await driver.submit(most_running=2)
+    await driver.submit_many(2, most_running=2)
     prediction_id = await driver.submit(most_running=2)
     assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
     await driver.claim(9)
@@ -155,17 +147,11 @@ async def test_reasons_that_stop_all_come_before_reasons_that_stop_one(driver: Q
     assert await reason(driver, prediction_id) == ("no_director", None)
 
 
-async def test_a_prediction_that_does_not_wait_has_no_outlook(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_prediction_that_does_not_wait_has_no_outlook(driver: QueueDriver, claim: Claim) -> None:
     for _ in range(2):
         stored = await driver.scripts.get(claim.id)
-        assert stored is not None
         assert stored.outlook is None
         await driver.finish(claim)
-
-
-# ── how many before it ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def order(driver: QueueDriver) -> list[PredictionId]:
@@ -215,8 +201,7 @@ async def test_position_errs_by_at_most_the_number_of_level_tenants(
 
 async def test_a_light_tenant_sees_almost_none_of_an_earlier_batch(driver: QueueDriver) -> None:
     await served_by(driver)
-    for _ in range(100):
-        await driver.submit(account="whale")
+    await driver.submit_many(100, account="whale")
     light = await driver.outlook(await driver.submit(account="light"))
     assert light.position == 1
     assert light.ahead <= 2
@@ -231,8 +216,7 @@ async def test_position_is_separate_for_each_account(driver: QueueDriver) -> Non
 
 async def test_position_counts_as_many_of_another_lane_as_have_turns(driver: QueueDriver) -> None:
     await served_by(driver, slots=3)
-    for _ in range(20):
-        await driver.submit(account="other", lane="high")
+    await driver.submit_many(20, account="other", lane="high")
     prediction_id = await driver.submit()
     assert (await driver.outlook(prediction_id)).ahead == 2, "two of high have their turns before one of normal"
     high = await driver.submit(lane="high", account="other")
@@ -242,8 +226,7 @@ async def test_position_counts_as_many_of_another_lane_as_have_turns(driver: Que
 async def test_position_counts_no_more_of_another_lane_than_wait(driver: QueueDriver) -> None:
     await served_by(driver)
     await driver.submit(account="other", lane="high")
-    for _ in range(8):
-        await driver.submit(account="other")
+    await driver.submit_many(8, account="other")
     last = await driver.submit(account="other")
     assert (await driver.outlook(last)).ahead == 9
 
@@ -254,9 +237,6 @@ async def test_positions_advance_when_others_leave_the_queue(driver: QueueDriver
     await driver.cancel(ids[2])
     await driver.claim_one()
     assert [(await driver.outlook(ids[n])).ahead for n in (1, 3, 4)] == [0, 1, 2]
-
-
-# ── what is told at once ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -285,23 +265,17 @@ async def test_outlook_at_acceptance_is_exact_with_free_slots_in_any_stream(
         await driver.submit(account=f"t{stream}", streams=[stream])
     told = await accepted(driver, streams=streams)
     assert told.outlook == await driver.outlook(told.id)
-    assert told.outlook is not None
     assert told.outlook.ahead == (await order(driver)).index(told.id)
 
 
 async def test_outlook_knows_that_an_account_was_served_ahead_of_others(driver: QueueDriver) -> None:
     await served_by(driver, run_s=1)
-    for _ in range(12):
-        await driver.submit(account="other")
+    await driver.submit_many(12, account="other")
     await driver.submit(account="me", cost=5)
     await driver.claim(3)
     told = await accepted(driver, account="me")
     assert told.outlook == await driver.outlook(told.id)
-    assert told.outlook is not None
     assert told.outlook.ahead == 4
-
-
-# ── for how long ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_free_slot_means_an_immediate_start(driver: QueueDriver) -> None:
@@ -351,17 +325,13 @@ async def test_an_account_at_its_limit_waits_for_its_own_runs(driver: QueueDrive
     assert waits == [5_000, 10_000, 15_000, 20_000]
 
 
-# ── in time, or not at all ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_start_that_would_be_late_is_refused_and_nothing_written(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     await driver.submit()
-    before = await dump(driver.redis)
-    with pytest.raises(QueueRefused, match="cannot_start_in_time") as refused:
-        await driver.submit(start_by_ms=14_500, weight=2, idempotency=("digest", "body"))
-    assert (refused.value.eta_s, refused.value.retry_after_s) == (20, 6)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        with pytest.raises(QueueRefused, match="cannot_start_in_time") as refused:
+            await driver.submit(start_by_ms=14_500, weight=2, idempotency=("digest", "body"))
+        assert (refused.value.eta_s, refused.value.retry_after_s) == (20, 6)
 
 
 async def test_a_start_that_is_in_time_is_accepted(driver: QueueDriver) -> None:
@@ -383,8 +353,7 @@ async def test_an_immediate_start_counts_as_in_time(driver: QueueDriver) -> None
 async def test_a_repeated_submit_gets_its_answer_and_no_refusal(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     prediction_id = await driver.submit(start_by_ms=10_000, idempotency=("digest", "body"))
-    for _ in range(5):
-        await driver.submit()
+    await driver.submit_many(5)
     assert await driver.submit(start_by_ms=10_000, idempotency=("digest", "body")) == prediction_id
     with pytest.raises(QueueRefused):
         await driver.submit(start_by_ms=10_000)

@@ -4,10 +4,9 @@ import pytest
 
 from director.core.errors import UnknownQueue
 from director.core.ids import LANES, QueueName
-from tests.support.keyspace import dump
+from director.core.schema import Claim
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_paused_queue_accepts_work_and_hands_none_out(driver: QueueDriver) -> None:
@@ -18,9 +17,7 @@ async def test_a_paused_queue_accepts_work_and_hands_none_out(driver: QueueDrive
     assert (await driver.claim_one()).id == prediction_id
 
 
-async def test_claimed_predictions_continue_during_a_pause(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_claimed_predictions_continue_during_a_pause(driver: QueueDriver, claim: Claim) -> None:
     await driver.pause()
     await driver.begin(claim)
     assert await driver.extend(claim) == ["held"]
@@ -45,24 +42,17 @@ async def test_pausing_and_empty_claims_send_no_wakeup(driver: QueueDriver) -> N
 
 async def test_pausing_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.pause()
-    before = await dump(driver.redis)
-    await driver.pause()
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        await driver.pause()
 
 
 async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await driver.scripts.pause(QueueName(f"{MODEL}:000000000000"), paused=True)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        with pytest.raises(UnknownQueue):
+            await driver.scripts.pause(QueueName(f"{MODEL}:000000000000"), paused=True)
 
 
-# ── one tenant ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(
-    driver: QueueDriver,
-) -> None:
+async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     mine = [await driver.submit(streams=[0]) for _ in range(2)]
     others = [await driver.submit(account="other", streams=[0]) for _ in range(2)]
@@ -73,8 +63,7 @@ async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(
 
 async def test_backlogged_predictions_of_a_paused_tenant_get_no_turn(driver: QueueDriver) -> None:
     for account in (ACCOUNT, "other"):
-        for _ in range(3):
-            await driver.submit(account=account)
+        await driver.submit_many(3, account=account)
     await driver.pause(tenant=ACCOUNT)
     assert [claim.record.account for claim in await driver.claim(9)] == ["other"] * 3
     assert await driver.claim(9) == []
@@ -89,8 +78,7 @@ async def test_a_paused_tenant_can_still_submit(driver: QueueDriver) -> None:
 
 
 async def test_a_paused_tenants_runs_continue_and_its_released_claims_wait(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     kept, back, later = await driver.claim(3)
     await driver.pause(tenant=ACCOUNT)
     assert await driver.extend(kept) == ["held"]
@@ -125,8 +113,7 @@ async def test_resuming_a_tenant_sends_a_wakeup(driver: QueueDriver) -> None:
 
 async def test_a_resumed_tenant_is_not_owed_the_paused_time(driver: QueueDriver) -> None:
     for account in (ACCOUNT, "other"):
-        for _ in range(20):
-            await driver.submit(account=account)
+        await driver.submit_many(20, account=account)
     await driver.pause(tenant=ACCOUNT)
     await driver.claim(10)
     await driver.pause(paused=False, tenant=ACCOUNT)
@@ -148,8 +135,7 @@ async def test_a_tenant_and_its_queue_are_paused_independently(driver: QueueDriv
 
 
 async def test_a_resumed_tenant_keeps_its_limit(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(most_running=1)
+    await driver.submit_many(3, most_running=1)
     await driver.claim_one()
     await driver.pause(tenant=ACCOUNT)
     await driver.pause(paused=False, tenant=ACCOUNT)
@@ -157,8 +143,7 @@ async def test_a_resumed_tenant_keeps_its_limit(driver: QueueDriver) -> None:
 
 
 async def test_pausing_or_resuming_a_tenant_twice_has_one_effect(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     for paused in (True, False):
         await driver.pause(paused=paused, tenant=ACCOUNT)
         before = await dump(driver.redis)
@@ -169,12 +154,8 @@ async def test_pausing_or_resuming_a_tenant_twice_has_one_effect(driver: QueueDr
 
 async def test_resuming_a_tenant_that_was_never_paused_changes_nothing(driver: QueueDriver) -> None:
     await driver.submit()
-    before = await dump(driver.redis)
-    await driver.pause(paused=False, tenant="nobody")
-    assert await dump(driver.redis) == before
-
-
-# ── a tenant whose account is suspended ──────────────────────────────────────────────────────────────────────────────
+    async with unchanged(driver.redis):
+        await driver.pause(paused=False, tenant="nobody")
 
 
 async def test_nothing_of_a_suspended_tenant_is_handed_out(driver: QueueDriver) -> None:
@@ -191,10 +172,9 @@ async def test_nothing_of_a_suspended_tenant_is_handed_out(driver: QueueDriver) 
 async def test_an_older_change_that_arrives_late_undoes_nothing(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.pause(tenant=ACCOUNT, revision=3)
-    before = await dump(driver.redis)
-    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
-    await driver.pause(tenant=ACCOUNT, revision=1)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+        await driver.pause(tenant=ACCOUNT, revision=1)
     assert await driver.claim() == []
 
 

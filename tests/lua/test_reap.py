@@ -1,13 +1,10 @@
 """reap: what silent directors held runs again, at once the first time, later after that, and not for ever."""
 
-import pytest
-
 from director.broker import keys
 from director.core.ids import PredictionId
-from tests.support.keyspace import dump
+from director.core.schema import Claim
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def lose(driver: QueueDriver) -> None:
@@ -20,14 +17,11 @@ async def test_a_valid_lease_is_left_alone(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.claim_one()
     driver.pass_time(14.999)
-    before = await dump(driver.redis)
-    assert await driver.reap() == {}
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.reap() == {}
 
 
-async def test_a_heartbeat_in_time_keeps_the_claim(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_heartbeat_in_time_keeps_the_claim(driver: QueueDriver, claim: Claim) -> None:
     driver.pass_time(14)
     await driver.extend(claim)
     driver.pass_time(14)
@@ -72,9 +66,8 @@ async def test_reaping_twice_recovers_once(driver: QueueDriver) -> None:
     await driver.submit()
     await lose(driver)
     await driver.reap()
-    before = await dump(driver.redis)
-    assert await driver.reap() == {}
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.reap() == {}
 
 
 async def test_reap_recovers_the_oldest_leases_up_to_its_limit(driver: QueueDriver) -> None:
@@ -102,8 +95,6 @@ async def test_a_prediction_past_its_deadline_ends_and_does_not_run_again(driver
     assert await driver.reap() == {prediction_id: "late"}
     assert (await driver.record(prediction_id)).status == "aborted"
 
-
-# ── after the clock went back ────────────────────────────────────────────────────────────────────────────────────
 
 BACK_S = 600
 LATER_MS = 10 * 365 * 86_400_000  # the script compares the caller's time with the server's own, and takes the later one
@@ -138,8 +129,7 @@ async def test_every_lease_survives_a_short_clock_step_back(driver: QueueDriver)
 
 async def test_a_lease_longer_than_the_keepers_is_left_alone(driver: QueueDriver) -> None:
     driver.now_ms += LATER_MS
-    await driver.submit()
-    claim = await driver.claim_one(lease_s=3600)
+    claim = await driver.claimed(lease_s=3600)
     await driver.extend(claim, lease_s=3600)
     assert await driver.reap() == {}
 

@@ -8,10 +8,9 @@ import pytest
 from director.broker import keys
 from director.broker.scripts import Repair
 from director.core.ids import LANES, PredictionId
-from tests.support.keyspace import dump
+from director.core.schema import Claim
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 Harm = Callable[[QueueDriver, PredictionId], Awaitable[object]]
 
@@ -81,14 +80,11 @@ async def test_repairing_twice_repairs_once(driver: QueueDriver, harm: Harm) -> 
     prediction_id = await driver.submit(streams=[3])
     await harm(driver, prediction_id)
     await driver.reconcile()
-    before = await dump(driver.redis)
-    assert await driver.reconcile() == (0, {})
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.reconcile() == (0, {})
 
 
-async def test_the_next_claim_recreates_a_lost_group_without_double_runs(
-    driver: QueueDriver,
-) -> None:
+async def test_the_next_claim_recreates_a_lost_group_without_double_runs(driver: QueueDriver) -> None:
     await driver.have_slots(32)
     waiting, held = await driver.submit(streams=[3]), await driver.submit(streams=[3])
     claim = await driver.claim_one()
@@ -99,18 +95,14 @@ async def test_the_next_claim_recreates_a_lost_group_without_double_runs(
     assert await driver.finish(claim)
 
 
-async def test_a_retry_missing_from_the_delayed_list_waits_again(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_retry_missing_from_the_delayed_list_waits_again(driver: QueueDriver, claim: Claim) -> None:
     await driver.release(claim, spent=True, delay_s=5)
     await driver.redis.delete(keys.delayed(driver.queue))
     assert await driver.reconcile() == (0, {claim.id: "placed"})
     assert (await driver.claim_one()).record.attempt == 2
 
 
-async def test_a_claim_without_a_lease_gets_one_and_is_recovered_later(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_claim_without_a_lease_gets_one_and_is_recovered_later(driver: QueueDriver, claim: Claim) -> None:
     await driver.redis.delete(keys.lease(driver.queue))
     assert await driver.reconcile() == (0, {claim.id: "leased"})
     assert await driver.members(keys.lease(driver.queue)) == {claim.id: driver.now_ms + 15_000}
@@ -118,9 +110,7 @@ async def test_a_claim_without_a_lease_gets_one_and_is_recovered_later(driver: Q
     assert await driver.reap() == {claim.id: "waiting"}
 
 
-async def test_a_claim_without_an_entry_is_left_to_its_holder(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_claim_without_an_entry_is_left_to_its_holder(driver: QueueDriver, claim: Claim) -> None:
     await delete_stream(driver, claim.id)
     assert await driver.reconcile() == (0, {})
     assert await driver.finish(claim)
@@ -161,9 +151,8 @@ async def test_a_healthy_queue_is_not_changed(driver: QueueDriver) -> None:
     await driver.finish(ended)
     await driver.begin(held)
     await driver.hear_bell()
-    before = await dump(driver.redis)
-    assert await driver.reconcile() == (0, {})
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.reconcile() == (0, {})
 
 
 async def test_slices_with_a_carried_rank_cover_all_despite_removals(driver: QueueDriver) -> None:

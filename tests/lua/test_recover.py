@@ -1,21 +1,16 @@
 """recover: claims that have no lease any more are found by their pending entries, and nobody else's are taken."""
 
-import pytest
-
 from director.broker import keys
 from director.core.schema import Claim
-from tests.support.keyspace import Keyspace, dump
+from tests.support.keyspace import Keyspace, dump, unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 HOUR_S = 3600.0
 
 
 async def held(driver: QueueDriver, count: int = 1) -> list[Claim]:
     """Claims of one stream, oldest entry first."""
-    for _ in range(count):
-        await driver.submit(streams=[3])
+    await driver.submit_many(count, streams=[3])
     return await driver.claim(count)
 
 
@@ -71,9 +66,7 @@ async def test_the_last_attempt_ends_as_a_dead_letter(driver: QueueDriver) -> No
     assert (await driver.record(prediction_id)).code == "director_lost"
 
 
-async def test_only_a_carried_cursor_finds_an_orphan_behind_many_claims(
-    driver: QueueDriver,
-) -> None:
+async def test_only_a_carried_cursor_finds_an_orphan_behind_many_claims(driver: QueueDriver) -> None:
     """The server scans ten entries for each that it may hand out, and hands out only idle ones: all of them here."""
     claims = await held(driver, 40)
     orphan = claims[-1]
@@ -126,10 +119,9 @@ async def test_a_waiting_prediction_that_a_stranger_read_is_placed_again(driver:
 
 async def test_a_missing_stream_or_group_holds_nothing(driver: QueueDriver) -> None:
     await driver.submit(streams=[3])
-    before = await dump(driver.redis)
-    assert await driver.recover(3) == ("0-0", {})
-    assert await driver.recover(4) == ("0-0", {})
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.recover(3) == ("0-0", {})
+        assert await driver.recover(4) == ("0-0", {})
 
 
 async def test_recovering_twice_recovers_once(driver: QueueDriver) -> None:

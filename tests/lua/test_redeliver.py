@@ -7,10 +7,8 @@ import pytest
 from director.broker import keys
 from director.broker.scripts import Redelivered
 from director.core.ids import PredictionId, partition_of
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 HOUR_S = 3600
 OWED_S = 4 * 24 * HOUR_S
@@ -114,10 +112,9 @@ async def test_two_requests_owe_the_webhook_once(driver: QueueDriver) -> None:
 
 async def test_only_the_owner_or_an_operator_can_request_a_redelivery(driver: QueueDriver) -> None:
     prediction_id = await told(driver)
-    before = await dump(driver.redis)
-    assert await redeliver(driver, prediction_id, "stranger") == "unknown"
-    assert await redeliver(driver, driver.new_id(), None) == "unknown"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await redeliver(driver, prediction_id, "stranger") == "unknown"
+        assert await redeliver(driver, driver.new_id(), None) == "unknown"
     assert await redeliver(driver, prediction_id, None) == "owed"
 
 
@@ -127,10 +124,9 @@ async def test_an_impossible_redelivery_is_refused_and_changes_nothing(driver: Q
     removed = await told(driver)
     await driver.redis.delete(keys.input_data(removed), keys.output_data(removed), keys.events(removed))
     waits = await driver.submit(webhook="https://example.com", events="completed")
-    before = await dump(driver.redis)
-    answers = [await redeliver(driver, one) for one in (no_hook, no_end, removed, waits)]
-    assert answers == ["unwanted", "unwanted", "removed", "running"]
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        answers = [await redeliver(driver, one) for one in (no_hook, no_end, removed, waits)]
+        assert answers == ["unwanted", "unwanted", "removed", "running"]
 
 
 async def test_after_a_revival_the_next_end_has_the_whole_schedule(driver: QueueDriver) -> None:

@@ -8,10 +8,8 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.policy import Objective, Objectives, Policy
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 QUEUE = QueueName("acme/new:0123456789ab")
 POLICY = Policy(
@@ -74,9 +72,8 @@ async def test_objectives_of_a_newer_release_are_not_shown(driver: QueueDriver, 
 
 async def test_another_version_under_the_same_name_is_refused(redis: Redis, scripts: Scripts) -> None:
     await scripts.register(QUEUE, version="v1", policy=POLICY)
-    before = await dump(redis)
-    assert not await scripts.register(QUEUE, version="v2", policy=replace(POLICY, attempts=1))
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert not await scripts.register(QUEUE, version="v2", policy=replace(POLICY, attempts=1))
 
 
 @pytest.mark.parametrize("streams", [0, 33])

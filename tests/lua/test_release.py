@@ -3,15 +3,12 @@
 import pytest
 
 from director.broker import keys
-from tests.support.keyspace import dump
+from director.core.schema import Claim
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
 
-
-async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: QueueDriver, claim: Claim) -> None:
     assert await driver.release(claim) == "waiting"
     record = await driver.record(claim.id)
     assert (record.status, record.attempt, record.claims, record.token) == ("starting", 0, 1, "")
@@ -21,9 +18,7 @@ async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: Queu
     assert (await driver.claim_one()).record.attempt == 1
 
 
-async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: QueueDriver, claim: Claim) -> None:
     await driver.begin(claim, ("output", b"1"))
     assert await driver.release(claim, spent=True) == "waiting"
     record = await driver.record(claim.id)
@@ -32,30 +27,22 @@ async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: Queue
     assert again.record.attempt == 2
     await driver.begin(again, ("output", b"2"))
     stored = await driver.scripts.get(claim.id)
-    assert stored is not None
     assert bytes(stored.output or b"") == b"[2]", "the caller never sees two attempts at once"
 
 
-async def test_a_release_sends_a_wakeup(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_release_sends_a_wakeup(driver: QueueDriver, claim: Claim) -> None:
     await driver.hear_bell()
     await driver.release(claim)
     assert await driver.hear_bell()
 
 
-async def test_the_same_release_twice_has_one_effect(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_the_same_release_twice_has_one_effect(driver: QueueDriver, claim: Claim) -> None:
     await driver.release(claim, spent=True)
-    before = await dump(driver.redis)
-    assert await driver.release(claim, spent=True) == "lost"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.release(claim, spent=True) == "lost"
 
 
-async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDriver, claim: Claim) -> None:
     await driver.hear_bell()
     assert await driver.release(claim, spent=True, delay_s=4) == "delayed"
     assert await driver.members(keys.delayed(driver.queue)) == {claim.id: driver.now_ms + 4_000}
@@ -76,14 +63,12 @@ async def test_promoting_twice_promotes_once(driver: QueueDriver) -> None:
     await driver.release(await driver.claim_one(), delay_s=1)
     driver.pass_time(1)
     await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
-    before = await dump(driver.redis)
-    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
 
 
 async def test_promote_takes_no_more_than_its_limit(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     for claim in await driver.claim(3):
         await driver.release(claim, delay_s=1)
     driver.pass_time(1)
@@ -110,9 +95,7 @@ async def test_an_unspent_release_of_the_last_attempt_makes_no_dead_letter(drive
     assert await driver.release(await driver.claim_one()) == "waiting"
 
 
-async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver, claim: Claim) -> None:
     await driver.cancel(claim.id)
     assert await driver.release(claim) == "canceled"
     assert (await driver.record(claim.id)).status == "canceled"
@@ -120,8 +103,7 @@ async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver) ->
 
 @pytest.mark.parametrize(("begun", "status"), [(False, "aborted"), (True, "canceled")])
 async def test_a_late_prediction_ends_at_its_release(driver: QueueDriver, begun: bool, status: str) -> None:
-    await driver.submit(lifetime_ms=10_000, late="aborted")
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000, late="aborted")
     if begun:
         await driver.begin(claim)
     driver.pass_time(10)

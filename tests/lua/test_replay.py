@@ -8,10 +8,8 @@ from director.broker import keys
 from director.broker.scripts import Replayed
 from director.core.ids import PredictionId
 from director.core.schema import LIFE
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 MEGABYTE = 1 << 20
 
@@ -136,6 +134,5 @@ async def test_replay_reports_the_state_of_the_prediction(driver: QueueDriver) -
 
 async def test_replay_changes_nothing(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 3)
-    before = await dump(driver.redis)
-    await page(driver, prediction_id)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        await page(driver, prediction_id)

@@ -9,8 +9,6 @@ from director.broker.scripts import Scripts
 from director.broker.scripts.accounts import Allowance
 from director.core.account_limits import Bucket
 
-pytestmark = pytest.mark.anyio
-
 NOW_MS = 20_000 * 86_400_000 + 3_600_000  # an hour after midnight
 CREATE = Bucket("create", rate=2.0, burst=3)
 READ = Bucket("read", rate=50.0, burst=100)

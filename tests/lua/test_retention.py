@@ -6,8 +6,6 @@ from director.broker import keys
 from director.core.ids import PredictionId
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 HOUR_S, DAY_S = 3600, 86400
 
 

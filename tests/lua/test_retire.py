@@ -4,10 +4,8 @@ import pytest
 
 from director.broker import keys
 from director.core.ids import LANES
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 HOUR_S = 3600
 
@@ -43,20 +41,17 @@ async def test_a_director_with_a_recent_heartbeat_stays(driver: QueueDriver) -> 
     await driver.finish(await driver.claim_one())
     await driver.extend()
     driver.pass_time(HOUR_S - 0.001)
-    before = await dump(driver.redis)
-    assert await driver.retire() == ""
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.retire() == ""
 
 
 @pytest.mark.parametrize("lane", LANES)
 async def test_a_director_with_pending_entries_stays(driver: QueueDriver, lane: str) -> None:
-    await driver.submit(lane=lane, streams=[15])
-    claim = await driver.claim_one(consumer="gone")
+    claim = await driver.claimed(consumer="gone", lane=lane, streams=[15])
     await driver.extend(consumer="gone")
     driver.pass_time(HOUR_S)
-    before = await dump(driver.redis)
-    assert await driver.retire() == ""
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.retire() == ""
     assert await driver.reap() == {claim.id: "waiting"}
     assert await driver.retire() == "gone"
     assert (await driver.claim_one()).id == claim.id
@@ -93,7 +88,6 @@ async def test_a_director_that_returns_is_known_again(driver: QueueDriver) -> No
     await driver.extend()
     driver.pass_time(HOUR_S)
     assert await driver.retire() == "d1"
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     assert await driver.extend(claim) == ["held"]
     assert await driver.finish(claim)

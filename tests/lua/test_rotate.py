@@ -9,10 +9,8 @@ from director.broker.scripts.accounts import MOST_FORMER
 from director.core.signing import new_secret
 from director.store.accounts import Accounts
 from tests.support.clock import FakeClock
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT
-
-pytestmark = pytest.mark.anyio
 
 DAY_S = 86_400.0
 
@@ -38,9 +36,7 @@ async def rotation(redis: Redis, scripts: Scripts) -> Rotation:
     return Rotation(redis, scripts)
 
 
-async def test_old_and_new_secrets_both_sign_until_the_old_one_expires(
-    rotation: Rotation,
-) -> None:
+async def test_old_and_new_secrets_both_sign_until_the_old_one_expires(rotation: Rotation) -> None:
     [old] = await rotation.secrets()
     new = new_secret()
     assert await rotation.rotate(new) == "rotated"
@@ -82,9 +78,8 @@ async def test_two_rotations_at_one_moment_lose_no_secret(rotation: Rotation) ->
 async def test_the_number_of_signing_secrets_is_bounded(rotation: Rotation, redis: Redis) -> None:
     for _ in range(MOST_FORMER):
         assert await rotation.rotate() == "rotated"
-    before = await dump(redis)
-    assert await rotation.rotate() == "full"
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await rotation.rotate() == "full"
     rotation.clock.pass_time(DAY_S + 1)
     assert await rotation.rotate() == "rotated"
     assert len(await rotation.secrets()) == 2
@@ -101,9 +96,8 @@ async def test_a_rotation_that_keeps_none_ends_all_former_secrets(rotation: Rota
 async def test_a_repeated_call_rotates_once(rotation: Rotation, redis: Redis) -> None:
     new = new_secret()
     await rotation.rotate(new)
-    before = await dump(redis)
-    assert await rotation.rotate(new) == "rotated"
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await rotation.rotate(new) == "rotated"
 
 
 async def test_a_missing_account_is_not_created(rotation: Rotation, redis: Redis) -> None:

@@ -11,11 +11,9 @@ from director.core.ids import LANES, PredictionId
 from director.core.schema import Claim
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 
 async def batch(driver: QueueDriver, account: str, many: int, **options: object) -> list[PredictionId]:
-    return [await driver.submit(account=account, **options) for _ in range(many)]  # type: ignore[arg-type]
+    return [await driver.submit(account=account, **options) for _ in range(many)]
 
 
 async def served(driver: QueueDriver, turns: int) -> list[str]:
@@ -39,12 +37,7 @@ async def turns_of(driver: QueueDriver, lane: str = "normal") -> dict[str, float
     }
 
 
-# ── where it stands ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_submissions_fill_free_slots_first_and_then_the_tenants_backlog(
-    driver: QueueDriver,
-) -> None:
+async def test_submissions_fill_free_slots_first_and_then_the_tenants_backlog(driver: QueueDriver) -> None:
     await driver.have_slots(3)
     ids = await batch(driver, "acme", 5, streams=[0])
     assert await driver.entries() == {0: ids[:3]}
@@ -103,9 +96,6 @@ async def test_no_share_keys_remain_after_the_last_run(driver: QueueDriver) -> N
     for lane in LANES:
         assert (await driver.meta(f"backlogged:{lane}"), await driver.meta(f"ready:{lane}")) == ("0", "0")
         assert await driver.meta(f"clock:{lane}") == ""
-
-
-# ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_the_least_served_tenant_gets_the_next_turn(driver: QueueDriver) -> None:
@@ -185,9 +175,6 @@ async def test_virtual_time_is_forgotten_once_no_tenant_waits(driver: QueueDrive
     assert await served(driver, 7) == ["nobody", *"ab", *"ab", *"ab"]
 
 
-# ── what it took ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_the_real_run_time_replaces_the_expected_time_at_the_end(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "a", 5)
@@ -199,9 +186,7 @@ async def test_the_real_run_time_replaces_the_expected_time_at_the_end(driver: Q
     assert await turns_of(driver) == {"a": 2.5, "b": 0}
 
 
-async def test_tenants_with_long_and_short_runs_get_equal_seconds(
-    driver: QueueDriver,
-) -> None:
+async def test_tenants_with_long_and_short_runs_get_equal_seconds(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "long", 20)
     await batch(driver, "short", 120)
@@ -253,9 +238,6 @@ async def test_canceling_a_waiting_prediction_uses_no_turn(driver: QueueDriver) 
     await driver.cancel(ids[0], account="a")
     assert await driver.backlog("a") == ids[1:]
     assert await served(driver, 5) == ["nobody", *"ab", *"ab"]
-
-
-# ── coming back ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("delay_s", [0, 5])
@@ -310,9 +292,6 @@ async def test_a_claim_ends_late_predictions_without_using_a_turn(driver: QueueD
     assert await served(driver, 1) == ["b"]
 
 
-# ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("offset", range(12))
 async def test_a_high_prediction_is_claimed_next_despite_a_normal_backlog(driver: QueueDriver, offset: int) -> None:
     await batch(driver, "whale", 40)
@@ -336,9 +315,6 @@ async def test_virtual_time_is_separate_in_each_lane(driver: QueueDriver) -> Non
     await driver.claim(8)
     assert await turns_of(driver) == {"a": 2, "b": 2, "nobody": 1}
     assert await turns_of(driver, "low") == {"a": 1, "b": 0, "nobody": 0}
-
-
-# ── nothing is stranded ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_wakeups_continue_until_every_backlog_is_empty(driver: QueueDriver) -> None:
@@ -383,12 +359,8 @@ async def test_a_claim_skips_a_terminal_prediction_in_a_backlog(driver: QueueDri
     assert [claim.id for claim in await driver.claim(5)] == [ids[0], ids[2]]
 
 
-# ── what a lost key makes of the counts ──────────────────────────────────────────────────────────────────────────────
-
-
 async def test_losing_the_live_list_strands_nothing(driver: QueueDriver) -> None:
-    for _ in range(5):
-        await driver.submit()
+    await driver.submit_many(5)
     await driver.redis.delete(keys.live(driver.queue))
     await driver.reconcile()
     claims = await driver.claim_all()

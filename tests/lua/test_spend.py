@@ -2,15 +2,11 @@
 
 from typing import Any
 
-import pytest
-
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.ids import PredictionId
-from tests.support.keyspace import dump
-
-pytestmark = pytest.mark.anyio
+from tests.support.keyspace import unchanged
 
 NOW_MS = 20_000 * 86_400_000 + 3_600_000
 SLOW = Bucket("create", rate=0.001, burst=2)
@@ -35,19 +31,17 @@ async def test_a_token_is_returned_once(scripts: Scripts, redis: Any) -> None:
     for name in "ab":
         await take(scripts, name)
     await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS)
-    before = await dump(redis)
-    assert await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
 
 
 async def test_a_token_that_was_never_taken_cannot_be_returned(scripts: Scripts, redis: Any) -> None:
     for name in "ab":
         await take(scripts, name)
     assert not await take(scripts, "denied")
-    before = await dump(redis)
-    assert await scripts.spend("acme", token=(SLOW, "denied"), now_ms=NOW_MS) == (False, False)
-    assert await scripts.spend("nobody", prediction_id=P1, token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await scripts.spend("acme", token=(SLOW, "denied"), now_ms=NOW_MS) == (False, False)
+        assert await scripts.spend("nobody", prediction_id=P1, token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
 
 
 async def test_read_tokens_are_not_returned(scripts: Scripts) -> None:
@@ -89,9 +83,8 @@ async def test_compute_can_be_overspent_and_is_then_refused(scripts: Scripts) ->
 async def test_a_reservation_is_replaced_once(scripts: Scripts, redis: Any) -> None:
     await reserve(scripts, P1, 60)
     await scripts.spend("acme", prediction_id=P1, spent_s=5)
-    before = await dump(redis)
-    assert await scripts.spend("acme", prediction_id=P1, spent_s=5) == (False, False)
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await scripts.spend("acme", prediction_id=P1, spent_s=5) == (False, False)
 
 
 async def test_spent_compute_counts_for_the_day_and_for_all_days(scripts: Scripts, redis: Any) -> None:

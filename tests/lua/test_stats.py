@@ -5,10 +5,8 @@ import pytest
 from director.core.errors import UnknownQueue
 from director.core.ids import QueueName
 from director.store.directors import ALIVE_S
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_each_prediction_is_counted_where_it_is(driver: QueueDriver) -> None:
@@ -46,9 +44,7 @@ async def test_counters_are_numbers(driver: QueueDriver) -> None:
     assert tally == {"accepted:normal": 1, "started": 1, "waited_ms": 0, "cold": 1}
 
 
-async def test_a_silent_director_counts_while_outlooks_still_rely_on_it(
-    driver: QueueDriver,
-) -> None:
+async def test_a_silent_director_counts_while_outlooks_still_rely_on_it(driver: QueueDriver) -> None:
     await driver.have_slots(1)
     waiting = await driver.submit()
     driver.pass_time(ALIVE_S)
@@ -71,9 +67,8 @@ async def test_upper_streams_are_counted_after_a_shrink(driver: QueueDriver) -> 
 
 async def test_stats_change_nothing(driver: QueueDriver) -> None:
     await driver.submit()
-    before = await dump(driver.redis)
-    await driver.scripts.stats(driver.queue)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        await driver.scripts.stats(driver.queue)
 
 
 async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:

@@ -8,8 +8,6 @@ from director.core.states import Status
 from tests.support.keyspace import dump
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 
 async def write_with(driver: QueueDriver, claim: Claim, token: str) -> dict[str, object]:
     """What each of the holder's calls answers to this token."""
@@ -41,8 +39,7 @@ async def snapshot(driver: QueueDriver) -> dict[str, object]:
 
 
 async def test_a_stale_token_writes_nothing_while_another_director_holds_the_claim(driver: QueueDriver) -> None:
-    await driver.submit()
-    lost = await driver.claim_one(consumer="d1")
+    lost = await driver.claimed(consumer="d1")
     driver.pass_time(15)
     await driver.reap()
     await driver.claim_one(consumer="d2")
@@ -52,8 +49,7 @@ async def test_a_stale_token_writes_nothing_while_another_director_holds_the_cla
 
 
 async def test_a_stale_token_writes_nothing_while_the_prediction_waits(driver: QueueDriver) -> None:
-    await driver.submit()
-    lost = await driver.claim_one()
+    lost = await driver.claimed()
     driver.pass_time(15)
     await driver.reap()
     before = await snapshot(driver)
@@ -62,8 +58,7 @@ async def test_a_stale_token_writes_nothing_while_the_prediction_waits(driver: Q
 
 
 async def test_a_stale_token_writes_nothing_after_another_director_finished(driver: QueueDriver) -> None:
-    await driver.submit()
-    lost = await driver.claim_one(consumer="d1")
+    lost = await driver.claimed(consumer="d1")
     driver.pass_time(15)
     await driver.reap()
     await driver.finish(await driver.claim_one(consumer="d2"), output=b"2")
@@ -80,13 +75,11 @@ async def test_an_empty_token_is_no_claim(driver: QueueDriver, stage: str) -> No
     elif stage == "canceled":
         await driver.cancel(prediction_id)
     before = await snapshot(driver)
-    assert await write_with(driver, Claim(await driver.record(prediction_id), b""), "") == LOST  # type: ignore[arg-type]
+    assert await write_with(driver, Claim(await driver.record(prediction_id), b""), "") == LOST
     assert await snapshot(driver) == before
 
 
-async def test_an_unknown_prediction_has_no_holder(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_an_unknown_prediction_has_no_holder(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim)
     await driver.redis.flushall()
     assert await write_with(driver, claim, claim.token) == LOST

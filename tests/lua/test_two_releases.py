@@ -18,7 +18,7 @@ from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.release import Release
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 
 Drivers = dict[str, QueueDriver]
 

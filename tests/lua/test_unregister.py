@@ -4,10 +4,8 @@ import pytest
 
 from director.broker import keys
 from director.core.errors import UnknownQueue
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 LONG_S = 61
 
@@ -18,10 +16,8 @@ async def unregister(driver: QueueDriver) -> str:
 
 async def refused(driver: QueueDriver) -> str:
     """Its answer, once nothing changed."""
-    before = await dump(driver.redis)
-    answer = await unregister(driver)
-    assert await dump(driver.redis) == before
-    return answer
+    async with unchanged(driver.redis):
+        return await unregister(driver)
 
 
 async def test_an_unused_queue_leaves_nothing(driver: QueueDriver) -> None:
@@ -47,9 +43,8 @@ async def test_an_entry_above_the_read_streams_keeps_the_queue(driver: QueueDriv
 
 
 async def test_a_dry_run_changes_nothing(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    assert await driver.scripts.unregister(driver.queue, only_asks=True, now_ms=driver.now_ms) == "done"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.scripts.unregister(driver.queue, only_asks=True, now_ms=driver.now_ms) == "done"
 
 
 async def test_terminal_predictions_keep_their_records_and_leave_no_queue_keys(driver: QueueDriver) -> None:
@@ -63,7 +58,6 @@ async def test_terminal_predictions_keep_their_records_and_leave_no_queue_keys(d
     assert [name for name in await dump(driver.redis) if ":q:" in name] == []
     for prediction_id in (first, second):
         stored = await driver.scripts.get(prediction_id)
-        assert stored is not None
         assert stored.record.status == "succeeded"
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from director.broker import keys
 from director.core.ids import PredictionId, partition_of
+from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def noted(driver: QueueDriver, prediction_id: PredictionId) -> int | None:
@@ -60,14 +59,13 @@ async def test_an_end_without_a_run_is_noted_as_zero(
 
 
 async def test_a_run_is_noted_with_its_duration(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(metered=True)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(metered=True)
     driver.pass_time(2)
     seq = await driver.begin(claim)
     driver.pass_time(4)
-    assert await noted(driver, prediction_id) is None
+    assert await noted(driver, claim.id) is None
     assert await driver.finish(claim, ran_ms=4000, seq=seq)
-    assert await noted(driver, prediction_id) == 4000
+    assert await noted(driver, claim.id) == 4000
 
 
 async def test_a_run_that_ended_before_its_recorded_start_is_noted(driver: QueueDriver) -> None:
@@ -76,11 +74,8 @@ async def test_a_run_that_ended_before_its_recorded_start_is_noted(driver: Queue
     assert await noted(driver, prediction_id) == 7
 
 
-async def test_a_lost_run_counts_until_its_lease_ends(
-    driver: QueueDriver,
-) -> None:
-    prediction_id = await driver.submit(metered=True)
-    given_back = await driver.claim_one()
+async def test_a_lost_run_counts_until_its_lease_ends(driver: QueueDriver) -> None:
+    given_back = await driver.claimed(metered=True)
     await driver.begin(given_back)
     driver.pass_time(5)
     await driver.release(given_back, spent=True)
@@ -88,19 +83,17 @@ async def test_a_lost_run_counts_until_its_lease_ends(
     driver.pass_time(1)
     await driver.begin(lost)
     driver.pass_time(3600)
-    assert await driver.reap() == {prediction_id: "delayed"}
+    assert await driver.reap() == {given_back.id: "delayed"}
     driver.pass_time(60)
     assert await driver.promote() == 1
     last = await driver.claim_one()
     seq = await driver.begin(last)
     driver.pass_time(2)
     assert await driver.finish(last, ran_ms=2000, seq=seq)
-    assert await noted(driver, prediction_id) == 5000 + 14_000 + 2000
+    assert await noted(driver, given_back.id) == 5000 + 14_000 + 2000
 
 
-async def test_a_dead_letter_counts_all_its_runs_and_none_after_revival(
-    driver: QueueDriver,
-) -> None:
+async def test_a_dead_letter_counts_all_its_runs_and_none_after_revival(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(metered=True)
     became = ""
     while became != "dead":
@@ -116,11 +109,9 @@ async def test_a_dead_letter_counts_all_its_runs_and_none_after_revival(
     assert await noted(driver, prediction_id) == 6000
 
 
-async def test_a_prediction_without_a_reservation_is_not_noted(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_prediction_without_a_reservation_is_not_noted(driver: QueueDriver, claim: Claim) -> None:
     await driver.begin(claim)
     await driver.release(claim, spent=True)
     await driver.run(await driver.claim_one(), 3)
-    assert not await driver.redis.exists(keys.unspent(partition_of(prediction_id)))
-    assert await driver.field(prediction_id, "ran_ms") == ""
+    assert not await driver.redis.exists(keys.unspent(partition_of(claim.id)))
+    assert await driver.field(claim.id, "ran_ms") == ""

@@ -14,8 +14,6 @@ from director.core.policy import Policy
 from director.core.schema import Claim
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 NEW_IN_META = ("lifetime_ms", "breaker_after", "breaker_cool_ms", "breaker_mode")
 
 

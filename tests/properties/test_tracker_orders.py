@@ -101,8 +101,6 @@ class AnyOrder(RuleBasedStateMachine):
         limits = Limits(output=MOST_OUTPUT, logs=200, inline=50 if stores else None)
         self.run = Tracker(RECORD, limits, is_moderated=is_moderated)
 
-    # ---- what happens ----
-
     def tell(self, event: Happening) -> None:
         was_ended = self.run.ended
         self.at += 1
@@ -202,8 +200,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.answered.add(number)
         self.tell(Uploaded(number, tuple(f"{URL}{number}" for _ in files) if works else None))
 
-    # ---- what holds at any time ----
-
     @invariant()
     def there_is_at_most_one_end_and_it_is_the_last(self) -> None:
         found = [effect for effect in self.effects if isinstance(effect, Finish | GiveBack)]
@@ -256,8 +252,6 @@ class AnyOrder(RuleBasedStateMachine):
         stops = [effect.why for effect in self.effects if isinstance(effect, Halt)]
         assert len(stops) <= 1
         assert self.effects.count(Tell(WebhookEvent.START)) <= 1
-
-    # ---- what comes of it ----
 
     def teardown(self) -> None:
         """Check that a run that has ended, with every request answered, has an end."""

@@ -92,7 +92,6 @@ def test_no_mixture_of_releases_loses_doubles_or_strands_a_prediction(own_server
     assert [name for name in CALLS if not theirs[name]] == sorted(NOT_WALKED), "a call never went to the other release"
 
 
-@pytest.mark.anyio
 async def test_the_former_release_has_the_pinned_calls(former: Release, server: RedisServer) -> None:
     theirs = FormerScripts(former, server.url)
     found = {name: tuple(signature(getattr(theirs.scripts, name)).parameters) for name in CALLS}
