@@ -2,11 +2,10 @@
 
 import pytest
 
-from director.core.errors import QueueRefused, UnknownQueue
-from director.core.ids import QueueName
+from director.core.errors import QueueRefused
 from director.core.schema import Claim
 from tests.support.keyspace import unchanged
-from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.queue_driver import QueueDriver
 
 
 async def refusal(driver: QueueDriver, **options: object) -> QueueRefused:
@@ -62,22 +61,21 @@ async def test_a_lower_bound_ends_no_waiting_prediction(driver: QueueDriver) -> 
     await driver.submit()
 
 
-async def test_a_refusal_estimates_when_a_place_becomes_free(driver: QueueDriver) -> None:
+async def test_a_refusal_estimates_when_a_permit_becomes_free(driver: QueueDriver) -> None:
     await driver.have_slots(4)
-    await driver.submit()
-    await driver.run(await driver.claim_one(), 10)
+    await driver.bound("bounded", 0)
+    assert (await refusal(driver)).retry_after_s == 1, "run times are unknown"
+    await driver.bound("absorb")
+    await driver.run(await driver.claimed(), 10)
     await driver.bound("bounded", 0)
     assert (await refusal(driver)).retry_after_s == 3, "four slots that take ten seconds for each"
 
 
-async def test_a_refusal_says_one_second_while_run_times_are_unknown(driver: QueueDriver) -> None:
-    await driver.bound("bounded", 0)
-    assert (await refusal(driver)).retry_after_s == 1
-
-
 async def test_a_rejecting_queue_accepts_as_many_as_it_has_slots(driver: QueueDriver) -> None:
-    await driver.have_slots(2)
     await driver.bound("reject")
+    refused = await refusal(driver)
+    assert (refused.code, refused.limit) == ("no_capacity", 0), "no director is there"
+    await driver.have_slots(2)
     await driver.submit_many(2)
     refused = await refusal(driver)
     assert (refused.code, refused.limit) == ("no_capacity", 2)
@@ -86,12 +84,6 @@ async def test_a_rejecting_queue_accepts_as_many_as_it_has_slots(driver: QueueDr
     await driver.finish(claims[0])
     await driver.submit()
     await refusal(driver)
-
-
-async def test_a_rejecting_queue_without_directors_accepts_nothing(driver: QueueDriver) -> None:
-    await driver.bound("reject")
-    refused = await refusal(driver)
-    assert (refused.code, refused.limit) == ("no_capacity", 0)
 
 
 async def test_a_rejecting_queue_accepts_nothing_while_nothing_can_start(driver: QueueDriver) -> None:
@@ -123,6 +115,7 @@ async def test_the_idempotency_key_of_a_refused_submit_stays_free(driver: QueueD
     await refusal(driver, idempotency=("digest", "body"))
     await driver.bound("absorb")
     await driver.submit(idempotency=("digest", "another body"))
+    assert (await driver.stats()).max_queued is None
 
 
 async def test_the_limit_of_the_account_is_reported_before_the_bound(driver: QueueDriver) -> None:
@@ -139,24 +132,10 @@ async def test_a_returning_prediction_is_never_refused(driver: QueueDriver, clai
     assert len(await driver.claim(5)) == 2
 
 
-async def test_a_queue_that_absorbs_again_accepts_everything(driver: QueueDriver) -> None:
-    await driver.bound("bounded", 0)
-    await refusal(driver)
-    await driver.bound("absorb")
-    await driver.submit()
-    assert (await driver.stats()).max_queued is None
-
-
 async def test_setting_the_same_bound_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.bound("bounded", 7)
     async with unchanged(driver.redis):
         await driver.bound("bounded", 7)
-
-
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    async with unchanged(driver.redis):
-        with pytest.raises(UnknownQueue):
-            await driver.scripts.bound(QueueName(f"{MODEL}:000000000000"), mode="reject")
 
 
 @pytest.mark.parametrize(("mode", "max_queued"), [("bounded", None), ("absorb", 3), ("reject", 3)])

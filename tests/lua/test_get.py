@@ -2,7 +2,6 @@
 
 from director.broker import keys
 from director.core.schema import Claim
-from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
 
@@ -47,9 +46,3 @@ async def test_get_returns_the_record_after_its_data_is_gone(driver: QueueDriver
 
 async def test_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
     assert await driver.scripts.get(driver.new_id()) is None
-
-
-async def test_get_changes_nothing(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    async with unchanged(driver.redis):
-        await driver.scripts.get(prediction_id)

@@ -8,7 +8,6 @@ from director.broker import keys
 from director.broker.scripts import Replayed
 from director.core.ids import PredictionId
 from director.core.schema import LIFE
-from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 MEGABYTE = 1 << 20
@@ -130,9 +129,3 @@ async def test_replay_reports_the_state_of_the_prediction(driver: QueueDriver) -
     found = await page(driver, prediction_id)
     assert (found.status, found.is_terminal, found.has_more) == ("succeeded", True, False)
     assert (await page(driver, await driver.submit())).ticket == ""
-
-
-async def test_replay_changes_nothing(driver: QueueDriver) -> None:
-    prediction_id = await long_run(driver, 3)
-    async with unchanged(driver.redis):
-        await page(driver, prediction_id)

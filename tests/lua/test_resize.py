@@ -2,10 +2,8 @@
 
 import pytest
 
-from director.core.errors import UnknownQueue
-from director.core.ids import QueueName
 from tests.support.keyspace import unchanged
-from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.queue_driver import QueueDriver
 
 
 async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(driver: QueueDriver) -> None:
@@ -62,9 +60,3 @@ async def test_a_number_of_streams_above_the_mask_is_refused(driver: QueueDriver
     async with unchanged(driver.redis):
         with pytest.raises(ValueError, match="1 to 32"):
             await driver.scripts.resize(driver.queue, streams=streams)
-
-
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    async with unchanged(driver.redis):
-        with pytest.raises(UnknownQueue):
-            await driver.scripts.resize(QueueName(f"{MODEL}:000000000000"), streams=4)

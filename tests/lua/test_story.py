@@ -6,7 +6,6 @@ from director.broker import keys
 from director.core.ids import PredictionId
 from director.core.schema import Claim, Known
 from director.diagnosis.story import tell
-from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
 
@@ -96,12 +95,6 @@ async def test_the_record_is_shown_after_its_events_are_gone(driver: QueueDriver
 
 async def test_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
     assert await driver.scripts.story(driver.new_id()) is None
-
-
-async def test_the_story_changes_nothing(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    async with unchanged(driver.redis):
-        await driver.scripts.story(prediction_id)
 
 
 async def test_a_life_with_many_directors_is_shown_as_it_was(driver: QueueDriver) -> None:
