@@ -38,32 +38,16 @@ async def snapshot(driver: QueueDriver) -> dict[str, object]:
     return rest | {name.decode(): value for name, value in meta.items() if name not in RECOUNTED}
 
 
-async def test_a_stale_token_writes_nothing_while_another_director_holds_the_claim(driver: QueueDriver) -> None:
-    lost = await driver.claimed(consumer="d1")
+@pytest.mark.parametrize("stage", ["waits", "claimed by another", "finished by another"])
+async def test_a_stale_token_writes_nothing(driver: QueueDriver, claim: Claim, stage: str) -> None:
     driver.pass_time(15)
     await driver.reap()
-    await driver.claim_one(consumer="d2")
+    if stage != "waits":
+        other = await driver.claim_one(consumer="d2")
+        if stage == "finished by another":
+            await driver.finish(other, output=b"2")
     before = await snapshot(driver)
-    assert await write_with(driver, lost, lost.token) == LOST
-    assert await snapshot(driver) == before
-
-
-async def test_a_stale_token_writes_nothing_while_the_prediction_waits(driver: QueueDriver) -> None:
-    lost = await driver.claimed()
-    driver.pass_time(15)
-    await driver.reap()
-    before = await snapshot(driver)
-    assert await write_with(driver, lost, lost.token) == LOST
-    assert await snapshot(driver) == before
-
-
-async def test_a_stale_token_writes_nothing_after_another_director_finished(driver: QueueDriver) -> None:
-    lost = await driver.claimed(consumer="d1")
-    driver.pass_time(15)
-    await driver.reap()
-    await driver.finish(await driver.claim_one(consumer="d2"), output=b"2")
-    before = await snapshot(driver)
-    assert await write_with(driver, lost, lost.token) == LOST
+    assert await write_with(driver, claim, claim.token) == LOST
     assert await snapshot(driver) == before
 
 

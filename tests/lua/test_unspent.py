@@ -1,7 +1,5 @@
 """What ended and had compute reserved is noted with what its runs took, however it ended; the keeper does the rest."""
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 
 from director.broker import keys
@@ -16,46 +14,33 @@ async def noted(driver: QueueDriver, prediction_id: PredictionId) -> int | None:
     return (await driver.members(keys.unspent(partition_of(prediction_id)))).get(f"{prediction_id} {ACCOUNT}")
 
 
-async def canceled(driver: QueueDriver) -> PredictionId:
-    prediction_id = await driver.submit(metered=True)
-    await driver.cancel(prediction_id)
+async def end_without_run(driver: QueueDriver, how: str) -> PredictionId:
+    options = {"start_by_ms": 1000} if how == "too late to start" else {"lifetime_ms": 1000}
+    prediction_id = await driver.submit(metered=True, **options)
+    match how:
+        case "canceled":
+            await driver.cancel(prediction_id)
+        case "too late to start":
+            driver.pass_time(2)
+            assert await driver.expire() == (1, 0)
+        case "past its deadline":
+            driver.pass_time(2)
+            assert await driver.claim() == []
+        case "without its input":
+            await driver.redis.delete(keys.input_data(prediction_id))
+            assert await driver.claim() == []
+        case "stopped before its run":
+            claim = await driver.claim_one()
+            driver.pass_time(3)
+            await driver.finish(claim, Status.CANCELED)
     return prediction_id
 
 
-async def too_late(driver: QueueDriver) -> PredictionId:
-    prediction_id = await driver.submit(metered=True, start_by_ms=1000)
-    driver.pass_time(2)
-    assert await driver.expire() == (1, 0)
-    return prediction_id
-
-
-async def past_its_deadline(driver: QueueDriver) -> PredictionId:
-    prediction_id = await driver.submit(metered=True, lifetime_ms=1000)
-    driver.pass_time(2)
-    assert await driver.claim() == []
-    return prediction_id
-
-
-async def without_its_input(driver: QueueDriver) -> PredictionId:
-    prediction_id = await driver.submit(metered=True)
-    await driver.redis.delete(keys.input_data(prediction_id))
-    assert await driver.claim() == []
-    return prediction_id
-
-
-async def stopped_before_it_began(driver: QueueDriver) -> PredictionId:
-    prediction_id = await driver.submit(metered=True)
-    claim = await driver.claim_one()
-    driver.pass_time(3)
-    await driver.finish(claim, Status.CANCELED)
-    return prediction_id
-
-
-@pytest.mark.parametrize("end", [canceled, too_late, past_its_deadline, without_its_input, stopped_before_it_began])
-async def test_an_end_without_a_run_is_noted_as_zero(
-    driver: QueueDriver, end: Callable[[QueueDriver], Awaitable[PredictionId]]
-) -> None:
-    assert await noted(driver, await end(driver)) == 0
+@pytest.mark.parametrize(
+    "how", ["canceled", "too late to start", "past its deadline", "without its input", "stopped before its run"]
+)
+async def test_an_end_without_a_run_is_noted_as_zero(driver: QueueDriver, how: str) -> None:
+    assert await noted(driver, await end_without_run(driver, how)) == 0
 
 
 async def test_a_run_is_noted_with_its_duration(driver: QueueDriver) -> None:
