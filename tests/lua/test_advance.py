@@ -20,17 +20,13 @@ async def test_a_started_run_is_written_with_its_time(driver: QueueDriver, claim
     assert await driver.kinds(claim.id) == ["created", "started"]
 
 
-async def test_events_are_numbered_without_gaps(driver: QueueDriver, claim: Claim) -> None:
+async def test_events_are_numbered_without_gaps_and_written_once(driver: QueueDriver, claim: Claim) -> None:
     assert await driver.begin(claim, ("output", b"1"), ("logs", b'"x"')) == 4
+    async with unchanged(driver.redis):
+        assert await driver.begin(claim, ("output", b"1"), ("logs", b'"x"')) == 4
     entries = await driver.redis.lrange(keys.events(claim.id), 0, -1)
     assert len(entries) == (await driver.record(claim.id)).seq == 4
     assert entries[2] == f"output {driver.now_ms} 1".encode()
-
-
-async def test_a_repeated_call_is_written_once(driver: QueueDriver, claim: Claim) -> None:
-    last = await driver.begin(claim, ("output", b"1"))
-    async with unchanged(driver.redis):
-        assert await driver.begin(claim, ("output", b"1")) == last
 
 
 async def test_events_before_the_start_leave_the_status_starting(driver: QueueDriver, claim: Claim) -> None:
@@ -66,15 +62,12 @@ async def test_numbers_continue_without_a_gap_after_the_server_lost_events(drive
     assert await driver.kinds(claim.id) == ["created", "logs"]
 
 
-async def test_the_model_servers_run_id_stays_until_it_changes(driver: QueueDriver, claim: Claim) -> None:
-    for remote, kept in (("a:1", "a:1"), ("", "a:1"), ("a:2", "a:2")):
-        await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote=remote)
+async def test_the_model_servers_run_id_stays_until_its_holder_changes_it(driver: QueueDriver, claim: Claim) -> None:
+    for token, remote, kept in (("another", "a:0", ""), (claim.token, "a:1", "a:1"), (claim.token, "", "a:1")):
+        await driver.scripts.advance(claim.id, token=token, seq=1, ran_ms=0, events=[], remote=remote)
         assert (await driver.record(claim.id)).remote == kept
-
-
-async def test_a_lost_claim_cannot_set_the_model_servers_run_id(driver: QueueDriver, claim: Claim) -> None:
-    await driver.scripts.advance(claim.id, token="another", seq=1, ran_ms=0, events=[], remote="a:1")
-    assert (await driver.record(claim.id)).remote == ""
+    await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote="a:2")
+    assert (await driver.record(claim.id)).remote == "a:2"
 
 
 @pytest.mark.parametrize(("how", "kept"), [("drained", "a:1"), ("failed", ""), ("silent", "a:1"), ("revived", "")])

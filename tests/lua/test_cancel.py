@@ -8,13 +8,16 @@ from tests.support.queue_driver import QueueDriver
 
 
 async def test_a_waiting_prediction_ends_at_once_and_is_never_claimed(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lifetime_ms=60_000)
+    prediction_id = await driver.submit(lifetime_ms=60_000, webhook="https://example.com", events="completed")
     assert await driver.cancel(prediction_id) == "canceled"
     record = await driver.record(prediction_id)
     assert (record.status, record.completed, record.started) == ("canceled", driver.now_ms, None)
     assert await driver.entries() == {}
     assert await driver.members(keys.live(driver.queue)) == {}
     assert await driver.members(keys.deadline(driver.queue)) == {}
+    assert await driver.members(keys.owed(partition_of(prediction_id))) == {prediction_id: driver.now_ms}
+    async with unchanged(driver.redis):
+        assert await driver.cancel(prediction_id) == "over"
     assert await driver.claim() == []
 
 
@@ -37,24 +40,11 @@ async def test_the_holder_learns_by_its_channel_and_by_its_heartbeat(driver: Que
     assert not (await driver.record(claim.id)).is_terminal
 
 
-async def test_a_terminal_prediction_cannot_be_canceled(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    await driver.cancel(prediction_id)
-    async with unchanged(driver.redis):
-        assert await driver.cancel(prediction_id) == "over"
-
-
 async def test_another_account_cannot_see_that_it_exists(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(account="mine")
     async with unchanged(driver.redis):
         assert await driver.cancel(prediction_id, account="theirs") == "unknown"
         assert await driver.cancel(driver.new_id(), account="theirs") == "unknown"
-
-
-async def test_a_prediction_canceled_in_the_queue_owes_its_webhook_at_once(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
-    await driver.cancel(prediction_id)
-    assert await driver.members(keys.owed(partition_of(prediction_id))) == {prediction_id: driver.now_ms}
 
 
 async def test_a_canceled_prediction_ends_when_its_holder_dies(driver: QueueDriver, claim: Claim) -> None:

@@ -20,14 +20,7 @@ async def test_a_terminal_prediction_is_erased_without_a_trace(driver: QueueDriv
 
 
 async def test_an_erased_dead_letter_leaves_the_list(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
-    for _ in range(9):
-        if await driver.release(claim, spent=True) == "dead":
-            break
-        driver.pass_time(3600)
-        await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
-        claim = await driver.claim_one()
+    prediction_id = await driver.die()
     assert await driver.redis.zcard(keys.dead(driver.queue)) == 1
     assert await driver.scripts.erase(prediction_id, account=ACCOUNT) == "erased"
     assert await driver.redis.zcard(keys.dead(driver.queue)) == 0

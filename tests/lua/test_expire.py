@@ -8,17 +8,13 @@ from tests.support.keyspace import unchanged
 from tests.support.queue_driver import VERSION, QueueDriver
 
 
-async def expire(driver: QueueDriver, limit: int = 100) -> tuple[int, int]:
-    return await driver.scripts.expire(driver.queue, limit=limit, now_ms=driver.now_ms)
-
-
 @pytest.mark.parametrize(("late", "status"), [("aborted", "aborted"), ("", "failed")])
 async def test_a_waiting_prediction_ends_at_its_deadline(driver: QueueDriver, late: str, status: str) -> None:
     prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
     driver.pass_time(9.999)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(0.001)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     assert (await driver.record(prediction_id)).status == status
     assert await driver.entries() == {}
     assert await driver.members(keys.deadline(driver.queue)) == {}
@@ -29,7 +25,7 @@ async def test_a_delayed_retry_that_began_once_is_canceled(driver: QueueDriver) 
     await driver.begin(claim)
     await driver.release(claim, spent=True, delay_s=60)
     driver.pass_time(10)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     assert (await driver.record(claim.id)).status == "canceled"
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
@@ -40,17 +36,18 @@ async def test_the_holder_of_a_late_run_is_notified(driver: QueueDriver) -> None
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
         await listener.subscribe(keys.kick_channel("d3"))
         await listener.get_message(timeout=5)
-        assert await expire(driver) == (0, 1)
+        assert await driver.expire() == (0, 1)
         message = await listener.get_message(timeout=5)
     assert message["data"] == claim.id.encode()
     assert await driver.extend(claim, consumer="d3") == ["deadline"]
+    await driver.cancel(claim.id)
 
 
 async def test_a_late_prediction_ends_when_its_notified_holder_dies(driver: QueueDriver) -> None:
     claim = await driver.claimed(lifetime_ms=10_000)
     await driver.begin(claim)
     driver.pass_time(10)
-    await expire(driver)
+    await driver.expire()
     driver.pass_time(15)
     assert await driver.reap() == {claim.id: "late"}
     assert (await driver.record(claim.id)).status == "canceled"
@@ -60,23 +57,22 @@ async def test_a_callers_cancel_stays_the_reason(driver: QueueDriver) -> None:
     claim = await driver.claimed(lifetime_ms=10_000)
     await driver.cancel(claim.id)
     driver.pass_time(10)
-    await expire(driver)
+    await driver.expire()
     assert await driver.extend(claim) == ["user"]
 
 
 async def test_expiring_twice_expires_once(driver: QueueDriver) -> None:
     await driver.submit(lifetime_ms=10_000)
     driver.pass_time(10)
-    await expire(driver)
+    await driver.expire()
     async with unchanged(driver.redis):
-        assert await expire(driver) == (0, 0)
+        assert await driver.expire() == (0, 0)
 
 
 async def test_expire_looks_at_no_more_than_its_limit(driver: QueueDriver) -> None:
     await driver.submit_many(3, lifetime_ms=10_000)
     driver.pass_time(10)
-    assert await expire(driver, limit=2) == (2, 0)
-    assert await expire(driver, limit=2) == (1, 0)
+    assert [await driver.expire(limit=2) for _ in range(3)] == [(2, 0), (1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -85,41 +81,37 @@ async def test_a_missed_start_deadline_fails_without_a_claim(driver: QueueDriver
         await driver.submit()
     prediction_id = await driver.submit(start_by_ms=10_000)
     driver.pass_time(9.999)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(0.001)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     record = await driver.record(prediction_id)
     assert (record.status, record.code, record.claims) == ("failed", "start_by_exceeded", 0)
     assert prediction_id not in await driver.members(keys.live(driver.queue))
     assert prediction_id not in [claim.id for claim in await driver.claim(5)]
 
 
-async def test_a_prediction_claimed_in_time_is_left_to_its_holder(driver: QueueDriver) -> None:
-    claim = await driver.claimed(start_by_ms=10_000)
+@pytest.mark.parametrize("lifetime_ms", [None, 30_000])
+async def test_a_prediction_claimed_in_time_has_only_its_deadline(driver: QueueDriver, lifetime_ms: int | None) -> None:
+    claim = await driver.claimed(start_by_ms=10_000, lifetime_ms=lifetime_ms)
     driver.pass_time(10)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     assert await driver.extend(claim) == ["held"]
-    assert await driver.members(keys.deadline(driver.queue)) == {}, "nothing is left to come for it"
-    await driver.run(claim, 1)
-
-
-async def test_a_prediction_claimed_in_time_still_has_its_deadline(driver: QueueDriver) -> None:
-    claim = await driver.claimed(start_by_ms=10_000, lifetime_ms=30_000)
-    driver.pass_time(10)
-    assert await expire(driver) == (0, 0)
-    assert await driver.members(keys.deadline(driver.queue)) == {claim.id: driver.now_ms + 20_000}
+    deadline = {claim.id: driver.now_ms + 20_000} if lifetime_ms else {}
+    assert await driver.members(keys.deadline(driver.queue)) == deadline
     driver.pass_time(20)
-    assert await expire(driver) == (0, 1)
+    assert await driver.expire() == (0, 1 if lifetime_ms else 0)
 
 
-async def test_a_release_before_the_run_keeps_the_start_deadline(driver: QueueDriver) -> None:
+@pytest.mark.parametrize(("spent", "delay_s"), [(False, 0), (True, 20)], ids=["released", "retried"])
+async def test_a_run_that_never_began_keeps_its_start_deadline(driver: QueueDriver, spent: bool, delay_s: int) -> None:
     claim = await driver.claimed(start_by_ms=10_000)
     driver.pass_time(5)
-    assert await expire(driver) == (0, 0)
-    await driver.release(claim)
+    assert await driver.expire() == (0, 0)
+    await driver.release(claim, spent=spent, delay_s=delay_s)
     driver.pass_time(5)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     assert (await driver.record(claim.id)).code == "start_by_exceeded"
+    assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
 async def test_a_run_that_began_in_time_can_be_retried_later(driver: QueueDriver) -> None:
@@ -127,25 +119,17 @@ async def test_a_run_that_began_in_time_can_be_retried_later(driver: QueueDriver
     await driver.begin(claim)
     await driver.release(claim, spent=True, delay_s=20)
     driver.pass_time(15)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(5)
     await driver.promote()
     assert (await driver.claim_one()).id == claim.id
-
-
-async def test_a_retry_that_never_began_keeps_its_start_deadline(driver: QueueDriver) -> None:
-    claim = await driver.claimed(start_by_ms=10_000)
-    await driver.release(claim, spent=True, delay_s=20)
-    driver.pass_time(10)
-    assert await expire(driver) == (1, 0)
-    assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
 async def test_a_revived_prediction_has_no_start_deadline(driver: QueueDriver) -> None:
     prediction_id = await driver.die(start_by_ms=10_000, lifetime_ms=20_000)
     await driver.revive(prediction_id)
     driver.pass_time(3600)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     assert (await driver.claim_one()).id == prediction_id
 
 
@@ -157,9 +141,9 @@ async def test_a_prediction_never_outlives_the_lifetime_of_its_queue(
     prediction_id = await driver.submit(lifetime_ms=asked_ms)
     assert (await driver.record(prediction_id)).deadline == driver.now_ms + given_ms
     driver.pass_time(given_ms / 1000 - 0.001)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(0.001)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     record = await driver.record(prediction_id)
     assert (record.status, record.code) == ("failed", "deadline_exceeded"), "who did not ask does not know `aborted`"
 
@@ -168,7 +152,7 @@ async def test_a_run_ends_at_the_lifetime_of_its_queue_too(driver: QueueDriver) 
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
     claim = await driver.claimed()
     driver.pass_time(60)
-    assert await expire(driver) == (0, 1)
+    assert await driver.expire() == (0, 1)
     assert await driver.extend(claim) == ["deadline"]
 
 
@@ -176,4 +160,4 @@ async def test_a_new_lifetime_applies_to_later_submissions_only(driver: QueueDri
     await driver.submit()
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
     driver.pass_time(3600)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)

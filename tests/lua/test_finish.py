@@ -82,15 +82,11 @@ async def test_numbers_continue_without_a_gap_after_the_server_lost_events(drive
     assert await driver.kinds(claim.id) == ["created", "output", "completed"]
 
 
-async def test_a_refused_start_leaves_no_start_time(driver: QueueDriver, claim: Claim) -> None:
+async def test_a_refused_start_leaves_no_start_time_and_no_output(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, Status.FAILED, error="no", code="input_refused", ran_ms=None)
     record = await driver.record(claim.id)
     assert (record.started, record.error, record.code) == (None, "no", "input_refused")
     assert await driver.kinds(claim.id) == ["created", "completed"]
-
-
-async def test_no_output_key_is_written_without_output_and_logs(driver: QueueDriver, claim: Claim) -> None:
-    await driver.finish(claim, Status.FAILED, error="no")
     assert await driver.redis.exists(keys.output_data(claim.id)) == 0
 
 

@@ -1,5 +1,7 @@
 """What a queue's policy makes of claims that were lost: whether they run again, how often and when."""
 
+from typing import Any
+
 import pytest
 
 from director.broker import keys
@@ -44,15 +46,9 @@ async def test_full_jitter_can_draw_any_part_of_the_backoff(driver: QueueDriver,
     assert await waits(driver, jitter=0, losses=4) == [0, 0, 0, 0]
 
 
-async def test_the_policy_limits_the_number_of_attempts(driver: QueueDriver, catalog: Catalog) -> None:
-    await obey(catalog, attempts=1)
-    claim = await driver.claimed()
-    driver.pass_time(15)
-    assert await driver.reap() == {claim.id: "dead"}
-
-
-async def test_a_lost_claim_is_final_where_a_run_must_not_repeat(driver: QueueDriver, catalog: Catalog) -> None:
-    await obey(catalog, on_lost="fail")
+@pytest.mark.parametrize("policy", [{"on_lost": "fail"}, {"attempts": 1}], ids=["no repeat", "one attempt"])
+async def test_a_lost_claim_is_final_by_policy(driver: QueueDriver, catalog: Catalog, policy: dict[str, Any]) -> None:
+    await obey(catalog, **policy)
     claim = await driver.claimed()
     driver.pass_time(15)
     assert await driver.reap() == {claim.id: "dead"}

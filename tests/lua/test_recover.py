@@ -1,5 +1,7 @@
 """recover: claims that have no lease any more are found by their pending entries, and nobody else's are taken."""
 
+import pytest
+
 from director.broker import keys
 from director.core.schema import Claim
 from tests.support.keyspace import Keyspace, dump, unchanged
@@ -19,20 +21,21 @@ async def all_but_streams(driver: QueueDriver) -> Keyspace:
     return {name: value for name, value in (await dump(driver.redis)).items() if ":s" not in name}
 
 
-async def test_a_claim_without_a_lease_runs_again_as_another_attempt(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("lease", ["missing", "expired"])
+async def test_a_claim_without_a_valid_lease_runs_again(driver: QueueDriver, lease: str) -> None:
     [claim] = await held(driver)
-    await driver.redis.delete(keys.lease(driver.queue))
+    if lease == "missing":
+        await driver.redis.delete(keys.lease(driver.queue))
+    else:
+        driver.pass_time(15)
     await driver.hear_bell()
     assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
+    before, entries = await all_but_streams(driver), await driver.entries()
+    assert await driver.recover(3) == ("0-0", {}), "twice is once"
+    assert (await all_but_streams(driver), await driver.entries(), await driver.pending()) == (before, entries, {})
     assert await driver.hear_bell()
     assert not await driver.finish(claim)
     assert (await driver.claim_one(consumer="d2")).record.attempt == 2
-
-
-async def test_a_claim_with_an_expired_lease_is_recovered(driver: QueueDriver) -> None:
-    [claim] = await held(driver)
-    driver.pass_time(15)
-    assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
 
 
 async def test_a_long_run_with_a_valid_lease_is_never_recovered(driver: QueueDriver) -> None:
@@ -122,12 +125,3 @@ async def test_a_missing_stream_or_group_holds_nothing(driver: QueueDriver) -> N
     async with unchanged(driver.redis):
         assert await driver.recover(3) == ("0-0", {})
         assert await driver.recover(4) == ("0-0", {})
-
-
-async def test_recovering_twice_recovers_once(driver: QueueDriver) -> None:
-    await held(driver)
-    await driver.redis.delete(keys.lease(driver.queue))
-    await driver.recover(3)
-    before, entries = await all_but_streams(driver), await driver.entries()
-    assert await driver.recover(3) == ("0-0", {})
-    assert (await all_but_streams(driver), await driver.entries(), await driver.pending()) == (before, entries, {})

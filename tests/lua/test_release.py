@@ -9,7 +9,9 @@ from tests.support.queue_driver import QueueDriver
 
 
 async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: QueueDriver, claim: Claim) -> None:
+    await driver.hear_bell()
     assert await driver.release(claim) == "waiting"
+    assert await driver.hear_bell()
     record = await driver.record(claim.id)
     assert (record.status, record.attempt, record.claims, record.token) == ("starting", 0, 1, "")
     assert await driver.members(keys.lease(driver.queue)) == {}
@@ -28,12 +30,6 @@ async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: Queue
     await driver.begin(again, ("output", b"2"))
     stored = await driver.scripts.get(claim.id)
     assert bytes(stored.output or b"") == b"[2]", "the caller never sees two attempts at once"
-
-
-async def test_a_release_sends_a_wakeup(driver: QueueDriver, claim: Claim) -> None:
-    await driver.hear_bell()
-    await driver.release(claim)
-    assert await driver.hear_bell()
 
 
 async def test_the_same_release_twice_has_one_effect(driver: QueueDriver, claim: Claim) -> None:
@@ -58,41 +54,26 @@ async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDr
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
-async def test_promoting_twice_promotes_once(driver: QueueDriver) -> None:
-    await driver.submit()
-    await driver.release(await driver.claim_one(), delay_s=1)
-    driver.pass_time(1)
-    await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
-    async with unchanged(driver.redis):
-        assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
-
-
 async def test_promote_takes_no_more_than_its_limit(driver: QueueDriver) -> None:
     await driver.submit_many(3)
     for claim in await driver.claim(3):
         await driver.release(claim, delay_s=1)
     driver.pass_time(1)
-    assert await driver.scripts.promote(driver.queue, limit=2, now_ms=driver.now_ms) == 2
-    assert await driver.scripts.promote(driver.queue, limit=2, now_ms=driver.now_ms) == 1
+    assert [await driver.promote(limit=2) for _ in range(2)] == [2, 1]
+    async with unchanged(driver.redis):
+        assert await driver.promote(limit=2) == 0
 
 
 async def test_the_last_attempt_ends_as_a_failure_and_a_dead_letter(driver: QueueDriver) -> None:
     await driver.submit()
-    for _ in range(2):
-        assert await driver.release(await driver.claim_one(), spent=True) == "waiting"
+    for spent in (True, True, False):
+        assert await driver.release(await driver.claim_one(), spent=spent) == "waiting"
     claim = await driver.claim_one()
     assert await driver.release(claim, spent=True, error="It died.", code="server_died") == "dead"
     record = await driver.record(claim.id)
     assert (record.status, record.error, record.code, record.attempt) == ("failed", "It died.", "server_died", 3)
     assert await driver.members(keys.dead(driver.queue)) == {claim.id: driver.now_ms}
     assert await driver.entries() == {}
-
-
-async def test_an_unspent_release_of_the_last_attempt_makes_no_dead_letter(driver: QueueDriver) -> None:
-    await driver.submit()
-    for _ in range(2):
-        await driver.release(await driver.claim_one(), spent=True)
-    assert await driver.release(await driver.claim_one()) == "waiting"
 
 
 async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver, claim: Claim) -> None:

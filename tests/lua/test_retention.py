@@ -42,12 +42,7 @@ async def test_data_kept_for_a_webhook_returns_to_the_accounts_lifetime(driver: 
 
 
 async def test_a_dead_letter_keeps_its_input_as_long_as_its_record(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(data_ttl_s=60)
-    for _ in range(3):
-        claim = await driver.claim_one()
-        await driver.release(claim, spent=True)
-        driver.pass_time(HOUR_S)
-        await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
+    prediction_id = await driver.die(data_ttl_s=60)
     assert (await lives_s(driver, prediction_id))["input_data"] == 7 * DAY_S
     await driver.scripts.drop(prediction_id, queue=driver.queue)
     assert (await lives_s(driver, prediction_id))["input_data"] == 60

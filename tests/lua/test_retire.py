@@ -66,22 +66,13 @@ async def test_pending_entries_above_a_shrink_keep_a_director_too(driver: QueueD
     assert await driver.retire() == ""
 
 
-async def test_a_director_that_must_stay_does_not_protect_another(driver: QueueDriver) -> None:
-    await driver.submit()
-    await driver.claim_one(consumer="a")
-    await driver.extend(consumer="a")
-    driver.pass_time(1)
-    await driver.extend(consumer="b")
-    driver.pass_time(HOUR_S)
-    assert await driver.retire() == "b"
-
-
-async def test_retire_forgets_one_director_a_call(driver: QueueDriver) -> None:
-    for name in ("a", "b"):
+async def test_a_director_that_must_stay_protects_no_other_and_one_goes_a_call(driver: QueueDriver) -> None:
+    await driver.claimed(consumer="a")
+    for name in ("a", "b", "c"):
         await driver.extend(consumer=name)
         driver.pass_time(1)
     driver.pass_time(HOUR_S)
-    assert [await driver.retire() for _ in range(3)] == ["a", "b", ""]
+    assert [await driver.retire() for _ in range(3)] == ["b", "c", ""]
 
 
 async def test_a_director_that_returns_is_known_again(driver: QueueDriver) -> None:
