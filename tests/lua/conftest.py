@@ -1,4 +1,4 @@
-"""The scripts run on every kind of server that is promised."""
+"""Run the scripts on every kind of server that is supported."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""No limit of a queue lets one more in than it says, however many ask at once, over however many connections."""
+"""No limit of a queue admits one more than it says, at any concurrency and over any number of connections."""
 
 import asyncio
 from collections import Counter
@@ -80,7 +80,7 @@ class Crowd:
         self.claims += await driver.claim(many, consumer=f"d{number % 5}", nonce=f"n{number}")
 
     async def end(self, driver: QueueDriver, many: int) -> None:
-        """In turn: finished, given back, lost to a fault."""
+        """Finish, release and lose these claims in turns."""
         ended, self.claims = self.claims[:many], self.claims[many:]
         calls = (driver.finish(c) if n % 3 == 0 else driver.release(c, spent=n % 3 == 1) for n, c in enumerate(ended))
         await asyncio.gather(*calls)

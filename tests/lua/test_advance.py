@@ -1,4 +1,4 @@
-"""advance: that a run began, and what it showed, in order and once."""
+"""advance writes the start of a run and its events, in order and once."""
 
 import pytest
 

@@ -1,7 +1,4 @@
-"""claim with a warm key: of the tenant whose turn it is, one with that key goes first; no tenant gets more by it.
-
-How often a director may take its key in a row is the director's own to bound.
-"""
+"""A claim with a warm key takes a prediction with that key first, within the account that has the turn."""
 
 from collections import Counter
 
@@ -14,9 +11,9 @@ WARM, COLD = "a" * 16, "b" * 16
 
 
 async def filled(driver: QueueDriver, *affinities: str, account: str = "acme") -> list[PredictionId]:
-    """They wait for their turn: one of nobody's stands ready before them."""
+    """Submit predictions that wait for their turn behind one that is ready."""
     if (await driver.stats()).waiting == 0:
-        await driver.submit(account="nobody")
+        await driver.submit(account="stranger")
     return [await driver.submit(account=account, affinity=key) for key in affinities]
 
 
@@ -52,7 +49,7 @@ async def test_a_warm_key_never_takes_another_tenants_turn(driver: QueueDriver) 
 
 
 async def test_ready_entries_go_before_warm_ones(driver: QueueDriver) -> None:
-    first = await driver.submit(account="nobody", affinity=COLD)
+    first = await driver.submit(account="stranger", affinity=COLD)
     await driver.submit(affinity=WARM)
     assert await warm_claim(driver) == first
 
@@ -83,7 +80,7 @@ async def test_warm_and_cold_starts_are_counted_only_with_a_key(driver: QueueDri
 
 
 async def test_a_warm_prediction_that_does_not_fit_ends_the_batch(driver: QueueDriver) -> None:
-    await driver.submit(account="nobody")
+    await driver.submit(account="stranger")
     small, large = await driver.submit(affinity=COLD, cost=1), await driver.submit(affinity=WARM, cost=9)
     await driver.claim_one()
     claims = await driver.claim(9, warm=WARM, budget=5, alone=False)

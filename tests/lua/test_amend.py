@@ -1,4 +1,4 @@
-"""amend: a model is made once, and changed where it is."""
+"""amend creates a model once and changes an existing one."""
 
 from redis.asyncio import Redis
 

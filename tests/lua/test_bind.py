@@ -1,4 +1,4 @@
-"""An idempotency key stands for one prediction, and for another one only by whoever knows which."""
+"""An idempotency key stands for one prediction. Only its binder can pass it on."""
 
 import pytest
 

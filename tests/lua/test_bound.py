@@ -1,4 +1,4 @@
-"""bound: what a queue does with more than it can run: take it all, so many, or only what starts at once."""
+"""bound sets how much a queue accepts: everything, a number, or only what can start at once."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.support.queue_driver import QueueDriver
 
 
 async def refusal(driver: QueueDriver, **options: object) -> QueueRefused:
-    """Nothing is written by it."""
+    """Return the refusal of a submit, which writes nothing."""
     async with unchanged(driver.redis):
         with pytest.raises(QueueRefused) as refused:
             await driver.submit(**options)

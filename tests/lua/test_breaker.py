@@ -1,4 +1,4 @@
-"""lib/breaker: when servers fail one after the other, nothing is handed out for a while; then one tries."""
+"""Consecutive faults of servers open the breaker of a queue. After a cool time one probe runs."""
 
 from itertools import count
 from typing import Any
@@ -18,7 +18,7 @@ DIRECTORS = count(100)
 
 @pytest.fixture
 async def driver(driver: QueueDriver) -> QueueDriver:
-    """It opens after three faults, for 30 s; an input may be tried so often that it never dies of them."""
+    """Return a driver whose breaker opens after three faults for 30 s, with more attempts than any test uses."""
     await rule(driver)
     return driver
 
@@ -33,12 +33,12 @@ async def fill(driver: QueueDriver, many: int = 9) -> None:
 
 
 async def fault(driver: QueueDriver, claim: Claim) -> None:
-    """Its server dies under it; it may run again in an hour."""
+    """Lose the server of a claim. The prediction may run again in an hour."""
     assert await driver.release(claim, spent=True, delay_s=3600) == "delayed"
 
 
 async def faults(driver: QueueDriver, many: int = 3) -> None:
-    """One after the other, each of another director and another prediction."""
+    """Lose servers one after the other, each of another director and another prediction."""
     for _ in range(many):
         await fault(driver, await driver.claim_one(consumer=f"d{next(DIRECTORS)}"))
 
@@ -54,7 +54,6 @@ async def opened(driver: QueueDriver) -> None:
 
 
 async def probe(driver: QueueDriver) -> Claim:
-    """Opened, cooled, and tried again."""
     await opened(driver)
     driver.pass_time(30)
     return await driver.claim_one()

@@ -1,4 +1,4 @@
-"""claim with a budget: the prefix that fits, and a large one alone."""
+"""A claim with a budget takes the prefix that fits, and a large prediction alone."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tests.support.servers import RedisServer
 
 
 async def costs(driver: QueueDriver, *wanted: float, slots: int = 50, **options: object) -> None:
-    """These wait: in one stream where `slots` are free, else for their turn."""
+    """Submit these costs: into one stream while slots are free, else into a backlog."""
     await driver.have_slots(slots)
     for cost in wanted:
         await driver.submit(streams=[0], cost=cost, **options)

@@ -1,4 +1,4 @@
-"""cancel: what waits ends at once; the holder of what runs is asked."""
+"""cancel ends a waiting prediction at once and asks the holder of a running one."""
 
 from director.broker import keys
 from director.core.ids import partition_of

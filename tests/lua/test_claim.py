@@ -1,4 +1,4 @@
-"""claim: hand out what waits, each to one holder, in a fair order, and end dead work on the way."""
+"""claim hands each waiting prediction to one holder, in a fair order, and ends late ones on the way."""
 
 from collections import Counter
 

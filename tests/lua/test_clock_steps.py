@@ -1,4 +1,4 @@
-"""A clock that steps far: what was dated before is believed no longer than it would have been without the step."""
+"""After a large clock step no stored time is believed for longer than without the step."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ BACK_S = 600
 
 
 async def opened(driver: QueueDriver, **policy: Any) -> None:
-    """Its breaker opens, for 30 seconds."""
+    """Open the breaker for 30 seconds."""
     options = {"breaker_after": 1, "breaker_cool_s": 30, **policy}
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(**options))
     await driver.submit_many(3)
@@ -124,7 +124,7 @@ async def test_a_director_silent_since_before_the_step_serves_no_queue(driver: Q
 
 
 async def test_a_released_run_is_charged_by_its_directors_clock(driver: QueueDriver) -> None:
-    for account in ("nobody", "a", "a", "b", "b"):  # the first is ready, and the others wait for a turn
+    for account in ("stranger", "a", "a", "b", "b"):  # the first is ready, and the others wait for a turn
         await driver.submit(account=account)
     await driver.claim_one()
     claim = await driver.claim_one()

@@ -1,7 +1,4 @@
-"""Every script on a one-node cluster, where a script with a shebang may touch no key of another slot.
-
-So this finds a key outside the hash tag of KEYS[1], which a plain server would pass in silence.
-"""
+"""Call every script on a one-node cluster, which refuses a key of another slot than that of KEYS[1]."""
 
 import asyncio
 import time
@@ -30,8 +27,6 @@ from tests.support.servers import RedisServer, redis_server
 
 
 class NotingGatherer(Gatherer):
-    """Remembers which scripts were called."""
-
     def __init__(self, redis: Redis) -> None:
         super().__init__(redis)
         self.called: set[str] = set()
@@ -152,7 +147,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await scripts.spend(ACCOUNT, prediction_id=finished.id, token=(bucket, "n")) == (True, True)
 
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"
-    assert await scripts.rotate("nobody", secret="whsec_", keep_s=1) == "unknown"
+    assert await scripts.rotate("stranger", secret="whsec_", keep_s=1) == "unknown"
     await scripts.contact("run", silence_s=7)
     await driver.pause()
     await driver.pause(paused=False)

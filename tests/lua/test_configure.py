@@ -1,4 +1,4 @@
-"""configure: how a model is run is written by whoever read what it was, and every change has a number."""
+"""configure writes a model's configuration for a caller that read the last one, and numbers each change."""
 
 import pytest
 from redis.asyncio import Redis

@@ -1,4 +1,4 @@
-"""contact: for how long keepers have heard one run of the server without a break."""
+"""contact measures for how long keepers have reached one run of the server without a break."""
 
 from redis.asyncio import Redis
 

@@ -1,4 +1,4 @@
-"""What a queue counts of what it accepts, starts and ends, and of what started in the time that was promised."""
+"""A queue counts accepted, started and terminal predictions, and starts within the objective."""
 
 from director.broker import keys
 from director.broker.scripts import QueueStats

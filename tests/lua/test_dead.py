@@ -1,4 +1,4 @@
-"""revive and drop: what a person does with dead letters, and what those remember of their attempts."""
+"""revive and drop act on dead letters, which keep the history of their attempts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""due and deliver: which terminal webhooks are to be tried now, by one courier at a time, and how it went."""
+"""due and deliver give each owed webhook to one courier at a time and record the outcome."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""demand: what a queue could run now or soon. Too much now and then, but never too little."""
+"""demand counts what a queue could run now or soon. It may count too much but never too little."""
 
 import pytest
 

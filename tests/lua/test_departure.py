@@ -1,4 +1,4 @@
-"""depart, arrive, vacate, stay: from one server to another each goes once, whatever is repeated, late or cut short."""
+"""depart, arrive, vacate and stay move each prediction to another server once, also when steps are repeated or cut off."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -30,14 +30,14 @@ ACCOUNTS = (ACCOUNT, "whale", "ant", "bee")
 
 @pytest.fixture(scope="session")
 def other_server(server: RedisServer) -> Iterator[RedisServer]:
-    """The server that predictions move to: of the same kind."""
+    """Start the server that predictions move to, of the same kind."""
     with redis_server(server.kind) as started:
         yield started
 
 
 @pytest.fixture
 async def there(other_server: RedisServer, driver: QueueDriver) -> AsyncIterator[QueueDriver]:
-    """The queue of the same name there, in the same hands. All accounts are known there."""
+    """Return a driver of the queue of the same name there. All accounts are known there."""
     redis = client(other_server.url)
     gatherer = Gatherer(redis)
     try:
@@ -66,7 +66,6 @@ def departure(one: QueueDriver, other: QueueDriver) -> Departure:
 
 
 async def move(one: QueueDriver, other: QueueDriver, **options: Any) -> Left:
-    """All that waits."""
     return [Left(), *[done async for done in departure(one, other).steps(**options)]][-1]
 
 
@@ -80,7 +79,7 @@ async def depart(one: QueueDriver, *ids: PredictionId, to: str = FAR, account: s
 
 
 async def arrive(one: QueueDriver, other: QueueDriver, name: PredictionId, **options: Any) -> Arrived:
-    """As a mover does it, by what stands at `one` now."""
+    """Send a prediction as a mover does, with what is stored at `one` now."""
     flat = [part for pair in (await one.redis.hgetall(keys.record(name))).items() for part in pair]
     return await other.scripts.arrive(
         name,
@@ -260,7 +259,7 @@ async def test_each_step_of_a_move_is_idempotent(driver: QueueDriver, there: Que
     async with unchanged(there.redis):
         assert await arrive(driver, there, name) == "here"
     await there.redis.delete(keys.came(name))
-    assert await arrive(driver, there, name) == "here", "also when nobody remembers the move"
+    assert await arrive(driver, there, name) == "here", "also after the move was forgotten"
     assert await there.redis.zcard(keys.live(there.queue)) == 1
     assert len((await replayed(there, name)).events) == 1
     assert [await driver.scripts.vacate(name, site=FAR, now_ms=driver.now_ms) for _ in range(2)] == ["moved"] * 2
@@ -351,7 +350,7 @@ async def test_a_late_step_changes_nothing_after_the_return(driver: QueueDriver,
 
 
 class Cut(Exception):
-    """The mover is gone."""
+    """The mover is cut off."""
 
 
 class Play(Walk):
@@ -369,7 +368,6 @@ class Play(Walk):
                 self.canceled.add(name)
 
     async def keep(self) -> None:
-        """What a keeper does."""
         side = self.dice.choice(self.sides)
         await side.promote()
         await side.expire()
@@ -377,7 +375,7 @@ class Play(Walk):
         assert repaired == {}, "nothing was out of place"
 
     async def move(self) -> None:
-        """Either way, or back; gone after some calls, or not."""
+        """Move either way or put back. The mover may be cut off after some calls."""
         one, other = self.dice.sample(self.sides, 2)
         left = self.dice.choice((1, 2, 3, 4, 6, 9, 99))
 
@@ -406,7 +404,7 @@ class Play(Walk):
             pass
 
     async def look(self) -> None:
-        """Each is at one place, and every counter is the truth."""
+        """Check that each prediction is in one place and every counter is right."""
         live = [set(await side.members(keys.live(side.queue))) for side in self.sides]
         assert not live[0] & live[1], "it waits at two places"
         for side, lives in zip(self.sides, live, strict=True):

@@ -1,4 +1,4 @@
-"""deploy: a deployment is written by whoever read what it was, and by nobody else."""
+"""deploy writes a deployment only for a caller that read its last state."""
 
 from redis.asyncio import Redis
 

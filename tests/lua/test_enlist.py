@@ -1,4 +1,4 @@
-"""enlist: an account's list never misses what was accepted, and does not grow for ever."""
+"""enlist keeps every accepted prediction in its account's list, which does not grow for ever."""
 
 from redis.asyncio import Redis
 

@@ -1,4 +1,4 @@
-"""enqueue: accept a prediction, all or nothing, once."""
+"""enqueue accepts a prediction whole, and once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""erase: what has ended is gone at once and whole; what has not is left as it is."""
+"""erase removes a terminal prediction at once and leaves any other as it is."""
 
 from typing import Any
 

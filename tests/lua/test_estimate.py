@@ -1,4 +1,4 @@
-"""What a run takes is learned from what ran, and no caller's number or standstill spoils it for the others."""
+"""The run time is learned from past runs. No caller's cost or pause spoils it for others."""
 
 import pytest
 

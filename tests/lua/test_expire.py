@@ -1,4 +1,4 @@
-"""expire: deadlines of what waits, wherever it waits, and of what runs."""
+"""expire enforces the deadlines of waiting, delayed and running predictions."""
 
 import pytest
 

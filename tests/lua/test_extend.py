@@ -1,4 +1,4 @@
-"""extend: the heartbeat: move the leases that hold, say which do not, and which must stop."""
+"""extend is the heartbeat: it moves valid leases and reports lost and canceled claims."""
 
 from director.broker import keys
 from director.broker.scripts import Readiness

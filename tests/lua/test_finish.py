@@ -1,4 +1,4 @@
-"""finish: the terminal record, written once by whoever holds the claim, with all it leaves behind."""
+"""finish writes the terminal record once, for the holder of the claim."""
 
 import pytest
 
@@ -119,6 +119,6 @@ async def test_a_terminal_prediction_cannot_be_changed(driver: QueueDriver) -> N
 
 
 async def owe_nothing(driver: QueueDriver) -> None:
-    """As a courier leaves it: what is owed has no lifetime of its own."""
+    """Deliver all owed webhooks, which have no lifetime of their own."""
     for prediction_id in await driver.members(keys.owed(partition_of(driver.new_id()))):
         await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None)

@@ -1,4 +1,4 @@
-"""forward: what waits for its next attempt at a host that answers again is due at once, and nothing else."""
+"""forward makes webhooks due that wait for a host which answers again."""
 
 from collections.abc import AsyncIterator
 from typing import Any

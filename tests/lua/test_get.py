@@ -1,4 +1,4 @@
-"""get: a prediction as it is at this moment."""
+"""get returns a prediction as it is now."""
 
 from director.broker import keys
 from director.core.schema import Claim
@@ -44,5 +44,5 @@ async def test_get_returns_the_record_after_its_data_is_gone(driver: QueueDriver
     assert (stored.record.status, stored.input, stored.output) == ("succeeded", None, None)
 
 
-async def test_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
+async def test_an_unknown_prediction_is_missing(driver: QueueDriver) -> None:
     assert await driver.scripts.get(driver.new_id()) is None

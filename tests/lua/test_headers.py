@@ -1,4 +1,4 @@
-"""Each script says what it takes and gives, compiles as it is shipped, and keeps the house rules of Lua."""
+"""Each script documents its arguments and replies, compiles as shipped and keeps the rules for Lua."""
 
 import re
 from importlib.resources import files

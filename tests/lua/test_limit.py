@@ -1,4 +1,4 @@
-"""limit: how much of a queue one tenant may have: running at once, waiting, and by what weight."""
+"""limit bounds one account's running and waiting predictions in a queue, and sets its weight."""
 
 import pytest
 

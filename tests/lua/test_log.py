@@ -1,4 +1,4 @@
-"""lib/log: each step of a prediction is one entry, and the log has an end."""
+"""Each step of a prediction is one log entry, and the log is bounded."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A full server refuses new work at the door, and finishes what it has."""
+"""A full server refuses new work and finishes what it has."""
 
 from collections.abc import AsyncIterator
 
@@ -12,7 +12,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 @pytest.fixture
 async def full(driver: QueueDriver) -> AsyncIterator[QueueDriver]:
-    """Three waiting predictions, and no memory for more."""
+    """Return a driver with three waiting predictions and no memory for more."""
     await driver.submit_many(3, streams=[0])
     await driver.redis.config_set("maxmemory", "1")
     yield driver

@@ -1,4 +1,4 @@
-"""migrate: what waits goes over with all that is known of it, in its order; what is claimed stays; nothing is lost."""
+"""migrate moves waiting predictions with all their data, in order. Claimed ones stay, and none is lost."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ NEWER = "b2" * 32
 
 @pytest.fixture
 async def newer(driver: QueueDriver) -> QueueDriver:
-    """The queue of the next version, in the same hands."""
+    """Return a driver of the queue of the next version."""
     queue = queue_name(MODEL, NEWER)
     await driver.scripts.register(queue, version=NEWER, policy=Policy(streams=4, size=1))
     other = QueueDriver(driver.redis, driver.scripts, queue)
@@ -182,7 +182,7 @@ class Play(Walk):
         return [await read_books(each.redis, each.queue, self.asked, tenants) for each in self.sides]
 
     async def look(self) -> None:
-        """Every one in one place, and every counter the truth."""
+        """Check that each prediction is in one place and every counter is right."""
         both = await self.books()
         for one, other in zip(both, reversed(both), strict=True):
             records = {name: one.records[name] for name in self.asked}

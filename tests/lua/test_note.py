@@ -1,4 +1,4 @@
-"""note: what an operator is about to change, once, in a log that has an end."""
+"""note records an operator's change once, in a bounded log."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""note_setup: a version has the last setup of its servers, and no version is made by one."""
+"""note_setup keeps the last setup of a version's servers and creates no version."""
 
 from redis.asyncio import Redis
 

@@ -1,4 +1,4 @@
-"""lib/outlook: why one waits, how many go before it, and for how long."""
+"""An outlook says why a prediction waits, how many are ahead of it, and for how long."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 
 async def served_by(driver: QueueDriver, slots: int = 1, *, run_s: float | None = None, busy: bool = True) -> None:
-    """Directors with so many slots; one run took `run_s`, so that it is known. `busy`: all slots are taken."""
+    """Report slots of directors, let one run take `run_s` and, if `busy`, occupy all slots."""
     await driver.have_slots(slots)
     if run_s is not None:
-        await driver.submit(account="nobody")
+        await driver.submit(account="stranger")
         await driver.run(await driver.claim_one(), run_s)
     if busy:
-        await driver.submit_many(slots, account="nobody")
+        await driver.submit_many(slots, account="stranger")
         assert len(await driver.claim(slots)) == slots
     await driver.have_slots(slots)
 
@@ -45,7 +45,7 @@ async def accepted(driver: QueueDriver, account: str = ACCOUNT, **options: Any) 
 
 
 async def test_reason_is_that_no_director_has_come_or_is_left(driver: QueueDriver) -> None:
-    first = await driver.submit(account="nobody")
+    first = await driver.submit(account="stranger")
     assert await driver.outlook(first) == Outlook(1, 0, None, None, "no_director")
     await driver.claim_one()
     await served_by(driver)
@@ -167,7 +167,7 @@ async def test_position_is_exact_in_the_streams_of_a_lane(driver: QueueDriver, c
 
 async def test_position_is_exact_in_the_backlog_of_the_only_tenant(driver: QueueDriver) -> None:
     await served_by(driver)
-    await driver.submit(account="nobody")
+    await driver.submit(account="stranger")
     ids = [await driver.submit() for _ in range(6)]
     told = [await driver.outlook(prediction_id) for prediction_id in ids]
     assert [(outlook.position, outlook.ahead) for outlook in told] == [(n, n) for n in range(1, 7)]
@@ -179,7 +179,7 @@ async def test_position_errs_by_at_most_the_number_of_level_tenants(
     driver: QueueDriver, weights: dict[str, float]
 ) -> None:
     await served_by(driver)
-    await driver.submit(account="nobody")
+    await driver.submit(account="stranger")
     ids = [await driver.submit(account=name, weight=weight) for name, weight in weights.items() for _ in range(8)]
     ids += [await driver.submit(account="b", weight=weights["b"]) for _ in range(8)]
     told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
@@ -223,7 +223,7 @@ async def test_positions_advance_when_others_leave_the_queue(driver: QueueDriver
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(
-    "before", ["", "me", "me me", "me me me", "other", "other other me other", "nobody other me me"]
+    "before", ["", "me", "me me", "me me me", "other", "other other me other", "stranger other me me"]
 )
 async def test_acceptance_and_an_immediate_read_give_the_same_outlook(
     driver: QueueDriver, before: str, lane: str
@@ -280,7 +280,7 @@ async def test_wait_covers_every_run_that_must_end_first(driver: QueueDriver, sl
 async def test_the_newest_runs_weigh_most(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10, busy=False)
     for _ in range(200):
-        await driver.submit(account="nobody")
+        await driver.submit(account="stranger")
         await driver.run(await driver.claim_one(), 2)
     await served_by(driver)
     outlook = await driver.outlook(await driver.submit())
@@ -290,7 +290,7 @@ async def test_the_newest_runs_weigh_most(driver: QueueDriver) -> None:
 
 async def test_run_time_includes_its_cost(driver: QueueDriver) -> None:
     await served_by(driver, busy=False)
-    await driver.submit(account="nobody", cost=5)
+    await driver.submit(account="stranger", cost=5)
     await driver.run(await driver.claim_one(), 10)
     stats = await driver.stats()
     assert (stats.service_ms, stats.service_cost) == (10_000, 5)

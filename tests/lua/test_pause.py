@@ -1,4 +1,4 @@
-"""pause: a queue, or one tenant in it, that is handed nothing, loses nothing, and goes on when it is resumed."""
+"""A paused queue or tenant is handed nothing, loses nothing and continues when it is resumed."""
 
 from director.core.ids import LANES
 from director.core.schema import Claim

@@ -1,4 +1,4 @@
-"""What a queue's policy makes of claims that were lost: whether they run again, how often and when."""
+"""A queue's policy decides whether, how often and when lost claims run again."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
 
 async def obey(catalog: Catalog, **policy: object) -> None:
-    """Register the queue again, as a director does whose settings were changed."""
+    """Register the queue again with this policy."""
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(**policy))
 
 
 async def waits(driver: QueueDriver, *, jitter: float, losses: int) -> list[float]:
-    """After each of these losses, how long until it may run again."""
+    """Return the backoff after each of these losses, in seconds."""
     found = []
     await driver.submit()
     for _ in range(losses):

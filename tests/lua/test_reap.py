@@ -1,4 +1,4 @@
-"""reap: what silent directors held runs again, at once the first time, later after that, and not for ever."""
+"""reap recovers the claims of silent directors: at once the first time, later after that, and not for ever."""
 
 from director.broker import keys
 from director.core.ids import PredictionId
@@ -8,7 +8,7 @@ from tests.support.queue_driver import QueueDriver
 
 
 async def lose(driver: QueueDriver) -> None:
-    """Claim what is there, and go silent until the lease is over."""
+    """Claim a prediction and stay silent until its lease expires."""
     await driver.claim_one()
     driver.pass_time(15)
 
@@ -89,7 +89,7 @@ LATER_MS = 10 * 365 * 86_400_000  # the script compares the caller's time with t
 
 
 async def held(driver: QueueDriver, *holders: str) -> list[PredictionId]:
-    """A claim of each, extended just now."""
+    """Return the ids of one extended claim of each holder."""
     ids = []
     for holder in holders:
         await driver.submit()

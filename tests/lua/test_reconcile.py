@@ -1,4 +1,4 @@
-"""reconcile: what is nowhere stands in its stream again, and nothing that is well is touched."""
+"""reconcile puts a prediction that no claim would find back into its stream and changes nothing else."""
 
 from unittest.mock import ANY
 

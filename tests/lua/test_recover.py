@@ -1,4 +1,4 @@
-"""recover: claims that have no lease any more are found by their pending entries, and nobody else's are taken."""
+"""recover finds claims without a lease by their pending entries and takes no others."""
 
 import pytest
 
@@ -11,13 +11,13 @@ HOUR_S = 3600.0
 
 
 async def held(driver: QueueDriver, count: int = 1) -> list[Claim]:
-    """Claims of one stream, oldest entry first."""
+    """Return claims of one stream, oldest entry first."""
     await driver.submit_many(count, streams=[3])
     return await driver.claim(count)
 
 
 async def all_but_streams(driver: QueueDriver) -> Keyspace:
-    """A look leaves its time in a stream, and nothing else."""
+    """Return all keys but streams, in which a look leaves its time."""
     return {name: value for name, value in (await dump(driver.redis)).items() if ":s" not in name}
 
 

@@ -1,4 +1,4 @@
-"""redeliver: a webhook that somebody wants again is owed again, and no attempt begins beside one that is under way."""
+"""redeliver makes a webhook owed again and starts no attempt beside one in progress."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ async def ended(driver: QueueDriver, **options: Any) -> PredictionId:
 
 
 async def told(driver: QueueDriver, outcome: str = "delivered") -> PredictionId:
-    """It has ended, its webhook is owed no more."""
+    """Return a terminal prediction whose webhook is no longer owed."""
     prediction_id = await ended(driver)
     await note(driver, prediction_id, outcome)
     return prediction_id

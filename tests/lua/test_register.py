@@ -1,4 +1,4 @@
-"""register: make a queue known, or refresh its policy; its streams are resize's business."""
+"""register creates a queue or refreshes its policy. Its streams are changed by resize."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""release and promote: a claim given back, at once or after a while, spent or not."""
+"""release gives a claim back, spent or not, at once or later. promote returns delayed ones."""
 
 import pytest
 

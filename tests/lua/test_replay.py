@@ -1,4 +1,4 @@
-"""replay: a prediction's events in pages, without a gap and without one of them twice."""
+"""replay returns a prediction's events in pages, without a gap or a repetition."""
 
 from functools import partial
 
@@ -109,7 +109,7 @@ async def test_a_number_from_before_a_revival_replays_the_whole_new_life(driver:
     assert (await page(driver, prediction_id)).is_removed
 
 
-async def test_removed_events_are_reported_and_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
+async def test_removed_events_are_reported_and_an_unknown_prediction_is_missing(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 1)
     await driver.redis.delete(keys.events(prediction_id))
     found = await page(driver, prediction_id)

@@ -1,4 +1,4 @@
-"""reserve: a request takes a token, a prediction takes compute of its day; what is denied takes nothing."""
+"""reserve takes a token for a request or compute for a prediction. A denial takes nothing."""
 
 from typing import Any
 
@@ -15,8 +15,6 @@ READ = Bucket("read", rate=50.0, burst=100)
 
 
 class Account:
-    """Asks for one thing after another, each under an id of its own."""
-
     def __init__(self, scripts: Scripts) -> None:
         self.scripts = scripts
         self.asked = 0

@@ -1,4 +1,4 @@
-"""resize: another number of streams, and nothing stranded in those that are gone."""
+"""resize changes the number of streams and strands nothing in removed ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How long what has ended is kept: as its account wants it, else as its queue has it; the record never less."""
+"""Terminal data is kept as its account wants, else as its queue has it. The record is kept at least as long."""
 
 import pytest
 
@@ -10,7 +10,6 @@ HOUR_S, DAY_S = 3600, 86400
 
 
 async def lives_s(driver: QueueDriver, prediction_id: PredictionId) -> dict[str, int]:
-    """Whole seconds that are left of each."""
     kinds = (keys.record, keys.input_data, keys.output_data, keys.events)
     return {kind.__name__: round(await driver.redis.pttl(kind(prediction_id)) / 1000) for kind in kinds}
 

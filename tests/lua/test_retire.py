@@ -1,4 +1,4 @@
-"""retire: directors that are long gone are forgotten, and never with anything still pending for them."""
+"""retire forgets directors that are long silent, but none with a pending entry."""
 
 import pytest
 
@@ -11,7 +11,7 @@ HOUR_S = 3600
 
 
 async def consumers(driver: QueueDriver) -> set[str]:
-    """Whoever any stream's group knows."""
+    """Return all consumers of all groups."""
     found = set()
     for lane in LANES:
         for number in range(32):

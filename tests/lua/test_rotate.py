@@ -1,4 +1,4 @@
-"""rotate, and what an account signs with while it lasts and after."""
+"""rotate changes an account's signing secret. The former one signs until it expires."""
 
 import pytest
 from redis.asyncio import Redis
@@ -16,8 +16,6 @@ DAY_S = 86_400.0
 
 
 class Rotation:
-    """An account, and time in the test's hands."""
-
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self.scripts, self.clock = scripts, FakeClock()
         self.accounts = Accounts(redis, clock=self.clock)
@@ -101,8 +99,8 @@ async def test_a_repeated_call_rotates_once(rotation: Rotation, redis: Redis) ->
 
 
 async def test_a_missing_account_is_not_created(rotation: Rotation, redis: Redis) -> None:
-    assert await rotation.rotate(account="nobody") == "unknown"
-    assert await redis.exists(keys.account("nobody")) == 0
+    assert await rotation.rotate(account="stranger") == "unknown"
+    assert await redis.exists(keys.account("stranger")) == 0
 
 
 async def test_limits_and_secrets_do_not_affect_each_other(rotation: Rotation) -> None:

@@ -1,4 +1,4 @@
-"""sample: how a queue stands, once in each period, and what happened since."""
+"""sample records the state of a queue once in each period, and the changes since."""
 
 from director.broker import keys
 from director.core.ids import QueueName

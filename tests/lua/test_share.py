@@ -1,4 +1,4 @@
-"""lib/share: whose turn it is. Where more waits than runs, tenants are served by weight, each its oldest first."""
+"""Accounts with waiting predictions are served by weight, each its oldest first."""
 
 import asyncio
 from collections import Counter
@@ -17,14 +17,14 @@ async def batch(driver: QueueDriver, account: str, many: int, **options: object)
 
 
 async def served(driver: QueueDriver, turns: int) -> list[str]:
-    """Whose they were, of so many claims of one each."""
+    """Return the accounts of this many single claims."""
     return [(await driver.claim_one()).record.account for _ in range(turns)]
 
 
 async def busy(driver: QueueDriver, lane: str = "normal", **batches: int) -> Claim:
     """Occupy the only slot and put one more ready entry before these batches. Return the claim of the slot."""
-    claim = await driver.claimed(account="nobody", lane=lane)
-    await driver.submit(account="nobody", lane=lane)
+    claim = await driver.claimed(account="stranger", lane=lane)
+    await driver.submit(account="stranger", lane=lane)
     for account, many in batches.items():
         await batch(driver, account, many)
     return claim
@@ -38,7 +38,7 @@ async def claim_of_a(driver: QueueDriver) -> Claim:
 
 
 async def turns_of(driver: QueueDriver, lane: str = "normal") -> dict[str, float]:
-    """Virtual time of each tenant that has turns."""
+    """Return the virtual time of each tenant that has turns."""
     return {
         name.decode(): at
         for name, at in await driver.redis.zrange(keys.vtime(driver.queue, lane), 0, -1, withscores=True)
@@ -87,7 +87,7 @@ async def test_the_least_served_tenant_gets_the_next_turn(driver: QueueDriver, a
     for account in ("a", "b", "c"):
         await batch(driver, account, 3)
     claims = await driver.claim_all(at_once=at_once)
-    assert [claim.record.account for claim in claims] == ["nobody", *"abc", *"abc", *"abc"]
+    assert [claim.record.account for claim in claims] == ["stranger", *"abc", *"abc", *"abc"]
 
 
 async def test_no_share_keys_remain_after_the_last_run(driver: QueueDriver) -> None:
@@ -154,7 +154,7 @@ async def test_a_tenant_cannot_escape_its_debt_by_leaving(driver: QueueDriver) -
     await busy(driver)
     await batch(driver, "a", 20)
     await driver.submit(account="b", cost=10)
-    assert await served(driver, 3) == ["nobody", "a", "b"]
+    assert await served(driver, 3) == ["stranger", "a", "b"]
     await driver.submit(account="b")  # its backlog was gone, and comes again
     assert await served(driver, 11) == ["a"] * 10 + ["b"]
 
@@ -162,11 +162,11 @@ async def test_a_tenant_cannot_escape_its_debt_by_leaving(driver: QueueDriver) -
 async def test_virtual_time_is_forgotten_once_no_tenant_waits(driver: QueueDriver) -> None:
     await busy(driver)
     await driver.submit(account="a", cost=50)
-    assert await served(driver, 2) == ["nobody", "a"]
+    assert await served(driver, 2) == ["stranger", "a"]
     await busy(driver)
     await batch(driver, "a", 3)
     await batch(driver, "b", 3)
-    assert await served(driver, 7) == ["nobody", *"ab", *"ab", *"ab"]
+    assert await served(driver, 7) == ["stranger", *"ab", *"ab", *"ab"]
 
 
 async def test_the_real_run_time_replaces_the_expected_time_at_the_end(driver: QueueDriver) -> None:
@@ -178,7 +178,7 @@ async def test_the_real_run_time_replaces_the_expected_time_at_the_end(driver: Q
 
 async def test_tenants_with_long_and_short_runs_get_equal_seconds(driver: QueueDriver) -> None:
     await busy(driver, long=20, short=120)
-    took = {"nobody": 1, "long": 10, "short": 1}
+    took = {"stranger": 1, "long": 10, "short": 1}
     seconds: Counter[str] = Counter()
     while sum(seconds.values()) < 200:
         claim = await driver.claim_one()
@@ -213,7 +213,7 @@ async def test_canceling_a_waiting_prediction_uses_no_turn(driver: QueueDriver) 
     await batch(driver, "b", 3)
     await driver.cancel(ids[0], account="a")
     assert await driver.backlog("a") == ids[1:]
-    assert await served(driver, 5) == ["nobody", *"ab", *"ab"]
+    assert await served(driver, 5) == ["stranger", *"ab", *"ab"]
 
 
 @pytest.mark.parametrize("delay_s", [0, 5])
@@ -282,11 +282,11 @@ async def test_backlogs_of_three_lanes_are_served_eight_to_three_to_one(driver: 
 
 async def test_virtual_time_is_separate_in_each_lane(driver: QueueDriver) -> None:
     for lane in ("low", "normal"):
-        for account in ("nobody", "a", "b"):
+        for account in ("stranger", "a", "b"):
             await batch(driver, account, 6, lane=lane)
     await driver.claim(8)
-    assert await turns_of(driver) == {"a": 2, "b": 2, "nobody": 1}
-    assert await turns_of(driver, "low") == {"a": 1, "b": 0, "nobody": 0}
+    assert await turns_of(driver) == {"a": 2, "b": 2, "stranger": 1}
+    assert await turns_of(driver, "low") == {"a": 1, "b": 0, "stranger": 0}
 
 
 async def test_wakeups_continue_until_every_backlog_is_empty(driver: QueueDriver) -> None:

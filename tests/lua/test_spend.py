@@ -1,4 +1,4 @@
-"""spend: what was reserved and not used is given back once; what was spent counts instead of what was reserved."""
+"""spend returns unused reservations once and counts what was really spent."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ async def test_a_token_that_was_never_taken_cannot_be_returned(scripts: Scripts,
     assert not await take(scripts, "denied")
     async with unchanged(redis):
         assert await scripts.spend("acme", token=(SLOW, "denied"), now_ms=NOW_MS) == (False, False)
-        assert await scripts.spend("nobody", prediction_id=P1, token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
+        assert await scripts.spend("stranger", prediction_id=P1, token=(SLOW, "a"), now_ms=NOW_MS) == (False, False)
 
 
 async def test_read_tokens_are_not_returned(scripts: Scripts) -> None:

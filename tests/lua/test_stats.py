@@ -1,4 +1,4 @@
-"""stats: one queue at one moment, in numbers."""
+"""stats returns the numbers of one queue at one moment."""
 
 from director.store.directors import ALIVE_S
 from tests.support.queue_driver import QueueDriver

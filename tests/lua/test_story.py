@@ -1,4 +1,4 @@
-"""story: what is known of one prediction, all but its bulk."""
+"""story returns everything known about one prediction except its bulk."""
 
 import pytest
 
@@ -93,7 +93,7 @@ async def test_the_record_is_shown_after_its_events_are_gone(driver: QueueDriver
     assert (found.record.status, found.events) == ("succeeded", ())
 
 
-async def test_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
+async def test_an_unknown_prediction_is_missing(driver: QueueDriver) -> None:
     assert await driver.scripts.story(driver.new_id()) is None
 
 

@@ -1,4 +1,4 @@
-"""stow: the bytes that an account keeps are counted as they come and go, and never more than its quota."""
+"""stow counts the bytes that an account keeps, and never more than its quota."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What holds a claim is its token, and nothing else: with a stale, foreign or empty one nothing is written."""
+"""Only the fencing token holds a claim: a stale, foreign or empty one writes nothing."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.support.queue_driver import QueueDriver
 
 
 async def write_with(driver: QueueDriver, claim: Claim, token: str) -> dict[str, object]:
-    """What each of the holder's calls answers to this token."""
+    """Return the answers of each of the holder's calls to this token."""
     scripts, now_ms = driver.scripts, driver.now_ms
     [extended] = await scripts.extend(
         driver.queue, consumer=claim.record.holder, lease_s=15, claims=[(claim.id, token)], now_ms=now_ms
@@ -31,7 +31,7 @@ LOST = {"extend": "lost", "advance": "lost", "release": "lost", "finish": False}
 
 
 async def snapshot(driver: QueueDriver) -> dict[str, object]:
-    """All keys but the directors' signs of life, which a heartbeat gives even when all it held is lost."""
+    """Return all keys but the directors' heartbeats, which are written even if all claims are lost."""
     meta = await driver.redis.hgetall(keys.meta(driver.queue))
     signs = {keys.directors(driver.queue), keys.slots(driver.queue), keys.meta(driver.queue)}
     rest = {name: what for name, what in (await dump(driver.redis)).items() if name not in signs}

@@ -1,4 +1,4 @@
-"""unregister: a queue is forgotten where nothing is left of it, and else nothing of it is touched."""
+"""unregister forgets a queue of which nothing is left and changes nothing of any other."""
 
 import pytest
 
@@ -15,7 +15,7 @@ async def unregister(driver: QueueDriver) -> str:
 
 
 async def refused(driver: QueueDriver) -> str:
-    """Its answer, once nothing changed."""
+    """Return the refusal, which changes nothing."""
     async with unchanged(driver.redis):
         return await unregister(driver)
 

@@ -1,4 +1,4 @@
-"""What ended and had compute reserved is noted with what its runs took, however it ended; the keeper does the rest."""
+"""Every end of a prediction with reserved compute is noted with its run time, for the keeper to spend."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 
 async def noted(driver: QueueDriver, prediction_id: PredictionId) -> int | None:
-    """ms that are to be spent for it."""
+    """Return the noted milliseconds."""
     return (await driver.members(keys.unspent(partition_of(prediction_id)))).get(f"{prediction_id} {ACCOUNT}")
 
 

@@ -1,6 +1,5 @@
-"""What an early release filed is served by this one: without arrival, without counts, whoever holds it.
-
-What a later one adds is left alone.
+"""This release serves predictions of an early one, which have no arrival and no counts, and keeps fields of a later
+one.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,13 +18,13 @@ NEW_IN_META = ("lifetime_ms", "breaker_after", "breaker_cool_ms", "breaker_mode"
 
 @pytest.fixture
 async def driver(driver: QueueDriver) -> QueueDriver:
-    """A queue that only a director of the former release has registered."""
+    """Return a driver of a queue that only a director of the former release has registered."""
     await driver.redis.hdel(keys.meta(driver.queue), *NEW_IN_META)
     return driver
 
 
 async def former(driver: QueueDriver, *, stream: int = 3, **fields: object) -> PredictionId:
-    """As the former release's enqueue wrote it: every field, and no other."""
+    """Write a prediction as the former release's enqueue did: every field, and no other."""
     redis, queue, prediction_id = driver.redis, driver.queue, driver.new_id()
     mid = await redis.xadd(keys.stream(queue, "normal", stream), {"id": prediction_id, "cost": "1"})
     record: dict[str, object] = {
@@ -58,7 +57,7 @@ async def former(driver: QueueDriver, *, stream: int = 3, **fields: object) -> P
 
 
 async def former_claim(driver: QueueDriver) -> Claim:
-    """Claimed by a director of the former release, which counted nothing."""
+    """Return a claim of a director of the former release, which counted nothing."""
     await former(driver)
     claim = await driver.claim_one(consumer="former")
     await driver.redis.delete(keys.running(driver.queue))
@@ -66,7 +65,7 @@ async def former_claim(driver: QueueDriver) -> Claim:
 
 
 async def all_is_even(driver: QueueDriver) -> None:
-    """Once nothing waits or runs, nothing is left of what was counted wrong."""
+    """Check that no wrong count is left once nothing waits or runs."""
     assert await driver.claim_all() == []
     assert await driver.reconcile() == (0, {})
     assert await driver.counts(keys.queued(driver.queue)) == {}
@@ -220,7 +219,6 @@ async def test_the_policy_of_the_first_new_director_applies(driver: QueueDriver)
 
 
 async def test_fields_of_a_later_release_are_left_alone(driver: QueueDriver) -> None:
-    """Fields of the record, an entry and the queue that nobody here knows."""
     prediction_id = driver.new_id()
     mid = await driver.redis.xadd(
         keys.stream(driver.queue, "normal", 3), {"id": prediction_id, "cost": "1", "of_tomorrow": "x"}

@@ -1,4 +1,4 @@
-"""withdraw: a model without a version is taken away, and the runs of a version that goes stay counted, once."""
+"""withdraw removes a model without a version and counts the runs of removed versions once."""
 
 import pytest
 from redis.asyncio import Redis

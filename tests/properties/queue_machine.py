@@ -85,7 +85,7 @@ class QueueMachine(QueueSteps):
     def promote(self) -> None:
         assert self.do(self.driver.promote(limit=ALL)) == self.model.promote()
         if self.model.breaker.is_ripe(self.model.now_ms):
-            assert self.books().has_rung, "it may be tried again, and nobody is told"
+            assert self.books().has_rung, "it may be tried again, and no wakeup was sent"
 
     def expire(self) -> None:
         assert self.do(self.driver.expire(limit=ALL)) == self.model.expire()
