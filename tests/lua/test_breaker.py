@@ -133,7 +133,7 @@ async def test_losses_of_two_directors_within_a_second_are_two_faults(driver: Qu
     assert await driver.meta("failures") == "2"
 
 
-async def test_a_fault_reported_twice_counts_once(driver: QueueDriver) -> None:
+async def test_a_fault_reported_by_a_finished_claim_does_not_count(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     claim = await driver.claim_one(consumer="d7")

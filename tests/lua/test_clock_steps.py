@@ -29,18 +29,15 @@ async def opened(driver: QueueDriver, **policy: Any) -> None:
     await driver.hear_bell()
 
 
-async def test_an_open_breaker_probes_at_once_after_a_step(driver: QueueDriver) -> None:
-    await opened(driver)
+@pytest.mark.parametrize("mode", ["hold", "fail"])
+async def test_an_open_breaker_probes_at_once_after_a_step(driver: QueueDriver, mode: str) -> None:
+    await opened(driver, breaker_mode=mode)
     driver.pass_time(-BACK_S)
+    assert await driver.submit()
+    await driver.hear_bell()
     await driver.promote()
     assert await driver.hear_bell()
     assert len(await driver.claim(5)) == 1
-
-
-async def test_an_open_breaker_that_refuses_admits_one_submit(driver: QueueDriver) -> None:
-    await opened(driver, breaker_mode="fail")
-    driver.pass_time(-BACK_S)
-    assert await driver.submit()
 
 
 async def test_a_step_shorter_than_the_cool_time_changes_nothing(driver: QueueDriver) -> None:

@@ -1,4 +1,4 @@
-"""depart, arrive, vacate and stay move each prediction to another server once, also when steps are repeated or cut off."""
+"""depart, arrive, vacate and stay move each prediction to another server once, whatever is repeated or cut off."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator

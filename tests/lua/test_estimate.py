@@ -53,9 +53,8 @@ async def test_time_without_a_director_does_not_raise_the_wait_estimate(driver: 
     await run(driver, 1)
     await driver.submit_many(3)
     await driver.have_slots(0)
-    await driver.scripts.extend(
-        driver.queue, consumer="d1", lease_s=15, claims=[], slots=0, state="draining", now_ms=driver.now_ms
-    )
+    options = {"consumer": "d1", "lease_s": 15, "claims": [], "slots": 0, "state": "draining"}
+    await driver.scripts.extend(driver.queue, **options, now_ms=driver.now_ms)
     driver.pass_time(3600)
     await driver.have_slots(1)
     await driver.claim(3)

@@ -2,7 +2,7 @@
 
 from director.broker import keys
 from director.broker.scripts import Readiness
-from tests.support.queue_driver import ACCOUNT, QueueDriver
+from tests.support.queue_driver import QueueDriver
 
 
 async def test_a_heartbeat_moves_every_lease_that_holds(driver: QueueDriver) -> None:
@@ -22,17 +22,12 @@ async def test_a_heartbeat_answers_for_each_claim(driver: QueueDriver) -> None:
     assert await driver.extend(held, finished, canceled, late) == ["held", "lost", "user", "deadline"]
 
 
-async def test_a_heartbeat_reports_a_passed_deadline_without_a_keeper(driver: QueueDriver) -> None:
-    claim = await driver.claimed(lifetime_ms=10_000)
+async def test_a_passed_deadline_is_reported_after_a_callers_cancel(driver: QueueDriver) -> None:
+    await driver.submit_many(2, lifetime_ms=10_000)
+    late, canceled = await driver.claim(2)
+    await driver.cancel(canceled.id)
     driver.pass_time(10)
-    assert await driver.extend(claim) == ["deadline"]
-
-
-async def test_a_callers_cancel_is_reported_before_the_deadline(driver: QueueDriver) -> None:
-    claim = await driver.claimed(lifetime_ms=10_000)
-    await driver.cancel(claim.id, account=ACCOUNT)
-    driver.pass_time(10)
-    assert await driver.extend(claim) == ["user"]
+    assert await driver.extend(late, canceled) == ["deadline", "user"], "no keeper was needed"
 
 
 async def test_a_heartbeat_does_not_count_as_a_delivery(driver: QueueDriver) -> None:
@@ -41,11 +36,6 @@ async def test_a_heartbeat_does_not_count_as_a_delivery(driver: QueueDriver) -> 
         await driver.extend(claim)
     [row] = await driver.redis.xpending_range(keys.stream(driver.queue, "normal", 0), keys.GROUP, "-", "+", 10)
     assert row["times_delivered"] == 1
-
-
-async def test_a_heartbeat_without_claims_shows_that_the_director_lives(driver: QueueDriver) -> None:
-    assert await driver.extend(consumer="d9") == []
-    assert await driver.members(keys.directors(driver.queue)) == {"d9": driver.now_ms}
 
 
 async def test_slots_of_claiming_directors_are_summed_and_draining_ones_have_none(driver: QueueDriver) -> None:
@@ -61,10 +51,11 @@ async def test_slots_of_claiming_directors_are_summed_and_draining_ones_have_non
     assert await slots_after("d2", 0, "draining") == 0
 
 
-async def test_a_directors_report_is_kept_for_an_hour(driver: QueueDriver) -> None:
+async def test_a_heartbeat_keeps_a_directors_report_for_an_hour(driver: QueueDriver) -> None:
     key = keys.about(driver.queue, "d1")
     await driver.scripts.extend(driver.queue, consumer="d1", lease_s=15, claims=[], about=b'{"version":"1"}')
     assert await driver.redis.get(key) == b'{"version":"1"}'
     assert await driver.lifetime_s(key) == 3600
-    await driver.extend(consumer="d1")
+    assert await driver.extend(consumer="d1") == []
+    assert await driver.members(keys.directors(driver.queue)) == {"d1": driver.now_ms}
     assert await driver.redis.get(key) == b'{"version":"1"}'

@@ -42,7 +42,4 @@ async def test_get_returns_the_record_after_its_data_is_gone(driver: QueueDriver
     await driver.redis.delete(keys.input_data(prediction_id), keys.output_data(prediction_id))
     stored = await driver.scripts.get(prediction_id)
     assert (stored.record.status, stored.input, stored.output) == ("succeeded", None, None)
-
-
-async def test_an_unknown_prediction_is_missing(driver: QueueDriver) -> None:
     assert await driver.scripts.get(driver.new_id()) is None

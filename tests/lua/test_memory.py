@@ -28,6 +28,7 @@ async def test_a_full_server_refuses_new_work_and_writes_nothing(full: QueueDriv
 
 
 async def test_a_full_server_claims_runs_and_finishes_its_work(full: QueueDriver) -> None:
+    assert (await full.stats()).waiting == 3
     claims = await full.claim(3)
     await full.begin(claims[0], ("output", b"1"))
     assert await full.extend(*claims) == ["held"] * 3
@@ -44,7 +45,3 @@ async def test_a_full_server_releases_recovers_and_cancels_its_work(full: QueueD
     full.pass_time(15)
     assert await full.reap() == {reaped.id: "waiting", canceled.id: "canceled"}
     assert (await full.claim_one()).id == reaped.id
-
-
-async def test_a_full_server_still_reports_its_state(full: QueueDriver) -> None:
-    assert (await full.scripts.stats(full.queue)).waiting == 3

@@ -23,12 +23,8 @@ async def test_an_account_sets_how_long_its_data_is_kept(
 ) -> None:
     prediction_id = await driver.submit(data_ttl_s=asked_s)
     await driver.finish(await driver.claim_one(), output=b"1")
-    assert await lives_s(driver, prediction_id) == {
-        "record": record_s,
-        "input_data": data_s,
-        "output_data": data_s,
-        "events": data_s,
-    }
+    lives = await lives_s(driver, prediction_id)
+    assert lives == {"record": record_s, "input_data": data_s, "output_data": data_s, "events": data_s}
 
 
 async def test_data_kept_for_a_webhook_returns_to_the_accounts_lifetime(driver: QueueDriver) -> None:
