@@ -2,6 +2,7 @@
 
 import pytest
 
+from director.broker.scripts import Admission
 from director.core.errors import QueueRefused
 from director.core.schema import Claim
 from tests.support.keyspace import unchanged
@@ -97,17 +98,18 @@ async def test_a_rejecting_queue_accepts_nothing_while_nothing_can_start(driver:
     assert (await refusal(driver)).code == "no_capacity", "its directors went silent"
 
 
-@pytest.mark.parametrize(("mode", "max_queued"), [("bounded", 1), ("reject", None)])
+@pytest.mark.parametrize(("mode", "limit"), [("bounded", 1), ("reject", None), ("absorb", None)])
 async def test_a_repeated_submit_gets_its_answer_and_no_refusal(
-    driver: QueueDriver, mode: str, max_queued: int | None
+    driver: QueueDriver, mode: Admission, limit: int | None
 ) -> None:
     await driver.have_slots(1)
-    await driver.bound(mode, max_queued)
-    prediction_id = await driver.submit(idempotency=("digest", "body"))
+    await driver.bound(mode, limit)
+    options = {"most_queued": 1} if mode == "absorb" else {}
+    prediction_id = await driver.submit(idempotency=("digest", "body"), **options)
     async with unchanged(driver.redis):
-        assert await driver.submit(prediction_id) == prediction_id
-        assert await driver.submit(idempotency=("digest", "body")) == prediction_id
-    await refusal(driver, idempotency=("another digest", "body"))
+        assert await driver.submit(prediction_id, **options) == prediction_id
+        assert await driver.submit(idempotency=("digest", "body"), **options) == prediction_id
+    await refusal(driver, idempotency=("another digest", "body"), **options)
 
 
 async def test_the_idempotency_key_of_a_refused_submit_stays_free(driver: QueueDriver) -> None:

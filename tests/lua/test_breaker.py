@@ -59,23 +59,21 @@ async def probe(driver: QueueDriver) -> Claim:
     return await driver.claim_one()
 
 
-async def test_consecutive_faults_across_directors_open_the_breaker(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("how", ["released", "silent"])
+async def test_consecutive_faults_across_directors_open_the_breaker(driver: QueueDriver, how: str) -> None:
     await fill(driver)
-    await faults(driver, 2)
-    assert await state(driver) == ""
-    await faults(driver, 1)
+    if how == "released":
+        await faults(driver, 2)
+        assert await state(driver) == ""
+        await faults(driver, 1)
+    else:
+        for number in range(3):
+            await driver.claim(1, consumer=f"d{number}")
+        driver.pass_time(15)
+        assert len(await driver.reap()) == 3
     assert await state(driver) == "open"
     async with unchanged(driver.redis):
         assert await driver.claim(5) == []
-
-
-async def test_claims_of_silent_directors_count_as_faults(driver: QueueDriver) -> None:
-    await fill(driver)
-    for number in range(3):
-        await driver.claim(1, consumer=f"d{number}")
-    driver.pass_time(15)
-    assert len(await driver.reap()) == 3
-    assert await state(driver) == "open"
 
 
 @pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.FAILED])

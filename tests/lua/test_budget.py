@@ -133,6 +133,9 @@ async def test_a_limited_account_leaves_the_budget_to_others(driver: QueueDriver
 
 
 async def test_the_reason_for_a_batchs_size_is_counted(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert len(await driver.claim(5)) == 1
+    assert await tally(driver) == {}, "it had no budget"
     await costs(driver, 1, 1, 1, 9, 1)
     assert await claimed(driver, 5, count=2) == [1, 1]
     assert await tally(driver) == {"batch_count": 1}
@@ -143,12 +146,6 @@ async def test_the_reason_for_a_batchs_size_is_counted(driver: QueueDriver) -> N
     assert await claimed(driver, 5) == [1]
     assert await claimed(driver, 5) == [], "what hands out nothing is no batch"
     assert await tally(driver) == {"batch_count": 1, "batch_budget": 1, "batch_oversize": 1, "batch_empty": 1}
-
-
-async def test_a_claim_without_a_budget_counts_no_batch(driver: QueueDriver) -> None:
-    await costs(driver, 1, 9)
-    assert len(await driver.claim(5)) == 2
-    assert await tally(driver) == {}
 
 
 @pytest.mark.parametrize("seed", range(2))

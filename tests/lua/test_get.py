@@ -12,15 +12,14 @@ async def test_a_waiting_prediction_has_input_and_no_output(driver: QueueDriver)
     assert (bytes(stored.input or b""), stored.output, stored.logs) == (b'{"n":1}', None, "")
 
 
-async def test_get_returns_the_outlook_only_on_request(driver: QueueDriver) -> None:
+async def test_get_returns_the_outlook_of_a_waiting_prediction_on_request(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
-    asked = await driver.scripts.get(prediction_id)
-    assert asked.outlook is not None
-    unasked = await driver.scripts.get(prediction_id, outlook=False)
-    assert unasked.outlook is None
-    await driver.claim_one()
-    held = await driver.scripts.get(prediction_id)
-    assert held.outlook is None
+    assert (await driver.scripts.get(prediction_id)).outlook is not None
+    assert (await driver.scripts.get(prediction_id, outlook=False)).outlook is None
+    claim = await driver.claim_one()
+    for _ in range(2):
+        assert (await driver.scripts.get(prediction_id)).outlook is None, "it does not wait"
+        await driver.finish(claim)
 
 
 async def test_get_builds_output_and_logs_of_a_run_from_its_events(driver: QueueDriver, claim: Claim) -> None:

@@ -8,7 +8,7 @@ from director.broker.scripts import Accepted, Readiness
 from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy, shard
-from director.core.schema import Claim, Outlook
+from director.core.schema import Outlook
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
@@ -141,13 +141,6 @@ async def test_reasons_that_stop_all_come_before_reasons_that_stop_one(driver: Q
     await driver.claim_one()
     prediction_id = await driver.submit(most_running=1)
     assert await reason(driver, prediction_id) == ("no_director", None)
-
-
-async def test_a_prediction_that_does_not_wait_has_no_outlook(driver: QueueDriver, claim: Claim) -> None:
-    for _ in range(2):
-        stored = await driver.scripts.get(claim.id)
-        assert stored.outlook is None
-        await driver.finish(claim)
 
 
 async def order(driver: QueueDriver) -> list[PredictionId]:

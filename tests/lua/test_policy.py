@@ -78,19 +78,16 @@ async def test_a_started_run_ends_where_nothing_may_run_twice(
     assert await driver.release(claim, spent=spent, code=code) == "lost", "twice is once"
 
 
+@pytest.mark.parametrize("began", [True, False], ids=["began", "did not begin"])
 @GIVEN_BACK
-async def test_a_started_run_runs_again_by_default(driver: QueueDriver, claim: Claim, spent: bool, code: str) -> None:
-    await driver.begin(claim)
-    assert await driver.release(claim, spent=spent, code=code, began=True) == "waiting"
-
-
-@GIVEN_BACK
-async def test_a_run_that_did_not_begin_is_put_back_even_there(
-    driver: QueueDriver, catalog: Catalog, spent: bool, code: str
+async def test_a_run_that_may_repeat_or_did_not_begin_waits_again(
+    driver: QueueDriver, catalog: Catalog, spent: bool, code: str, began: bool
 ) -> None:
-    await obey(catalog, on_lost="fail")
-    await driver.submit()
-    assert await driver.release(await driver.claim_one(), spent=spent, code=code) == "waiting"
+    await obey(catalog, on_lost="retry" if began else "fail")
+    claim = await driver.claimed()
+    if began:
+        await driver.begin(claim)
+    assert await driver.release(claim, spent=spent, code=code, began=began or None) == "waiting"
 
 
 async def test_the_holder_reports_whether_an_unrecorded_run_began(driver: QueueDriver, catalog: Catalog) -> None:

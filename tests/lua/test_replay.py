@@ -72,12 +72,9 @@ async def test_a_page_ends_before_an_oversized_event_unless_it_is_requested(driv
 
 
 async def test_the_state_can_be_read_without_an_event(driver: QueueDriver) -> None:
-    found = await page(driver, await long_run(driver, 1), count=0)
-    assert (found.is_terminal, found.last, found.events) == (True, 4, ())
-
-
-async def test_nothing_follows_the_newest_event(driver: QueueDriver) -> None:
     prediction_id = await long_run(driver, 1)
+    found = await page(driver, prediction_id, count=0)
+    assert (found.is_terminal, found.last, found.events) == (True, 4, ())
     found = await page(driver, prediction_id, after=4)
     assert (found.last, found.events, found.has_more) == (4, (), False)
 

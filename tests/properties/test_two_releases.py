@@ -10,25 +10,19 @@ from inspect import signature
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from tests.properties.queue_machine import QueueMachine
-from tests.properties.test_queue_machine import SCAN
+from tests.properties.test_queue_machine import BOUNDED, SCAN
 from tests.support.former_scripts import CALLS, EitherScripts, FormerScripts
 from tests.support.release import Release
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.chaos
 
-WALKS = settings(
-    max_examples=24,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+WALKS = settings(BOUNDED, max_examples=24)
 
 
 @pytest.fixture
