@@ -19,18 +19,11 @@ async def test_a_model_is_created_once(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
     async with unchanged(redis):
         assert await scripts.amend(MODEL, "make", said={"created": "2"}, nonce="second") == "exists"
+        assert await scripts.amend(MODEL, "make", said=SAID) == "exists"
+        assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done", "the reply was lost"
     assert await said(redis) == SAID
-
-
-async def test_a_creator_whose_reply_was_lost_gets_the_same_answer(scripts: Scripts, redis: Redis) -> None:
-    await scripts.amend(MODEL, "make", said=SAID, nonce="first")
-    async with unchanged(redis):
-        assert await scripts.amend(MODEL, "make", said=SAID, nonce="first") == "done"
-
-
-async def test_a_registered_model_cannot_be_created_again_without_a_nonce(scripts: Scripts, redis: Redis) -> None:
-    await redis.hset(keys.model(MODEL), "created", "1")
-    assert await scripts.amend(MODEL, "make", said=SAID) == "exists"
+    await redis.hdel(keys.model(MODEL), "nonce")
+    assert await scripts.amend(MODEL, "make", said=SAID) == "exists", "a director registered it"
 
 
 async def test_a_change_sets_and_clears_fields_and_keeps_the_rest(scripts: Scripts, redis: Redis) -> None:

@@ -104,14 +104,6 @@ async def test_a_stream_that_claims_would_miss_is_offered_again(driver: QueueDri
     assert (await driver.claim_one()).id == prediction_id
 
 
-async def test_a_prediction_without_a_record_is_forgotten(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    await driver.redis.delete(keys.record(prediction_id), keys.input_data(prediction_id), keys.events(prediction_id))
-    assert await driver.reconcile() == (0, {prediction_id: "forgotten"})
-    assert await driver.members(keys.live(driver.queue)) == {}
-    assert await driver.claim() == []
-
-
 async def test_a_terminal_prediction_is_forgotten_and_keeps_its_end(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.cancel(prediction_id)
