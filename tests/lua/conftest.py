@@ -1,10 +1,12 @@
-"""The scripts run on every kind of server that is promised."""
+"""Run the scripts on every kind of server that is supported."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from director.core.schema import Claim
 from tests.support.kinds import Started, started
+from tests.support.queue_driver import QueueDriver
 
 
 @pytest.fixture(scope="session", params=["valkey", pytest.param("redis7", marks=pytest.mark.redis7)])
@@ -12,3 +14,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Started]:
     named = request.config.getoption("redis_kind")
     with started(named if request.param == "valkey" else request.param) as server:
         yield server
+
+
+@pytest.fixture
+async def claim(driver: QueueDriver) -> Claim:
+    """Return a claim of director d1. Nothing else is in the queue."""
+    return await driver.claimed()

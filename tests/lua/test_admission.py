@@ -1,10 +1,10 @@
-"""No limit of a queue lets one more in than it says, however many ask at once, over however many connections."""
+"""No limit of a queue admits one more than it says, at any concurrency and over any number of connections."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from itertools import count, cycle
+from itertools import count, cycle, zip_longest
 from typing import Any
 
 import pytest
@@ -29,8 +29,6 @@ TENANTS = st.sampled_from(["a", "a", "b", "c"])
 ASKED = st.lists(st.tuples(TENANTS, st.sampled_from(LANES)), max_size=16)
 ROUNDS = st.lists(st.tuples(ASKED, st.lists(st.integers(1, 4), max_size=8), st.integers(0, 9)), min_size=1, max_size=3)
 Round = tuple[list[tuple[str, str]], list[int], int]
-several = given(rounds=ROUNDS, most=st.integers(0, 5), connections=st.integers(1, CONNECTIONS))
-bounded = settings(max_examples=25, deadline=None, database=None)
 
 
 class Crowd:
@@ -62,13 +60,13 @@ class Crowd:
         return QueueDriver(self.admin, self.scripts[0], QUEUE)
 
     async def play(self, asked: list[tuple[str, str]], counts: list[int], connections: int, **options: Any) -> None:
-        """All at once: these submits, and claims of so many."""
-        over = cycle(
-            [QueueDriver(r, s, QUEUE) for r, s in zip(self.connections, self.scripts, strict=True)][:connections]
-        )
+        """Make these submits and claims at once, in turns."""
+        drivers = [QueueDriver(r, s, QUEUE) for r, s in zip(self.connections, self.scripts, strict=True)]
+        over = cycle(drivers[:connections])
         submits = [self._submit(next(over), account, lane, options) for account, lane in asked]
         claims = [self._claim(next(over), many) for many in counts]
-        await asyncio.gather(*(call for pair in _alternating(submits, claims) for call in pair))
+        pairs = zip_longest(submits, claims)
+        await asyncio.gather(*(call for pair in pairs for call in pair if call is not None))
 
     async def _submit(self, driver: QueueDriver, account: str, lane: str, options: dict[str, Any]) -> None:
         try:
@@ -82,7 +80,7 @@ class Crowd:
         self.claims += await driver.claim(many, consumer=f"d{number % 5}", nonce=f"n{number}")
 
     async def end(self, driver: QueueDriver, many: int) -> None:
-        """In turn: finished, given back, lost to a fault."""
+        """Finish, release and lose these claims in turns."""
         ended, self.claims = self.claims[:many], self.claims[many:]
         calls = (driver.finish(c) if n % 3 == 0 else driver.release(c, spent=n % 3 == 1) for n, c in enumerate(ended))
         await asyncio.gather(*calls)
@@ -90,11 +88,6 @@ class Crowd:
     @property
     def running(self) -> Counter[str]:
         return Counter(claim.record.account for claim in self.claims)
-
-
-def _alternating(one: Sequence[Any], other: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for n in range(max(len(one), len(other))):
-        yield [*one[n : n + 1], *other[n : n + 1]]
 
 
 async def queued(driver: QueueDriver) -> Counter[str]:
@@ -107,90 +100,73 @@ def crowd(server: Started) -> Iterator[Crowd]:
         yield stack.enter_context(closing(Crowd(server)))
 
 
-@bounded
-@several
-def test_an_account_never_runs_more_than_its_limit(
-    crowd: Crowd, rounds: list[Round], most: int, connections: int
-) -> None:
-    async def walk() -> None:
-        driver = await crowd.empty()
-        for asked, counts, ends in rounds:
-            await crowd.play(asked, counts, connections, most_running=most)
-            assert all(many <= most for many in crowd.running.values())
-            assert await driver.counts(keys.running(QUEUE)) == {name: str(many) for name, many in crowd.running.items()}
-            await crowd.end(driver, ends)
-        crowd.claims += await driver.claim_all()
-        finished = Counter[str]()
-        while crowd.claims:  # and as many as may: nobody is kept from what is free
-            assert all(many <= most for many in crowd.running.values())
-            assert all([await driver.finish(claim) for claim in crowd.claims])
-            finished.update(crowd.running)
-            crowd.claims = await driver.claim_all()
-        if most:
-            assert (await driver.stats()).live == 0
-        assert await leaks(driver.redis) == []
-
-    crowd.runner.run(walk())
+async def an_account_runs_no_more(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+    driver = await crowd.empty()
+    for asked, counts, ends in rounds:
+        await crowd.play(asked, counts, connections, most_running=most)
+        assert all(many <= most for many in crowd.running.values())
+        assert await driver.counts(keys.running(QUEUE)) == {name: str(many) for name, many in crowd.running.items()}
+        await crowd.end(driver, ends)
+    crowd.claims += await driver.claim_all()
+    while crowd.claims:  # as many as may run: a free permit is always given
+        assert all(many <= most for many in crowd.running.values())
+        assert all([await driver.finish(claim) for claim in crowd.claims])
+        crowd.claims = await driver.claim_all()
+    if most:
+        assert (await driver.stats()).live == 0
+    assert await leaks(driver.redis) == []
 
 
-@bounded
-@several
-def test_an_account_never_queues_more_than_its_limit(
-    crowd: Crowd, rounds: list[Round], most: int, connections: int
-) -> None:
-    async def walk() -> None:
-        driver = await crowd.empty()
-        waiting: Counter[str] = Counter()
-        for asked, counts, _ in rounds:
-            waiting.update(account for account, _ in asked)
-            await crowd.play(asked, [], connections, most_queued=most)
-            waiting = Counter({name: min(most, many) for name, many in waiting.items()})
-            assert await queued(driver) == +waiting, "no more, and no fewer"
-            await crowd.play(asked, counts, connections, most_queued=most)
-            waiting = await queued(driver)
-            assert all(many <= most for many in waiting.values())
-
-    crowd.runner.run(walk())
+async def an_account_queues_no_more(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+    driver = await crowd.empty()
+    waiting: Counter[str] = Counter()
+    for asked, counts, _ in rounds:
+        waiting.update(account for account, _ in asked)
+        await crowd.play(asked, [], connections, most_queued=most)
+        waiting = Counter({name: min(most, many) for name, many in waiting.items()})
+        assert await queued(driver) == +waiting, "no more, and no fewer"
+        await crowd.play(asked, counts, connections, most_queued=most)
+        waiting = await queued(driver)
+        assert all(many <= most for many in waiting.values())
 
 
-@bounded
-@several
-def test_a_bounded_queue_never_holds_more_than_its_bound(
-    crowd: Crowd, rounds: list[Round], most: int, connections: int
-) -> None:
-    async def walk() -> None:
-        driver = await crowd.empty()
-        await driver.bound("bounded", most)
-        for asked, counts, _ in rounds:
-            already = (await driver.stats()).waiting
-            before = crowd.accepted.total()
-            await crowd.play(asked, [], connections)
-            assert crowd.accepted.total() - before == min(len(asked), most - already)
-            await crowd.play(asked, counts, connections)
-            assert (await driver.stats()).waiting <= most
-            for claim in crowd.claims:
-                assert await driver.finish(claim)
-            crowd.claims = []
-
-    crowd.runner.run(walk())
+async def a_bounded_queue_holds_no_more(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+    driver = await crowd.empty()
+    await driver.bound("bounded", most)
+    for asked, counts, _ in rounds:
+        already, before = (await driver.stats()).waiting, crowd.accepted.total()
+        await crowd.play(asked, [], connections)
+        assert crowd.accepted.total() - before == min(len(asked), most - already)
+        await crowd.play(asked, counts, connections)
+        assert (await driver.stats()).waiting <= most
+        for claim in crowd.claims:
+            assert await driver.finish(claim)
+        crowd.claims = []
 
 
-@bounded
-@several
-def test_a_rejecting_queue_never_holds_more_than_its_slots(
-    crowd: Crowd, rounds: list[Round], most: int, connections: int
-) -> None:
-    async def walk() -> None:
-        driver = await crowd.empty()
-        slots = most + 1
-        await driver.have_slots(slots)
-        await driver.bound("reject")
-        for asked, counts, ends in rounds:
-            already = (await driver.stats()).live
-            before = crowd.accepted.total()
-            await crowd.play(asked, counts, connections)
-            assert crowd.accepted.total() - before == min(len(asked), slots - already)
-            assert (await driver.stats()).live <= slots
-            await crowd.end(driver, ends)
+async def a_rejecting_queue_holds_no_more(crowd: Crowd, rounds: list[Round], most: int, connections: int) -> None:
+    driver = await crowd.empty()
+    slots = most + 1
+    await driver.have_slots(slots)
+    await driver.bound("reject")
+    for asked, counts, ends in rounds:
+        already, before = (await driver.stats()).live, crowd.accepted.total()
+        await crowd.play(asked, counts, connections)
+        assert crowd.accepted.total() - before == min(len(asked), slots - already)
+        assert (await driver.stats()).live <= slots
+        await crowd.end(driver, ends)
 
-    crowd.runner.run(walk())
+
+LIMITS = (
+    an_account_runs_no_more,
+    an_account_queues_no_more,
+    a_bounded_queue_holds_no_more,
+    a_rejecting_queue_holds_no_more,
+)
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.__name__)
+@settings(max_examples=25, deadline=None, database=None)
+@given(rounds=ROUNDS, most=st.integers(0, 5), connections=st.integers(1, CONNECTIONS))
+def test_no_limit_admits_one_more(crowd: Crowd, limit: Any, rounds: list[Round], most: int, connections: int) -> None:
+    crowd.runner.run(limit(crowd, rounds, most, connections))

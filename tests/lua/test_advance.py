@@ -1,18 +1,15 @@
-"""advance: that a run began, and what it showed, in order and once."""
+"""advance writes the start of a run and its events, in order and once."""
 
 import pytest
 
 from director.broker import keys
 from director.broker.replies import Advanced
-from tests.support.keyspace import dump
+from director.core.schema import Claim
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
 
-
-async def test_a_started_run_is_written_with_its_time(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_started_run_is_written_with_its_time(driver: QueueDriver, claim: Claim) -> None:
     driver.pass_time(2)
     answer = await driver.scripts.advance(
         claim.id, token=claim.token, seq=1, ran_ms=500, events=[("started", b"")], now_ms=driver.now_ms
@@ -23,87 +20,59 @@ async def test_a_started_run_is_written_with_its_time(driver: QueueDriver) -> No
     assert await driver.kinds(claim.id) == ["created", "started"]
 
 
-async def test_events_are_numbered_without_gaps(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_events_are_numbered_without_gaps_and_written_once(driver: QueueDriver, claim: Claim) -> None:
     assert await driver.begin(claim, ("output", b"1"), ("logs", b'"x"')) == 4
+    async with unchanged(driver.redis):
+        assert await driver.begin(claim, ("output", b"1"), ("logs", b'"x"')) == 4
     entries = await driver.redis.lrange(keys.events(claim.id), 0, -1)
     assert len(entries) == (await driver.record(claim.id)).seq == 4
     assert entries[2] == f"output {driver.now_ms} 1".encode()
 
 
-async def test_a_repeated_call_is_written_once(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
-    last = await driver.begin(claim, ("output", b"1"))
-    before = await dump(driver.redis)
-    assert await driver.begin(claim, ("output", b"1")) == last
-    assert await dump(driver.redis) == before
-
-
-async def test_events_before_the_start_leave_the_status_starting(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_events_before_the_start_leave_the_status_starting(driver: QueueDriver, claim: Claim) -> None:
     answer = await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=None, events=[("logs", b'"x"')])
     assert answer == Advanced("held", 2, None)
     assert (await driver.record(claim.id)).status == "starting"
 
 
-async def test_readers_are_notified_of_the_last_number_without_a_payload(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_readers_are_notified_of_the_last_number_without_a_payload(driver: QueueDriver, claim: Claim) -> None:
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
         await listener.subscribe(keys.channel(claim.id))
         await listener.get_message(timeout=5)  # the answer to subscribe
         await driver.begin(claim, ("output", b"1"))
         message = await listener.get_message(timeout=5)
-    assert message is not None
     assert message["data"] == b"3"
 
 
-async def test_advance_returns_a_requested_cancel(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_advance_returns_a_requested_cancel(driver: QueueDriver, claim: Claim) -> None:
     await driver.cancel(claim.id)
     answer = await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[])
     assert (answer.hold, answer.seq) == ("user", 1)
 
 
-async def test_a_retry_after_a_lost_reply_can_add_more_events(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_retry_after_a_lost_reply_can_add_more_events(driver: QueueDriver, claim: Claim) -> None:
     await driver.begin(claim, ("output", b"1"))
     assert await driver.begin(claim, ("output", b"1"), ("output", b"2")) == 4
     assert await driver.kinds(claim.id) == ["created", "started", "output", "output"]
 
 
-async def test_numbers_continue_without_a_gap_after_the_server_lost_events(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_numbers_continue_without_a_gap_after_the_server_lost_events(driver: QueueDriver, claim: Claim) -> None:
     answer = await driver.scripts.advance(claim.id, token=claim.token, seq=5, ran_ms=0, events=[("logs", b'"x"')])
     assert answer.seq == 2, "numbered on from what the server has, without a gap"
     assert await driver.kinds(claim.id) == ["created", "logs"]
 
 
-async def test_the_model_servers_run_id_stays_until_it_changes(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
-    for remote, kept in (("a:1", "a:1"), ("", "a:1"), ("a:2", "a:2")):
-        await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote=remote)
+async def test_the_model_servers_run_id_stays_until_its_holder_changes_it(driver: QueueDriver, claim: Claim) -> None:
+    for token, remote, kept in (("another", "a:0", ""), (claim.token, "a:1", "a:1"), (claim.token, "", "a:1")):
+        await driver.scripts.advance(claim.id, token=token, seq=1, ran_ms=0, events=[], remote=remote)
         assert (await driver.record(claim.id)).remote == kept
-
-
-async def test_a_lost_claim_cannot_set_the_model_servers_run_id(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
-    await driver.scripts.advance(claim.id, token="another", seq=1, ran_ms=0, events=[], remote="a:1")
-    assert (await driver.record(claim.id)).remote == ""
+    await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote="a:2")
+    assert (await driver.record(claim.id)).remote == "a:2"
 
 
 @pytest.mark.parametrize(("how", "kept"), [("drained", "a:1"), ("failed", ""), ("silent", "a:1"), ("revived", "")])
 async def test_the_next_claim_follows_the_run_unless_it_failed(driver: QueueDriver, how: str, kept: str) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     await driver.scripts.advance(claim.id, token=claim.token, seq=1, ran_ms=0, events=[], remote="a:1")
     match how:
         case "drained" | "failed":

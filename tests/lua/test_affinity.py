@@ -1,7 +1,4 @@
-"""claim with a warm key: of the tenant whose turn it is, one with that key goes first; no tenant gets more by it.
-
-How often a director may take its key in a row is the director's own to bound.
-"""
+"""A claim with a warm key takes a prediction with that key first, within the account that has the turn."""
 
 from collections import Counter
 
@@ -10,15 +7,13 @@ import pytest
 from director.core.ids import PredictionId
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 WARM, COLD = "a" * 16, "b" * 16
 
 
 async def filled(driver: QueueDriver, *affinities: str, account: str = "acme") -> list[PredictionId]:
-    """They wait for their turn: one of nobody's stands ready before them."""
+    """Submit predictions that wait for their turn behind one that is ready."""
     if (await driver.stats()).waiting == 0:
-        await driver.submit(account="nobody")
+        await driver.submit(account="stranger")
     return [await driver.submit(account=account, affinity=key) for key in affinities]
 
 
@@ -26,29 +21,23 @@ async def warm_claim(driver: QueueDriver, warm: str = WARM) -> PredictionId:
     return (await driver.claim_one(warm=warm)).id
 
 
-async def test_a_tenants_prediction_with_the_warm_key_goes_first(driver: QueueDriver) -> None:
-    ids = await filled(driver, COLD, "", WARM, COLD, WARM)
+@pytest.mark.parametrize(
+    ("affinities", "warm", "order"),
+    [
+        ([COLD, "", WARM, COLD, WARM], WARM, [2, 4, 0, 1, 3]),
+        ([COLD, WARM, WARM, WARM], WARM, [1, 2, 3, 0]),
+        ([COLD, *[WARM] * 5], WARM, [1, 2, 3, 4, 5, 0]),
+        ([COLD, WARM, "", WARM], "", [0, 1, 2, 3]),
+        ([*[COLD] * 8, WARM], WARM, [0, 8, 1, 2]),
+    ],
+    ids=["warm first", "oldest warm first", "others follow", "no warm key", "only the first eight are checked"],
+)
+async def test_the_oldest_prediction_with_the_warm_key_goes_first(
+    driver: QueueDriver, affinities: list[str], warm: str, order: list[int]
+) -> None:
+    ids = await filled(driver, *affinities)
     await driver.claim_one()
-    assert [await warm_claim(driver) for _ in range(5)] == [ids[2], ids[4], ids[0], ids[1], ids[3]]
-
-
-async def test_the_oldest_prediction_with_the_warm_key_goes_first(driver: QueueDriver) -> None:
-    ids = await filled(driver, COLD, WARM, WARM, WARM)
-    await driver.claim_one()
-    assert [await warm_claim(driver) for _ in range(3)] == ids[1:]
-
-
-async def test_a_director_without_a_warm_key_claims_in_order(driver: QueueDriver) -> None:
-    ids = await filled(driver, COLD, WARM, "", WARM)
-    await driver.claim_one()
-    assert [await warm_claim(driver, warm="") for _ in range(4)] == ids
-
-
-async def test_a_claim_checks_only_the_first_eight_for_the_key(driver: QueueDriver) -> None:
-    ids = await filled(driver, *[COLD] * 8, WARM)
-    await driver.claim_one()
-    assert await warm_claim(driver) == ids[0]
-    assert await warm_claim(driver) == ids[8], "now it is the eighth"
+    assert [await warm_claim(driver, warm=warm) for _ in order] == [ids[number] for number in order]
 
 
 async def test_a_warm_key_never_takes_another_tenants_turn(driver: QueueDriver) -> None:
@@ -59,22 +48,10 @@ async def test_a_warm_key_never_takes_another_tenants_turn(driver: QueueDriver) 
     assert served == {"warm": 10, "cold": 10}
 
 
-async def test_ready_entries_go_before_warm_ones(driver: QueueDriver) -> None:
-    first = await driver.submit(account="nobody", affinity=COLD)
-    await driver.submit(affinity=WARM)
-    assert await warm_claim(driver) == first
-
-
-async def test_predictions_with_another_key_follow_the_warm_ones(driver: QueueDriver) -> None:
-    ids = await filled(driver, COLD, *[WARM] * 5)
-    await driver.claim_one()
-    served = [await warm_claim(driver) for _ in range(6)]
-    assert served == [*ids[1:], ids[0]]
-
-
 async def test_a_skipped_prediction_keeps_its_place_for_other_directors(driver: QueueDriver) -> None:
+    first = await driver.submit(account="stranger", affinity=COLD)
     ids = await filled(driver, COLD, WARM, COLD, WARM)
-    await driver.claim_one()
+    assert await warm_claim(driver) == first, "a ready entry goes before warm ones"
     assert await warm_claim(driver) == ids[1]
     assert await driver.backlog() == [ids[0], *ids[2:]]
     assert (await driver.claim_one(consumer="d2", warm=COLD)).id == ids[0]
@@ -98,7 +75,7 @@ async def test_warm_and_cold_starts_are_counted_only_with_a_key(driver: QueueDri
 
 
 async def test_a_warm_prediction_that_does_not_fit_ends_the_batch(driver: QueueDriver) -> None:
-    await driver.submit(account="nobody")
+    await driver.submit(account="stranger")
     small, large = await driver.submit(affinity=COLD, cost=1), await driver.submit(affinity=WARM, cost=9)
     await driver.claim_one()
     claims = await driver.claim(9, warm=WARM, budget=5, alone=False)

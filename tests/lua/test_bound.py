@@ -1,31 +1,25 @@
-"""bound: what a queue does with more than it can run: take it all, so many, or only what starts at once."""
+"""bound sets how much a queue accepts: everything, a number, or only what can start at once."""
 
 import pytest
 
-from director.core.errors import QueueRefused, UnknownQueue
-from director.core.ids import QueueName
-from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
+from director.broker.replies import Admission
+from director.core.errors import QueueRefused
+from director.core.schema import Claim
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import QueueDriver
 
 
 async def refusal(driver: QueueDriver, **options: object) -> QueueRefused:
-    """Nothing is written by it."""
-    before = await dump(driver.redis)
-    with pytest.raises(QueueRefused) as refused:
-        await driver.submit(**options)  # type: ignore[arg-type]
-    assert await dump(driver.redis) == before
+    """Return the refusal of a submit, which writes nothing."""
+    async with unchanged(driver.redis):
+        with pytest.raises(QueueRefused) as refused:
+            await driver.submit(**options)
     return refused.value
 
 
 async def test_a_queue_accepts_everything_by_default(driver: QueueDriver) -> None:
-    for _ in range(50):
-        await driver.submit()
+    await driver.submit_many(50)
     assert (await driver.stats()).mode == "absorb"
-
-
-# ── bounded ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_bounded_queue_accepts_up_to_its_bound(driver: QueueDriver) -> None:
@@ -43,8 +37,7 @@ async def test_waiting_and_delayed_predictions_count_and_running_ones_do_not(dri
     for lane in ("high", "normal", "low"):
         await driver.submit(lane=lane)
     [claim, _] = await driver.claim(2)
-    for _ in range(2):
-        await driver.submit()
+    await driver.submit_many(2)
     await refusal(driver)
     await driver.release(claim, delay_s=60)
     assert (await refusal(driver, lane="high")).code == "queue_full"
@@ -62,35 +55,29 @@ async def test_an_end_or_a_start_makes_room(driver: QueueDriver) -> None:
 
 
 async def test_a_lower_bound_ends_no_waiting_prediction(driver: QueueDriver) -> None:
-    for _ in range(5):
-        await driver.submit()
+    await driver.submit_many(5)
     await driver.bound("bounded", 2)
     await refusal(driver)
     assert len(await driver.claim(5)) == 5
     await driver.submit()
 
 
-async def test_a_refusal_estimates_when_a_place_becomes_free(driver: QueueDriver) -> None:
+async def test_a_refusal_estimates_when_a_permit_becomes_free(driver: QueueDriver) -> None:
     await driver.have_slots(4)
-    await driver.submit()
-    await driver.run(await driver.claim_one(), 10)
+    await driver.bound("bounded", 0)
+    assert (await refusal(driver)).retry_after_s == 1, "run times are unknown"
+    await driver.bound("absorb")
+    await driver.run(await driver.claimed(), 10)
     await driver.bound("bounded", 0)
     assert (await refusal(driver)).retry_after_s == 3, "four slots that take ten seconds for each"
 
 
-async def test_a_refusal_says_one_second_while_run_times_are_unknown(driver: QueueDriver) -> None:
-    await driver.bound("bounded", 0)
-    assert (await refusal(driver)).retry_after_s == 1
-
-
-# ── reject ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_rejecting_queue_accepts_as_many_as_it_has_slots(driver: QueueDriver) -> None:
-    await driver.have_slots(2)
     await driver.bound("reject")
-    for _ in range(2):
-        await driver.submit()
+    refused = await refusal(driver)
+    assert (refused.code, refused.limit) == ("no_capacity", 0), "no director is there"
+    await driver.have_slots(2)
+    await driver.submit_many(2)
     refused = await refusal(driver)
     assert (refused.code, refused.limit) == ("no_capacity", 2)
     claims = await driver.claim(2)
@@ -98,12 +85,6 @@ async def test_a_rejecting_queue_accepts_as_many_as_it_has_slots(driver: QueueDr
     await driver.finish(claims[0])
     await driver.submit()
     await refusal(driver)
-
-
-async def test_a_rejecting_queue_without_directors_accepts_nothing(driver: QueueDriver) -> None:
-    await driver.bound("reject")
-    refused = await refusal(driver)
-    assert (refused.code, refused.limit) == ("no_capacity", 0)
 
 
 async def test_a_rejecting_queue_accepts_nothing_while_nothing_can_start(driver: QueueDriver) -> None:
@@ -117,21 +98,18 @@ async def test_a_rejecting_queue_accepts_nothing_while_nothing_can_start(driver:
     assert (await refusal(driver)).code == "no_capacity", "its directors went silent"
 
 
-# ── which counts ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(("mode", "max_queued"), [("bounded", 1), ("reject", None)])
+@pytest.mark.parametrize(("mode", "limit"), [("bounded", 1), ("reject", None), ("absorb", None)])
 async def test_a_repeated_submit_gets_its_answer_and_no_refusal(
-    driver: QueueDriver, mode: str, max_queued: int | None
+    driver: QueueDriver, mode: Admission, limit: int | None
 ) -> None:
     await driver.have_slots(1)
-    await driver.bound(mode, max_queued)  # type: ignore[arg-type]
-    prediction_id = await driver.submit(idempotency=("digest", "body"))
-    before = await dump(driver.redis)
-    assert await driver.submit(prediction_id) == prediction_id
-    assert await driver.submit(idempotency=("digest", "body")) == prediction_id
-    assert await dump(driver.redis) == before
-    await refusal(driver, idempotency=("another digest", "body"))
+    await driver.bound(mode, limit)
+    options = {"most_queued": 1} if mode == "absorb" else {}
+    prediction_id = await driver.submit(idempotency=("digest", "body"), **options)
+    async with unchanged(driver.redis):
+        assert await driver.submit(prediction_id, **options) == prediction_id
+        assert await driver.submit(idempotency=("digest", "body"), **options) == prediction_id
+    await refusal(driver, idempotency=("another digest", "body"), **options)
 
 
 async def test_the_idempotency_key_of_a_refused_submit_stays_free(driver: QueueDriver) -> None:
@@ -139,6 +117,7 @@ async def test_the_idempotency_key_of_a_refused_submit_stays_free(driver: QueueD
     await refusal(driver, idempotency=("digest", "body"))
     await driver.bound("absorb")
     await driver.submit(idempotency=("digest", "another body"))
+    assert (await driver.stats()).max_queued is None
 
 
 async def test_the_limit_of_the_account_is_reported_before_the_bound(driver: QueueDriver) -> None:
@@ -147,9 +126,7 @@ async def test_the_limit_of_the_account_is_reported_before_the_bound(driver: Que
     assert (await refusal(driver, most_queued=1)).code == "too_many_queued"
 
 
-async def test_a_returning_prediction_is_never_refused(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_returning_prediction_is_never_refused(driver: QueueDriver, claim: Claim) -> None:
     dead = await driver.die()
     await driver.bound("bounded", 0)
     assert await driver.release(claim, spent=True) == "waiting"
@@ -157,29 +134,13 @@ async def test_a_returning_prediction_is_never_refused(driver: QueueDriver) -> N
     assert len(await driver.claim(5)) == 2
 
 
-async def test_a_queue_that_absorbs_again_accepts_everything(driver: QueueDriver) -> None:
-    await driver.bound("bounded", 0)
-    await refusal(driver)
-    await driver.bound("absorb")
-    await driver.submit()
-    assert (await driver.stats()).max_queued is None
-
-
 async def test_setting_the_same_bound_twice_has_one_effect(driver: QueueDriver) -> None:
     await driver.bound("bounded", 7)
-    before = await dump(driver.redis)
-    await driver.bound("bounded", 7)
-    assert await dump(driver.redis) == before
-
-
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await driver.scripts.bound(QueueName(f"{MODEL}:000000000000"), mode="reject")
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        await driver.bound("bounded", 7)
 
 
 @pytest.mark.parametrize(("mode", "max_queued"), [("bounded", None), ("absorb", 3), ("reject", 3)])
 async def test_only_a_bounded_queue_has_a_bound(driver: QueueDriver, mode: str, max_queued: int | None) -> None:
     with pytest.raises(ValueError, match="max_queued"):
-        await driver.bound(mode, max_queued)  # type: ignore[arg-type]
+        await driver.bound(mode, max_queued)

@@ -1,6 +1,5 @@
-"""lib/breaker: when servers fail one after the other, nothing is handed out for a while; then one tries."""
+"""Consecutive faults of servers open the breaker of a queue. After a cool time one probe runs."""
 
-from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
@@ -11,17 +10,15 @@ from director.core.errors import QueueRefused
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.states import Status
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 DIRECTORS = count(100)
 
 
 @pytest.fixture
 async def driver(driver: QueueDriver) -> QueueDriver:
-    """It opens after three faults, for 30 s; an input may be tried so often that it never dies of them."""
+    """Return a driver whose breaker opens after three faults for 30 s, with more attempts than any test uses."""
     await rule(driver)
     return driver
 
@@ -32,17 +29,16 @@ async def rule(driver: QueueDriver, **options: Any) -> None:
 
 
 async def fill(driver: QueueDriver, many: int = 9) -> None:
-    for _ in range(many):
-        await driver.submit()
+    await driver.submit_many(many)
 
 
 async def fault(driver: QueueDriver, claim: Claim) -> None:
-    """Its server dies under it; it may run again in an hour."""
+    """Lose the server of a claim. The prediction may run again in an hour."""
     assert await driver.release(claim, spent=True, delay_s=3600) == "delayed"
 
 
 async def faults(driver: QueueDriver, many: int = 3) -> None:
-    """One after the other, each of another director and another prediction."""
+    """Lose servers one after the other, each of another director and another prediction."""
     for _ in range(many):
         await fault(driver, await driver.claim_one(consumer=f"d{next(DIRECTORS)}"))
 
@@ -58,55 +54,44 @@ async def opened(driver: QueueDriver) -> None:
 
 
 async def probe(driver: QueueDriver) -> Claim:
-    """Opened, cooled, and tried again."""
     await opened(driver)
     driver.pass_time(30)
     return await driver.claim_one()
 
 
-# ── what opens it ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_consecutive_faults_across_directors_open_the_breaker(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("how", ["released", "silent"])
+async def test_consecutive_faults_across_directors_open_the_breaker(driver: QueueDriver, how: str) -> None:
     await fill(driver)
-    await faults(driver, 2)
-    assert await state(driver) == ""
-    await faults(driver, 1)
+    if how == "released":
+        await faults(driver, 2)
+        assert await state(driver) == ""
+        await faults(driver, 1)
+    else:
+        for number in range(3):
+            await driver.claim(1, consumer=f"d{number}")
+        driver.pass_time(15)
+        assert len(await driver.reap()) == 3
     assert await state(driver) == "open"
-    before = await dump(driver.redis)
-    assert await driver.claim(5) == []
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.claim(5) == []
 
 
-async def test_claims_of_silent_directors_count_as_faults(driver: QueueDriver) -> None:
-    await fill(driver)
-    for number in range(3):
-        await driver.claim(1, consumer=f"d{number}")
-    driver.pass_time(15)
-    assert len(await driver.reap()) == 3
-    assert await state(driver) == "open"
-
-
-async def test_a_run_that_its_server_completed_resets_the_fault_count(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.FAILED])
+async def test_a_run_that_its_server_completed_resets_the_fault_count(driver: QueueDriver, status: Status) -> None:
     await fill(driver)
     await faults(driver, 2)
-    await driver.run(await driver.claim_one(), 1)
-    await faults(driver, 2)
-    assert await state(driver) == ""
-
-
-async def test_a_failure_of_the_model_is_not_a_fault_of_the_server(driver: QueueDriver) -> None:
-    await fill(driver)
-    await faults(driver, 2)
-    await driver.finish(await driver.claim_one(), Status.FAILED, error="no", ran_ms=5)
+    await driver.finish(await driver.claim_one(), status, ran_ms=5)
     await faults(driver, 2)
     assert await state(driver) == ""
 
 
 async def test_a_prediction_that_never_ran_does_not_affect_the_breaker(driver: QueueDriver) -> None:
     await fill(driver)
+    for number in range(6):
+        await driver.release(await driver.claim_one(consumer=f"d{number}"))
     await faults(driver, 2)
     await driver.finish(await driver.claim_one(), Status.FAILED, error="no", code="input_refused")
+    assert await state(driver) == ""
     await faults(driver, 1)
     assert await state(driver) == "open"
 
@@ -121,13 +106,6 @@ async def test_an_attempt_that_never_ran_does_not_affect_the_breaker(driver: Que
     [again] = [claim for claim in await driver.claim(2) if claim.id == first.id]
     await driver.finish(again, Status.FAILED, error="no", code="input_refused")
     assert await driver.meta("failures") == "1"
-
-
-async def test_an_unspent_release_is_not_a_fault(driver: QueueDriver) -> None:
-    await fill(driver)
-    for number in range(6):
-        await driver.release(await driver.claim_one(consumer=f"d{number}"), delay_s=3600)
-    assert await state(driver) == ""
 
 
 async def test_losses_of_one_director_within_a_second_are_one_fault(driver: QueueDriver) -> None:
@@ -148,13 +126,12 @@ async def test_losses_of_one_director_within_a_second_are_one_fault(driver: Queu
 async def test_losses_of_two_directors_within_a_second_are_two_faults(driver: QueueDriver) -> None:
     await fill(driver)
     held = [await driver.claim(4, consumer=name) for name in ("d1", "d2")]
-    for one, other in zip(*held, strict=True):
-        await fault(driver, one)
-        await fault(driver, other)
+    for claim in (claim for pair in zip(*held, strict=True) for claim in pair):
+        await fault(driver, claim)
     assert await driver.meta("failures") == "2"
 
 
-async def test_a_fault_reported_twice_counts_once(driver: QueueDriver) -> None:
+async def test_a_fault_reported_by_a_finished_claim_does_not_count(driver: QueueDriver) -> None:
     await fill(driver)
     await faults(driver, 2)
     claim = await driver.claim_one(consumer="d7")
@@ -206,16 +183,6 @@ async def test_turning_the_breaker_off_closes_it(driver: QueueDriver, tried: boo
     assert len(await driver.claim(2)) == 2
 
 
-# ── while it is open ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_an_open_breaker_accepts_work_and_holds_it(driver: QueueDriver) -> None:
-    await opened(driver)
-    await driver.submit()
-    driver.pass_time(29.999)
-    assert await driver.claim(5) == []
-
-
 async def test_a_run_that_succeeds_closes_an_open_breaker(driver: QueueDriver) -> None:
     await fill(driver)
     held = await driver.claim_one(consumer="d9")
@@ -243,28 +210,27 @@ async def test_a_breaker_that_fails_fast_refuses_new_work_and_writes_nothing(dri
     await rule(driver, breaker_mode="fail")
     await opened(driver)
     driver.pass_time(10)
-    before = await dump(driver.redis)
-    with pytest.raises(QueueRefused, match="breaker_open") as refused:
-        await driver.submit(idempotency=("digest", "body"))
-    assert (refused.value.retry_after_s, refused.value.limit, refused.value.eta_s) == (20, None, None)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        with pytest.raises(QueueRefused, match="breaker_open") as refused:
+            await driver.submit(idempotency=("digest", "body"))
+        assert (refused.value.retry_after_s, refused.value.limit, refused.value.eta_s) == (20, None, None)
 
 
-async def test_an_empty_queue_that_fails_fast_probes_with_the_next_submit(
-    driver: QueueDriver,
-) -> None:
-    await rule(driver, breaker_mode="fail")
+async def opened_and_emptied(driver: QueueDriver) -> None:
     await fill(driver, 3)
     for claim in [await driver.claim_one(consumer=f"d{number}") for number in range(3)]:
-        await driver.release(claim, spent=True, delay_s=3600)
+        await fault(driver, claim)
         await driver.cancel(claim.id)
+
+
+async def test_an_empty_queue_that_fails_fast_probes_with_the_next_submit(driver: QueueDriver) -> None:
+    await rule(driver, breaker_mode="fail")
+    await opened_and_emptied(driver)
     driver.pass_time(29.999)
     with pytest.raises(QueueRefused):
         await driver.submit()
     driver.pass_time(0.001)
-    tried = await driver.submit()
-    claim = await driver.claim_one()
-    assert claim.id == tried
+    claim = await driver.claimed()
     with pytest.raises(QueueRefused) as refused:
         await driver.submit()
     assert refused.value.retry_after_s == 1
@@ -272,14 +238,9 @@ async def test_an_empty_queue_that_fails_fast_probes_with_the_next_submit(
     await driver.submit()
 
 
-async def test_a_rejecting_queue_probes_with_a_submit_unless_it_is_paused(
-    driver: QueueDriver,
-) -> None:
+async def test_a_rejecting_queue_probes_with_a_submit_unless_it_is_paused(driver: QueueDriver) -> None:
     await driver.have_slots(4)
-    await fill(driver, 3)
-    for claim in [await driver.claim_one(consumer=f"d{number}") for number in range(3)]:
-        await driver.release(claim, spent=True, delay_s=3600)
-        await driver.cancel(claim.id)
+    await opened_and_emptied(driver)
     await driver.bound("reject")
     with pytest.raises(QueueRefused, match="no_capacity"):
         await driver.submit()
@@ -289,36 +250,24 @@ async def test_a_rejecting_queue_probes_with_a_submit_unless_it_is_paused(
     with pytest.raises(QueueRefused, match="no_capacity"):
         await driver.submit()
     await driver.pause(paused=False)
-    await driver.submit()
-    await driver.claim_one()
+    await driver.claimed()
     with pytest.raises(QueueRefused, match="no_capacity"):
         await driver.submit()
 
 
-# ── one tries ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_one_probe_is_handed_out_after_the_cool_time(driver: QueueDriver) -> None:
     await opened(driver)
-    driver.pass_time(30)
-    assert len(await driver.claim(5)) == 1
-    assert await state(driver) == "probing"
-    assert await driver.claim(5, consumer="d2") == []
-
-
-async def test_a_claim_of_zero_leaves_the_probe_to_another_director(driver: QueueDriver) -> None:
-    await opened(driver)
-    driver.pass_time(30)
+    await driver.submit()
+    driver.pass_time(29.999)
+    assert await driver.claim(5) == []
+    driver.pass_time(0.001)
     assert await driver.claim(0) == []
-    assert await state(driver) == "open"
-    assert len(await driver.claim(5)) == 1
-
-
-async def test_a_repeated_claim_is_answered_during_the_probe(driver: QueueDriver) -> None:
-    await opened(driver)
-    driver.pass_time(30)
+    assert await state(driver) == "open", "a claim of zero leaves the probe to another director"
     first = await driver.claim(5, nonce="abc")
-    assert await driver.claim(5, nonce="abc") == first
+    assert len(first) == 1
+    assert await state(driver) == "probing"
+    assert await driver.claim(5, nonce="abc") == first, "the reply was lost"
+    assert await driver.claim(5, consumer="d2") == []
 
 
 async def test_a_successful_probe_closes_the_breaker_and_sends_a_wakeup(driver: QueueDriver) -> None:
@@ -327,15 +276,10 @@ async def test_a_successful_probe_closes_the_breaker_and_sends_a_wakeup(driver: 
     await driver.run(claim, 1)
     assert await state(driver) == ""
     assert await driver.hear_bell()
-    assert len(await driver.claim(9)) == 5
-
-
-async def test_a_closed_breaker_needs_the_full_number_of_faults_again(driver: QueueDriver) -> None:
-    await driver.run(await probe(driver), 1)
     await faults(driver, 2)
-    assert await state(driver) == ""
+    assert await state(driver) == "", "it takes as many faults as at first"
     await faults(driver, 1)
-    assert await driver.meta("open_until") == str(driver.now_ms + 30_000), "its cool time begins anew"
+    assert await driver.meta("open_until") == str(driver.now_ms + 30_000), "and opens for the first cool time"
 
 
 async def test_each_failed_probe_doubles_the_cool_time_up_to_ten_times(driver: QueueDriver) -> None:
@@ -351,18 +295,16 @@ async def test_each_failed_probe_doubles_the_cool_time_up_to_ten_times(driver: Q
     assert cooled == [60, 120, 240, 300, 300, 300]
 
 
-async def test_a_silent_director_fails_the_probe(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("how", ["silent", "dead letter"])
+async def test_a_lost_probe_or_one_that_becomes_a_dead_letter_fails(driver: QueueDriver, how: str) -> None:
     claim = await probe(driver)
-    driver.pass_time(15)
-    assert list(await driver.reap()) == [claim.id]
-    assert await driver.meta("open_until") == str(driver.now_ms + 60_000)
-
-
-async def test_a_probe_that_becomes_a_dead_letter_fails(driver: QueueDriver) -> None:
-    claim = await probe(driver)
-    await rule(driver, attempts=1)
-    assert await driver.release(claim, spent=True) == "dead"
-    assert (await state(driver), await driver.meta("cool_ms")) == ("open", "60000")
+    if how == "silent":
+        driver.pass_time(15)
+        assert list(await driver.reap()) == [claim.id]
+    else:
+        await rule(driver, attempts=1)
+        assert await driver.release(claim, spent=True) == "dead"
+    assert (await state(driver), await driver.meta("open_until")) == ("open", str(driver.now_ms + 60_000))
 
 
 async def test_a_fault_of_another_prediction_does_not_fail_the_probe(driver: QueueDriver) -> None:
@@ -377,46 +319,28 @@ async def test_a_fault_of_another_prediction_does_not_fail_the_probe(driver: Que
     assert await state(driver) == ""
 
 
-End = Callable[[QueueDriver, Claim], Awaitable[object]]
+async def end_without_result(driver: QueueDriver, claim: Claim, how: str) -> None:
+    match how:
+        case "released":
+            assert await driver.release(claim) == "waiting"
+        case "delayed":
+            assert await driver.release(claim, delay_s=60) == "delayed"
+        case "refused_by_the_server":
+            assert await driver.finish(claim, Status.FAILED, error="no", code="input_refused")
+        case "canceled":
+            assert await driver.cancel(claim.id) == "asked"
+            assert await driver.finish(claim, Status.CANCELED)
+        case "canceled_and_silent":
+            await driver.cancel(claim.id)
+            driver.pass_time(15)
+            assert await driver.reap() == {claim.id: "canceled"}
 
 
-async def it_is_given_back(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.release(claim) == "waiting"
-
-
-async def it_is_given_back_for_later(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.release(claim, delay_s=60) == "delayed"
-
-
-async def it_is_refused_by_the_server(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.finish(claim, Status.FAILED, error="no", code="input_refused")
-
-
-async def its_caller_cancels_it_before_it_began(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.cancel(claim.id) == "asked"
-    assert await driver.finish(claim, Status.CANCELED)
-
-
-async def its_director_goes_silent_after_its_caller_canceled_it(driver: QueueDriver, claim: Claim) -> None:
-    await driver.cancel(claim.id)
-    driver.pass_time(15)
-    assert await driver.reap() == {claim.id: "canceled"}
-
-
-ENDS: list[End] = [
-    it_is_given_back,
-    it_is_given_back_for_later,
-    it_is_refused_by_the_server,
-    its_caller_cancels_it_before_it_began,
-    its_director_goes_silent_after_its_caller_canceled_it,
-]
-
-
-@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_a_probe_without_a_result_lets_another_start_at_once(driver: QueueDriver, end: End) -> None:
+@pytest.mark.parametrize("how", ["released", "delayed", "refused_by_the_server", "canceled", "canceled_and_silent"])
+async def test_a_probe_without_a_result_lets_another_start_at_once(driver: QueueDriver, how: str) -> None:
     claim = await probe(driver)
     await driver.hear_bell()
-    await end(driver, claim)
+    await end_without_result(driver, claim, how)
     assert await state(driver) == "open"
     assert await driver.hear_bell()
     assert len(await driver.claim(5)) == 1

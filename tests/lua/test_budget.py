@@ -1,4 +1,4 @@
-"""claim with a budget: the prefix that fits, and a large one alone."""
+"""A claim with a budget takes the prefix that fits, and a large prediction alone."""
 
 import asyncio
 import random
@@ -14,14 +14,12 @@ from director.core.states import Status
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 
 async def costs(driver: QueueDriver, *wanted: float, slots: int = 50, **options: object) -> None:
-    """These wait: in one stream where `slots` are free, else for their turn."""
+    """Submit these costs: into one stream while slots are free, else into a backlog."""
     await driver.have_slots(slots)
     for cost in wanted:
-        await driver.submit(streams=[0], cost=cost, **options)  # type: ignore[arg-type]
+        await driver.submit(streams=[0], cost=cost, **options)
 
 
 async def claimed(driver: QueueDriver, budget: float, *, count: int = 50, alone: bool = True) -> list[float]:
@@ -39,20 +37,17 @@ everywhere = pytest.mark.parametrize("slots", [50, 1], ids=["ready", "in turn"])
 async def test_a_batch_takes_what_fits_in_order(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 1, 2, 3, 4, 5, slots=slots)
     assert await claimed(driver, 6.5) == [1, 2, 3]
-    assert await claimed(driver, 9) == [4, 5]
+    assert await claimed(driver, 9) == [4, 5], "an exact fit"
     assert await claimed(driver, 9) == []
-
-
-@everywhere
-async def test_an_exact_fit_is_accepted(driver: QueueDriver, slots: int) -> None:
-    await costs(driver, 2.5, 2.5, 0.5, slots=slots)
-    assert await claimed(driver, 5) == [2.5, 2.5]
 
 
 @everywhere
 async def test_a_small_prediction_does_not_pass_a_large_one(driver: QueueDriver, slots: int) -> None:
     await costs(driver, 3, 9, 1, slots=slots)
-    assert await claimed(driver, 5) == [3]
+    [held] = await driver.claim(50, budget=5)
+    assert held.record.cost == 3
+    assert await driver.pending() == {held.id: "d1"}, "the others keep waiting"
+    assert (await driver.stats()).waiting == 2
     assert await claimed(driver, 5) == [9], "it is first now, and goes alone"
     assert await claimed(driver, 5) == [1]
 
@@ -87,14 +82,6 @@ async def test_late_predictions_cost_no_budget(driver: QueueDriver) -> None:
     await costs(driver, 2, 2)
     driver.pass_time(1)
     assert await claimed(driver, 4) == [2, 2]
-
-
-@everywhere
-async def test_predictions_that_do_not_fit_keep_waiting_and_are_not_pending(driver: QueueDriver, slots: int) -> None:
-    await costs(driver, 3, 9, 1, slots=slots)
-    [held] = await driver.claim(50, budget=5)
-    assert await driver.pending() == {held.id: "d1"}
-    assert (await driver.stats()).waiting == 2
 
 
 @everywhere
@@ -146,6 +133,9 @@ async def test_a_limited_account_leaves_the_budget_to_others(driver: QueueDriver
 
 
 async def test_the_reason_for_a_batchs_size_is_counted(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert len(await driver.claim(5)) == 1
+    assert await tally(driver) == {}, "it had no budget"
     await costs(driver, 1, 1, 1, 9, 1)
     assert await claimed(driver, 5, count=2) == [1, 1]
     assert await tally(driver) == {"batch_count": 1}
@@ -156,12 +146,6 @@ async def test_the_reason_for_a_batchs_size_is_counted(driver: QueueDriver) -> N
     assert await claimed(driver, 5) == [1]
     assert await claimed(driver, 5) == [], "what hands out nothing is no batch"
     assert await tally(driver) == {"batch_count": 1, "batch_budget": 1, "batch_oversize": 1, "batch_empty": 1}
-
-
-async def test_a_claim_without_a_budget_counts_no_batch(driver: QueueDriver) -> None:
-    await costs(driver, 1, 9)
-    assert len(await driver.claim(5)) == 2
-    assert await tally(driver) == {}
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -1,23 +1,23 @@
-"""cancel: what waits ends at once; the holder of what runs is asked."""
-
-import pytest
+"""cancel ends a waiting prediction at once and asks the holder of a running one."""
 
 from director.broker import keys
 from director.core.ids import partition_of
-from tests.support.keyspace import dump
+from director.core.schema import Claim
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_waiting_prediction_ends_at_once_and_is_never_claimed(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lifetime_ms=60_000)
+    prediction_id = await driver.submit(lifetime_ms=60_000, webhook="https://example.com", events="completed")
     assert await driver.cancel(prediction_id) == "canceled"
     record = await driver.record(prediction_id)
     assert (record.status, record.completed, record.started) == ("canceled", driver.now_ms, None)
     assert await driver.entries() == {}
     assert await driver.members(keys.live(driver.queue)) == {}
     assert await driver.members(keys.deadline(driver.queue)) == {}
+    assert await driver.members(keys.owed(partition_of(prediction_id))) == {prediction_id: driver.now_ms}
+    async with unchanged(driver.redis):
+        assert await driver.cancel(prediction_id) == "over"
     assert await driver.claim() == []
 
 
@@ -29,44 +29,25 @@ async def test_a_delayed_retry_ends_at_once(driver: QueueDriver) -> None:
 
 
 async def test_the_holder_learns_by_its_channel_and_by_its_heartbeat(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one(consumer="d3")
+    claim = await driver.claimed(consumer="d3")
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
         await listener.subscribe(keys.kick_channel("d3"))
         await listener.get_message(timeout=5)
         assert await driver.cancel(claim.id) == "asked"
         message = await listener.get_message(timeout=5)
-    assert message is not None
     assert message["data"] == claim.id.encode()
     assert await driver.extend(claim, consumer="d3") == ["user"]
     assert not (await driver.record(claim.id)).is_terminal
 
 
-async def test_a_terminal_prediction_cannot_be_canceled(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    await driver.cancel(prediction_id)
-    before = await dump(driver.redis)
-    assert await driver.cancel(prediction_id) == "over"
-    assert await dump(driver.redis) == before
-
-
 async def test_another_account_cannot_see_that_it_exists(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(account="mine")
-    before = await dump(driver.redis)
-    assert await driver.cancel(prediction_id, account="theirs") == "unknown"
-    assert await driver.cancel(driver.new_id(), account="theirs") == "unknown"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.cancel(prediction_id, account="theirs") == "unknown"
+        assert await driver.cancel(driver.new_id(), account="theirs") == "unknown"
 
 
-async def test_a_prediction_canceled_in_the_queue_owes_its_webhook_at_once(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
-    await driver.cancel(prediction_id)
-    assert await driver.members(keys.owed(partition_of(prediction_id))) == {prediction_id: driver.now_ms}
-
-
-async def test_a_canceled_prediction_ends_when_its_holder_dies(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_canceled_prediction_ends_when_its_holder_dies(driver: QueueDriver, claim: Claim) -> None:
     await driver.cancel(claim.id)
     driver.pass_time(15)
     assert await driver.reap() == {claim.id: "canceled"}

@@ -1,4 +1,4 @@
-"""claim: hand out what waits, each to one holder, in a fair order, and end dead work on the way."""
+"""claim hands each waiting prediction to one holder, in a fair order, and ends late ones on the way."""
 
 from collections import Counter
 
@@ -6,13 +6,9 @@ import pytest
 
 from director.broker import keys
 from director.broker.scripts import MOST_CLAIMS
-from director.core.errors import UnknownQueue
-from director.core.ids import QueueName
 from director.core.states import Status
-from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import QueueDriver
 
 
 async def test_a_claim_returns_record_input_lease_and_token(driver: QueueDriver) -> None:
@@ -41,18 +37,6 @@ async def test_an_empty_queue_hands_out_nothing_and_writes_no_claim(driver: Queu
     assert await driver.redis.exists(keys.last(driver.queue), keys.lease(driver.queue)) == 0
 
 
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000")).claim()
-    assert await dump(driver.redis) == before
-
-
-async def test_a_stream_is_first_in_first_out(driver: QueueDriver) -> None:
-    ids = [await driver.submit(streams=[5]) for _ in range(5)]
-    assert [claim.id for claim in await driver.claim(5)] == ids
-
-
 async def test_streams_take_turns_over_calls(driver: QueueDriver) -> None:
     await driver.have_slots(32)
     whale = [await driver.submit(streams=[1]) for _ in range(5)]
@@ -61,26 +45,13 @@ async def test_streams_take_turns_over_calls(driver: QueueDriver) -> None:
     assert served == [whale[0], minnow, whale[1]]
 
 
-async def test_lanes_are_served_eight_three_one(driver: QueueDriver) -> None:
-    for lane in ("low", "normal", "high"):
-        for _ in range(24):
-            await driver.submit(lane=lane)
-    served = Counter([claim.record.lane for _ in range(24) for claim in await driver.claim(1)])
-    assert served == {"high": 16, "normal": 6, "low": 2}
-
-
-async def test_an_empty_lane_gives_up_its_turn(driver: QueueDriver) -> None:
-    for _ in range(12):
-        await driver.submit(lane="low")
-    assert len(await driver.claim(12)) == 12
-
-
-async def test_other_lanes_share_the_turns_of_an_empty_lane(driver: QueueDriver) -> None:
-    for lane in ("low", "normal"):
-        for _ in range(12):
-            await driver.submit(lane=lane)
-    served = Counter(claim.record.lane for claim in await driver.claim(12))
-    assert served == {"normal": 9, "low": 3}
+@pytest.mark.parametrize(("lanes", "shares"), [(["low"], {"low": 12}), (["low", "normal"], {"normal": 9, "low": 3})])
+async def test_other_lanes_share_the_turns_of_an_empty_lane(
+    driver: QueueDriver, lanes: list[str], shares: dict[str, int]
+) -> None:
+    for lane in lanes:
+        await driver.submit_many(12, lane=lane)
+    assert Counter(claim.record.lane for claim in await driver.claim(12)) == shares
 
 
 async def test_a_lane_of_blocked_tenants_saves_no_turns(driver: QueueDriver) -> None:
@@ -94,28 +65,17 @@ async def test_a_lane_of_blocked_tenants_saves_no_turns(driver: QueueDriver) -> 
     assert served == {"high": 16, "low": 2}
 
 
-# ── the same call again ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_repeated_call_gets_the_same_answer_and_no_more_claims(driver: QueueDriver) -> None:
-    for _ in range(4):
-        await driver.submit()
+    await driver.submit_many(4)
     first = await driver.claim(2, nonce="abc")
-    before = await dump(driver.redis)
-    assert await driver.claim(2, nonce="abc") == first
-    assert await dump(driver.redis) == before
-
-
-async def test_a_repeated_call_is_answered_on_a_paused_queue(driver: QueueDriver) -> None:
-    await driver.submit()
-    first = await driver.claim(nonce="abc")
+    async with unchanged(driver.redis):
+        assert await driver.claim(2, nonce="abc") == first
     await driver.pause()
-    assert await driver.claim(nonce="abc") == first
+    assert await driver.claim(2, nonce="abc") == first
 
 
 async def test_a_repeated_call_omits_claims_lost_meanwhile(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(streams=[0])
+    await driver.submit_many(3, streams=[0])
     first, second, third = await driver.claim(3, nonce="abc")
     await driver.finish(first)
     await driver.release(second)
@@ -128,46 +88,15 @@ async def test_another_consumer_with_the_same_nonce_is_another_call(driver: Queu
     assert (await driver.claim_one(consumer="d2", nonce="abc")).id == second
 
 
-# ── the bell ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_claim_sends_a_wakeup_while_more_waits(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+async def test_a_claim_sends_a_wakeup_only_while_more_waits(driver: QueueDriver) -> None:
+    await driver.submit_many(2)
     await driver.hear_bell()
     await driver.claim(1)
     assert await driver.hear_bell()
-
-
-async def test_a_claim_of_nothing_sends_no_wakeup(driver: QueueDriver) -> None:
-    await driver.submit()
     await driver.claim(1)
     await driver.hear_bell()
     assert await driver.claim(1) == []
     assert not await driver.hear_bell()
-
-
-async def test_one_wakeup_per_prediction_serves_directors_that_claim_singly(driver: QueueDriver) -> None:
-    for i in range(20):
-        await driver.submit(account=f"tenant{i}")
-    served = 0
-    while await driver.hear_bell():
-        served += len(await driver.claim(1))
-    assert served == 20, "nothing waits while the bell is silent"
-
-
-async def test_a_paused_queue_hands_out_nothing_and_sends_no_wakeup(driver: QueueDriver) -> None:
-    await driver.submit()
-    await driver.hear_bell()
-    await driver.pause()
-    before = await dump(driver.redis)
-    assert await driver.claim(5) == []
-    assert await dump(driver.redis) == before
-    await driver.pause(paused=False)
-    assert len(await driver.claim(5)) == 1
-
-
-# ── dead work on the way ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -182,23 +111,18 @@ async def test_a_paused_queue_hands_out_nothing_and_sends_no_wakeup(driver: Queu
 async def test_a_prediction_past_its_deadline_ends_by_the_table(
     driver: QueueDriver, late: str, started_once: bool, status: Status, code: str
 ) -> None:
+    in_time = await driver.submit(account="other", lifetime_ms=10_001)
     prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
     if started_once:
-        claim = await driver.claim_one()
+        [claim] = [claim for claim in await driver.claim(2) if claim.id == prediction_id]
         await driver.begin(claim)
         await driver.release(claim, spent=True)
     driver.pass_time(10)
-    assert await driver.claim() == []
+    assert {claim.id for claim in await driver.claim(5)} == (set() if started_once else {in_time})
     record = await driver.record(prediction_id)
     assert (record.status, record.code, record.completed) == (status, code, driver.now_ms)
-    assert await driver.entries() == {}
-    assert await driver.pending() == {}
-
-
-async def test_a_prediction_just_before_its_deadline_is_claimed(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_001)
-    driver.pass_time(10)
-    assert len(await driver.claim()) == 1
+    assert prediction_id not in [name for ids in (await driver.entries()).values() for name in ids]
+    assert prediction_id not in await driver.pending()
 
 
 async def test_a_prediction_that_misses_its_start_deadline_fails(driver: QueueDriver) -> None:
@@ -207,15 +131,6 @@ async def test_a_prediction_that_misses_its_start_deadline_fails(driver: QueueDr
     assert await driver.claim() == []
     record = await driver.record(prediction_id)
     assert (record.status, record.code) == ("failed", "start_by_exceeded")
-
-
-async def test_a_prediction_that_began_in_time_can_run_again_later(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
-    await driver.begin(claim)
-    await driver.release(claim, spent=True)
-    driver.pass_time(10)
-    assert (await driver.claim_one()).id == claim.id
 
 
 async def test_too_many_attempts_make_a_dead_letter(driver: QueueDriver) -> None:
@@ -240,21 +155,13 @@ async def test_a_claim_ends_at_most_64_predictions_and_then_sends_a_wakeup(drive
     assert (await driver.claim_one()).id == alive
 
 
-async def test_the_old_entry_of_a_moved_prediction_is_dropped(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["of a moved prediction", "without a record"])
+async def test_a_stray_entry_is_dropped(driver: QueueDriver, is_known: bool) -> None:
     prediction_id = await driver.submit(streams=[0])
-    await driver.redis.xadd(keys.stream(driver.queue, "normal", 0), {"id": prediction_id, "cost": "1"})
+    stray = prediction_id if is_known else driver.new_id()
+    await driver.redis.xadd(keys.stream(driver.queue, "normal", 0), {"id": stray, "cost": "1"})
     assert [claim.id for claim in await driver.claim(5)] == [prediction_id]
     assert await driver.entries() == {0: [prediction_id]}
-
-
-async def test_an_entry_without_a_record_is_dropped(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    await driver.redis.xadd(keys.stream(driver.queue, "normal", 0), {"id": driver.new_id(), "cost": "1"})
-    assert len(await driver.claim(5)) == 1
-    assert len((await driver.entries())[0]) == 1
-
-
-# ── faults of the server ────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_destroyed_group_is_created_again_without_double_claims(driver: QueueDriver) -> None:
@@ -269,29 +176,21 @@ async def test_a_destroyed_group_is_created_again_without_double_claims(driver: 
     assert await driver.finish(held)
 
 
-async def test_a_holder_keeps_its_claim_while_the_group_is_gone(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    held = await driver.claim_one()
-    await driver.redis.xgroup_destroy(keys.stream(driver.queue, "normal", 0), keys.GROUP)
+@pytest.mark.parametrize("lost", ["group", "stream"])
+async def test_a_holder_keeps_its_claim_without_its_group_or_stream(driver: QueueDriver, lost: str) -> None:
+    held = await driver.claimed(streams=[0])
+    stream = keys.stream(driver.queue, "normal", 0)
+    await (driver.redis.delete(stream) if lost == "stream" else driver.redis.xgroup_destroy(stream, keys.GROUP))
     driver.pass_time(5)
     assert await driver.extend(held) == ["held"]
     assert await driver.members(keys.lease(driver.queue)) == {held.id: driver.now_ms + 15_000}
-    assert await driver.finish(held)
-
-
-async def test_a_holder_can_finish_after_its_stream_was_deleted(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    held = await driver.claim_one()
-    await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
-    assert await driver.extend(held) == ["held"]
-    await driver.submit(streams=[0])
-    assert [claim.id for claim in await driver.claim(5)] != [held.id]
+    following = await driver.submit(streams=[0])
+    assert [claim.id for claim in await driver.claim(5)] == [following]
     assert await driver.finish(held)
 
 
 async def test_a_claim_of_a_deleted_stream_runs_again_after_its_lease(driver: QueueDriver) -> None:
-    await driver.submit(streams=[0])
-    held = await driver.claim_one()
+    held = await driver.claimed(streams=[0])
     await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
     driver.pass_time(15)
     assert await driver.reap() == {held.id: "waiting"}

@@ -1,7 +1,4 @@
-"""Every script on a one-node cluster, where a script with a shebang may touch no key of another slot.
-
-So this finds a key outside the hash tag of KEYS[1], which a plain server would pass in silence.
-"""
+"""Call every script on a one-node cluster, which refuses a key of another slot than that of KEYS[1]."""
 
 import asyncio
 import time
@@ -29,12 +26,8 @@ from tests.support.cog import free_port
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 
 class NotingGatherer(Gatherer):
-    """Remembers which scripts were called."""
-
     def __init__(self, redis: Redis) -> None:
         super().__init__(redis)
         self.called: set[str] = set()
@@ -155,7 +148,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert await scripts.spend(ACCOUNT, prediction_id=finished.id, token=(bucket, "n")) == (True, True)
 
     assert await scripts.deploy(ACCOUNT, "d", was=b"", becomes=b"{}", created_ms=1, most=9) == "written"
-    assert await scripts.rotate("nobody", secret="whsec_", keep_s=1) == "unknown"
+    assert await scripts.rotate("stranger", secret="whsec_", keep_s=1) == "unknown"
     await scripts.contact("run", silence_s=7)
     await driver.pause()
     await driver.pause(paused=False)
@@ -190,7 +183,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
 
     assert (await scripts.stow(ACCOUNT, "f", 9, most=9, until_ms=2**42)).total == 9
     noted = {"kind": "limits_set", "by": "ops", "account": ACCOUNT, "queue": "", "detail": b"{}", "at_ms": 1}
-    assert await scripts.note("n", **noted)  # type: ignore[arg-type]
+    assert await scripts.note("n", **noted)
 
     assert await scripts.sample(queue, period_s=10, most=9)
     assert (await scripts.demand(queue, soon_s=60)).runnable == 1

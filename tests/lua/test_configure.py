@@ -1,13 +1,11 @@
-"""configure: how a model is run is written by whoever read what it was, and every change has a number."""
+"""configure writes a model's configuration for a caller that read the last one, and numbers each change."""
 
 import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from tests.support.keyspace import dump
-
-pytestmark = pytest.mark.anyio
+from tests.support.keyspace import dump, unchanged
 
 MODEL = "acme/painter"
 
@@ -34,18 +32,16 @@ async def test_every_change_has_the_next_number_even_a_full_reset(scripts: Scrip
 
 async def test_a_writer_who_read_an_older_state_changes_nothing(scripts: Scripts, redis: Redis, model: None) -> None:
     await configure(scripts, b"one", "a")
-    before = await dump(redis)
-    assert await configure(scripts, b"mine", "b", was=0) == ("changed", 1)
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await configure(scripts, b"mine", "b", was=0) == ("changed", 1)
 
 
 async def test_a_repeated_call_has_one_effect(scripts: Scripts, redis: Redis, model: None) -> None:
     for was in (None, 1):
         nonce = f"of {was}"
         answer = await configure(scripts, b"one", nonce, was=was)
-        before = await dump(redis)
-        assert await configure(scripts, b"one", nonce, was=was, at_ms=9) == answer
-        assert await dump(redis) == before
+        async with unchanged(redis):
+            assert await configure(scripts, b"one", nonce, was=was, at_ms=9) == answer
 
 
 async def test_a_missing_model_is_not_created(scripts: Scripts, redis: Redis) -> None:

@@ -1,52 +1,37 @@
-"""revive and drop: what a person does with dead letters, and what those remember of their attempts."""
+"""revive and drop act on dead letters, which keep the history of their attempts."""
 
 import pytest
 
 from director.broker import keys
 from director.core.ids import partition_of
 from director.core.policy import Policy
+from director.core.schema import Claim
 from director.core.states import Status
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 HOUR_S, WEEK_S = 3600, 7 * 86_400
 
 
-# ── history ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_a_dead_letter_records_the_holder_time_and_end_of_each_attempt(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
+    await driver.release(await driver.claim_one())
+    assert await driver.field(prediction_id, "history") == "", "it was not spent"
     lines = []
     for attempt, holder in enumerate(["d1", "d2", "d3"], start=1):
         claimed_ms = driver.now_ms
         claim = await driver.claim_one(consumer=holder)
         driver.pass_time(15)
+        code = "broken" if attempt == 3 else "director_lost"
+        lines.append(f"{attempt} {holder} {claimed_ms} {driver.now_ms} {code}")
         if attempt == 3:
-            lines.append(f"3 d3 {claimed_ms} {driver.now_ms} broken")
-            await driver.release(claim, spent=True, error="It broke.", code="broken")
+            await driver.release(claim, spent=True, error="It broke.", code=code)
         else:
-            lines.append(f"{attempt} {holder} {claimed_ms} {driver.now_ms} director_lost")
             await driver.reap()
         driver.pass_time(60)
         await driver.promote()
     assert (await driver.field(prediction_id, "history")).split(";") == lines
-
-
-async def test_an_unspent_attempt_leaves_no_history(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    await driver.release(await driver.claim_one())
-    assert await driver.field(prediction_id, "history") == ""
-
-
-async def test_a_dead_letter_keeps_its_input_as_long_as_its_record(driver: QueueDriver) -> None:
-    prediction_id = await driver.die()
-    for key in (keys.record, keys.input_data):
-        assert await driver.lifetime_s(key(prediction_id)) == WEEK_S
-    assert await driver.lifetime_s(keys.events(prediction_id)) == HOUR_S
 
 
 async def test_dead_letters_without_a_record_leave_the_list_at_the_next_death(driver: QueueDriver) -> None:
@@ -54,9 +39,6 @@ async def test_dead_letters_without_a_record_leave_the_list_at_the_next_death(dr
     driver.pass_time(WEEK_S)
     younger = await driver.die()
     assert list(await driver.members(keys.dead(driver.queue))) == [younger]
-
-
-# ── revive ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_revived_prediction_waits_as_new_with_all_attempts_left(driver: QueueDriver) -> None:
@@ -83,8 +65,11 @@ async def test_a_revived_prediction_waits_as_new_with_all_attempts_left(driver: 
     assert await driver.finish(claim, seq=claim.record.seq, output=b"1")
 
 
-async def test_a_revived_prediction_has_no_lifetime_until_it_ends_again(driver: QueueDriver) -> None:
+async def test_a_dead_letter_keeps_its_input_and_a_revived_one_everything(driver: QueueDriver) -> None:
     prediction_id = await driver.die()
+    for key in (keys.record, keys.input_data):
+        assert await driver.lifetime_s(key(prediction_id)) == WEEK_S
+    assert await driver.lifetime_s(keys.events(prediction_id)) == HOUR_S
     await driver.revive(prediction_id)
     for key in (keys.record, keys.input_data, keys.events):
         assert await driver.lifetime_s(key(prediction_id)) == -1
@@ -103,7 +88,6 @@ async def test_a_revived_prediction_shows_none_of_its_former_output(driver: Queu
     await driver.revive(prediction_id)
     await driver.begin(await driver.claim_one(), ("output", b"2"))
     stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
     assert (bytes(stored.output or b""), stored.logs) == (b"[2]", "")
 
 
@@ -121,14 +105,6 @@ async def test_the_second_end_owes_a_webhook_of_its_own(driver: QueueDriver) -> 
     assert await driver.members(owed) == {}
 
 
-async def test_reviving_twice_revives_once(driver: QueueDriver) -> None:
-    prediction_id = await driver.die()
-    assert await driver.revive(prediction_id)
-    before = await dump(driver.redis)
-    assert not await driver.revive(prediction_id)
-    assert await dump(driver.redis) == before
-
-
 async def test_the_former_holder_has_no_claim_after_the_revival(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     for _ in range(2):
@@ -137,32 +113,26 @@ async def test_the_former_holder_has_no_claim_after_the_revival(driver: QueueDri
     driver.pass_time(15)
     assert await driver.reap() == {prediction_id: "dead"}
     await driver.revive(prediction_id)
-    before = await dump(driver.redis)
-    assert not await driver.finish(zombie)
-    assert await driver.release(zombie) == "lost"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert not await driver.finish(zombie)
+        assert await driver.release(zombie) == "lost"
 
 
-async def test_an_ordinary_failure_is_no_dead_letter(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_an_ordinary_failure_is_no_dead_letter(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, Status.FAILED, error="no")
-    before = await dump(driver.redis)
-    assert not await driver.revive(claim.id)
-    assert not await driver.drop(claim.id)
-    assert not await driver.revive(driver.new_id())
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert not await driver.revive(claim.id)
+        assert not await driver.drop(claim.id)
+        assert not await driver.revive(driver.new_id())
 
 
-async def test_a_dead_letter_without_its_input_cannot_be_revived(driver: QueueDriver) -> None:
-    prediction_id = await driver.die()
-    await driver.redis.delete(keys.input_data(prediction_id))
-    before = await dump(driver.redis)
-    assert not await driver.revive(prediction_id)
-    assert await dump(driver.redis) == before
-
-
-# ── drop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_a_dead_letter_is_revived_once_and_only_with_its_input(driver: QueueDriver) -> None:
+    revived, without_input = await driver.die(), await driver.die()
+    assert await driver.revive(revived)
+    await driver.redis.delete(keys.input_data(without_input))
+    async with unchanged(driver.redis):
+        assert not await driver.revive(revived)
+        assert not await driver.revive(without_input)
 
 
 async def test_a_dropped_dead_letter_becomes_an_ordinary_failure_that_expires(driver: QueueDriver) -> None:
@@ -183,7 +153,6 @@ async def test_drop_keeps_the_data_that_an_owed_webhook_needs(driver: QueueDrive
     prediction_id = await driver.die(webhook="https://example.com", events="completed")
     assert await driver.drop(prediction_id)
     stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
     assert bytes(stored.input or b"") == b'{"text":"hi"}'
     assert await driver.kinds(prediction_id) == ["created", "retried", "retried", "completed"]
     assert await driver.scripts.redeliver(prediction_id, account=ACCOUNT, now_ms=driver.now_ms) == "owed"
@@ -192,31 +161,21 @@ async def test_drop_keeps_the_data_that_an_owed_webhook_needs(driver: QueueDrive
     assert await driver.lifetime_s(keys.events(prediction_id)) == -2
 
 
-async def test_drop_works_after_the_policy_of_its_queue_was_lost(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("lost", ["meta", "record"])
+async def test_drop_works_after_the_policy_or_the_record_was_lost(driver: QueueDriver, lost: str) -> None:
     prediction_id = await driver.die()
-    await driver.redis.delete(keys.meta(driver.queue))
-    assert await driver.drop(prediction_id)
-    assert await driver.lifetime_s(keys.input_data(prediction_id)) == HOUR_S
-
-
-async def test_dropping_never_prolongs_a_lifetime(driver: QueueDriver) -> None:
-    prediction_id = await driver.die()
-    await driver.redis.expire(keys.input_data(prediction_id), 60)
-    await driver.drop(prediction_id)
-    assert await driver.lifetime_s(keys.input_data(prediction_id)) <= 60
-
-
-async def test_dropping_twice_drops_once(driver: QueueDriver) -> None:
-    prediction_id = await driver.die()
-    await driver.drop(prediction_id)
-    before = await dump(driver.redis)
-    assert not await driver.drop(prediction_id)
-    assert await dump(driver.redis) == before
-
-
-async def test_a_dead_letter_without_a_record_can_be_dropped(driver: QueueDriver) -> None:
-    prediction_id = await driver.die()
-    await driver.redis.delete(keys.record(prediction_id))
-    assert not await driver.revive(prediction_id)
+    await driver.redis.delete(keys.meta(driver.queue) if lost == "meta" else keys.record(prediction_id))
+    if lost == "record":
+        assert not await driver.revive(prediction_id)
     assert await driver.drop(prediction_id)
     assert await driver.members(keys.dead(driver.queue)) == {}
+    assert lost == "record" or await driver.lifetime_s(keys.input_data(prediction_id)) == HOUR_S
+
+
+async def test_dropping_never_prolongs_a_lifetime_and_twice_is_once(driver: QueueDriver) -> None:
+    prediction_id = await driver.die()
+    await driver.redis.expire(keys.input_data(prediction_id), 60)
+    assert await driver.drop(prediction_id)
+    assert await driver.lifetime_s(keys.input_data(prediction_id)) <= 60
+    async with unchanged(driver.redis):
+        assert not await driver.drop(prediction_id)

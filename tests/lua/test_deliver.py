@@ -1,93 +1,68 @@
-"""due and deliver: which terminal webhooks are to be tried now, by one courier at a time, and how it went."""
+"""due and deliver give each owed webhook to one courier at a time and record the outcome."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from director.broker import keys
-from director.core.ids import Partition, PredictionId, partition_of
-from tests.support.keyspace import dump
-from tests.support.queue_driver import QueueDriver
+from director.core.ids import PredictionId, new_prediction_id, partition_of
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import MODEL, START_MS, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def partition(driver: QueueDriver) -> Partition:
-    return partition_of(driver.new_id())
+PARTITION = partition_of(new_prediction_id(model=MODEL, now_ms=START_MS))
 
 
 @pytest.fixture
-async def owed(driver: QueueDriver, partition: Partition) -> AsyncIterator[PredictionId]:
-    """A prediction that has ended and whose webhook nobody delivered yet."""
+async def owed(driver: QueueDriver) -> AsyncIterator[PredictionId]:
+    """Return a terminal prediction whose webhook is not delivered yet."""
     prediction_id = await driver.submit(webhook="https://example.com", events="completed")
     await driver.finish(await driver.claim_one(), grace_s=10)
     yield prediction_id
-    await driver.redis.delete(keys.owed(partition))
+    await driver.redis.delete(keys.owed(PARTITION))
 
 
-async def due(driver: QueueDriver, partition: Partition, *, limit: int = 10) -> list[PredictionId]:
-    return await driver.scripts.due(partition, limit=limit, hold_s=30, now_ms=driver.now_ms)
+async def due(driver: QueueDriver) -> list[PredictionId]:
+    return await driver.scripts.due(PARTITION, limit=10, hold_s=30, now_ms=driver.now_ms)
 
 
-async def deliver(driver: QueueDriver, prediction_id: PredictionId, outcome: str, delay_s: float | None) -> bool:
-    return await driver.scripts.deliver(prediction_id, outcome=outcome, delay_s=delay_s, now_ms=driver.now_ms)
+async def deliver(
+    driver: QueueDriver, prediction_id: PredictionId, outcome: str, delay_s: float | None, **options: Any
+) -> str:
+    options = {"outcome": outcome, "delay_s": delay_s, "now_ms": driver.now_ms, **options}
+    return await driver.scripts.deliver(prediction_id, **options)
 
 
-async def test_a_webhook_is_due_after_its_directors_time_is_over(
-    driver: QueueDriver, partition: Partition, owed: PredictionId
-) -> None:
+async def test_a_webhook_is_due_after_its_holders_time_is_over(driver: QueueDriver, owed: PredictionId) -> None:
     driver.pass_time(9.999)
-    assert await due(driver, partition) == []
+    assert await due(driver) == [], "its director may deliver it"
     driver.pass_time(0.001)
-    assert await due(driver, partition) == [owed]
+    for _ in range(2):
+        assert await due(driver) == [owed]
+        assert await due(driver) == [], "one courier has it"
+        driver.pass_time(30)
 
 
-async def test_a_courier_alone_has_a_webhook_until_its_time_is_over(
-    driver: QueueDriver, partition: Partition, owed: PredictionId
-) -> None:
-    driver.pass_time(10)
-    assert await due(driver, partition) == [owed]
-    assert await due(driver, partition) == []
-    driver.pass_time(30)
-    assert await due(driver, partition) == [owed]
-
-
-async def test_a_delivered_webhook_is_no_longer_owed_and_its_record_says_so(
-    driver: QueueDriver, partition: Partition, owed: PredictionId
-) -> None:
+async def test_a_delivered_webhook_is_no_longer_owed(driver: QueueDriver, owed: PredictionId) -> None:
     assert await deliver(driver, owed, "delivered", None)
-    assert await driver.members(keys.owed(partition)) == {}
+    assert await driver.members(keys.owed(PARTITION)) == {}
     record = await driver.record(owed)
     assert (record.told, record.tellings) == ("delivered", 1)
+    async with unchanged(driver.redis):
+        assert not await deliver(driver, owed, "failed", 5)
 
 
-async def test_a_failed_webhook_is_due_again_after_the_delay(
-    driver: QueueDriver, partition: Partition, owed: PredictionId
-) -> None:
+async def test_a_failed_webhook_is_due_again_after_the_delay(driver: QueueDriver, owed: PredictionId) -> None:
     assert await deliver(driver, owed, "failed", 5)
-    assert await driver.members(keys.owed(partition)) == {owed: driver.now_ms + 5_000}
+    assert await driver.members(keys.owed(PARTITION)) == {owed: driver.now_ms + 5_000}
     assert (await driver.record(owed)).told == "failed"
+    assert await driver.lifetime_s(keys.record(owed)) == 7 * 86_400, "as before"
 
 
-async def test_a_webhook_that_is_no_longer_owed_is_not_noted(driver: QueueDriver, owed: PredictionId) -> None:
-    await deliver(driver, owed, "delivered", None)
-    before = await dump(driver.redis)
-    assert not await deliver(driver, owed, "failed", 5)
-    assert await dump(driver.redis) == before
-
-
-async def test_deliver_does_not_recreate_a_missing_record(
-    driver: QueueDriver, partition: Partition, owed: PredictionId
-) -> None:
+async def test_deliver_does_not_recreate_a_missing_record(driver: QueueDriver, owed: PredictionId) -> None:
     await driver.redis.delete(keys.record(owed))
     assert await deliver(driver, owed, "given_up", None)
-    assert await driver.redis.exists(keys.record(owed), keys.owed(partition)) == 0
-
-
-async def test_noting_keeps_the_records_lifetime(driver: QueueDriver, owed: PredictionId) -> None:
-    await deliver(driver, owed, "failed", 5)
-    assert await driver.lifetime_s(keys.record(owed)) == 7 * 86_400
+    assert await driver.redis.exists(keys.record(owed), keys.owed(PARTITION)) == 0
 
 
 async def test_data_of_an_owed_webhook_stays_until_it_is_delivered(driver: QueueDriver) -> None:
@@ -107,22 +82,17 @@ async def test_a_dead_letter_with_a_delivered_webhook_can_be_revived(driver: Que
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == 7 * 24 * 3600
 
 
-# ── what is told of attempts ─────────────────────────────────────────────────────────────────────────────────────
-
-
 async def events(driver: QueueDriver, prediction_id: PredictionId) -> list[bytes]:
     replayed = await driver.scripts.replay(prediction_id, after=0, count=1000, most_bytes=1 << 20)
-    assert replayed is not None
     assert [event.seq for event in replayed.events] == list(range(1, len(replayed.events) + 1))
     assert (await driver.record(prediction_id)).seq == len(replayed.events)
     return [event.data for event in replayed.events if event.kind == "webhook"]
 
 
 async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId) -> None:
-    note = driver.scripts.deliver
-    await note(owed, outcome="failed", delay_s=5, status=500, host="example.com", now_ms=driver.now_ms)
-    await note(owed, outcome="failed", delay_s=9, host="example.com", now_ms=driver.now_ms)
-    await note(owed, outcome="delivered", delay_s=None, status=204, host="example.com", now_ms=driver.now_ms)
+    await deliver(driver, owed, "failed", 5, status=500, host="example.com")
+    await deliver(driver, owed, "failed", 9, host="example.com")
+    await deliver(driver, owed, "delivered", None, status=204, host="example.com")
     assert await events(driver, owed) == [
         b"completed failed 500 1 %d example.com" % (driver.now_ms + 5_000),
         b"completed failed - 2 %d example.com" % (driver.now_ms + 9_000),
@@ -132,16 +102,14 @@ async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId)
 
 async def test_a_failure_noted_twice_is_counted_once(driver: QueueDriver, owed: PredictionId) -> None:
     for known in (0, 0, 1, 1):
-        assert await driver.scripts.deliver(owed, outcome="failed", delay_s=5, known=known, now_ms=driver.now_ms)
+        assert await deliver(driver, owed, "failed", 5, known=known)
     assert (await driver.record(owed)).tellings == 2 == len(await events(driver, owed))
 
 
-async def test_a_webhook_that_arrived_is_never_owed_again(
-    driver: QueueDriver, partition: Partition, owed: PredictionId
-) -> None:
+async def test_a_webhook_that_arrived_is_never_owed_again(driver: QueueDriver, owed: PredictionId) -> None:
     await deliver(driver, owed, "failed", 5)
-    assert await driver.scripts.deliver(owed, outcome="delivered", delay_s=None, known=0, now_ms=driver.now_ms)
-    assert await driver.members(keys.owed(partition)) == {}
+    assert await deliver(driver, owed, "delivered", None, known=0)
+    assert await driver.members(keys.owed(PARTITION)) == {}
 
 
 async def test_readers_of_a_prediction_are_notified_of_an_attempt(driver: QueueDriver, owed: PredictionId) -> None:
@@ -167,10 +135,8 @@ async def test_the_number_of_attempt_events_is_bounded(driver: QueueDriver, owed
     assert (await driver.record(owed)).tellings == 103
 
 
-async def test_a_webhook_outlives_its_queue_and_its_data_expires_after_delivery(
-    driver: QueueDriver, partition: Partition, owed: PredictionId
-) -> None:
+async def test_a_webhook_outlives_its_queue_and_its_data_does_not(driver: QueueDriver, owed: PredictionId) -> None:
     assert await driver.scripts.unregister(driver.queue) == "done"
     assert await deliver(driver, owed, "delivered", None)
-    assert await driver.members(keys.owed(partition)) == {}
+    assert await driver.members(keys.owed(PARTITION)) == {}
     assert 0 < await driver.lifetime_s(keys.input_data(owed)) <= 3600

@@ -1,14 +1,11 @@
-"""deploy: a deployment is written by whoever read what it was, and by nobody else."""
+"""deploy writes a deployment only for a caller that read its last state."""
 
-import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import ACCOUNT
-
-pytestmark = pytest.mark.anyio
 
 NAME = "chat"
 
@@ -29,24 +26,21 @@ async def test_a_writer_who_read_the_last_state_can_change_a_deployment(redis: R
 
 async def test_a_late_writer_changes_nothing(redis: Redis, scripts: Scripts) -> None:
     await deploy(scripts, b"", b"one")
-    before = await dump(redis)
-    for was, becomes in ((b"", b"mine"), (b"older", b"mine"), (b"older", b"")):
-        assert await deploy(scripts, was, becomes) == "changed"
-    assert await deploy(scripts, b"one", b"two", name="other") == "changed"
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        for was, becomes in ((b"", b"mine"), (b"older", b"mine"), (b"older", b"")):
+            assert await deploy(scripts, was, becomes) == "changed"
+        assert await deploy(scripts, b"one", b"two", name="other") == "changed"
 
 
 async def test_a_repeated_call_has_one_effect(redis: Redis, scripts: Scripts) -> None:
     for was, becomes in ((b"", b"one"), (b"one", b"two"), (b"two", b"")):
         await deploy(scripts, was, becomes)
-        before = await dump(redis)
-        assert await deploy(scripts, was, becomes) == "written"
-        assert await dump(redis) == before
+        async with unchanged(redis):
+            assert await deploy(scripts, was, becomes) == "written"
 
 
 async def test_a_full_account_can_still_change_its_deployments(redis: Redis, scripts: Scripts) -> None:
     await deploy(scripts, b"", b"one", most=1)
-    before = await dump(redis)
-    assert await deploy(scripts, b"", b"one", name="other", most=1) == "full"
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await deploy(scripts, b"", b"one", name="other", most=1) == "full"
     assert await deploy(scripts, b"one", b"two", most=1) == "written"

@@ -1,15 +1,12 @@
-"""enlist: an account's list never misses what was accepted, and does not grow for ever."""
+"""enlist keeps every accepted prediction in its account's list, which does not grow for ever."""
 
-import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, lowest_id_at, new_prediction_id
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL
-
-pytestmark = pytest.mark.anyio
 
 OLDEST = lowest_id_at(1_000)
 
@@ -31,9 +28,8 @@ async def test_ids_are_in_order_of_time(redis: Redis, scripts: Scripts) -> None:
 
 async def test_a_repeated_call_has_one_effect(redis: Redis, scripts: Scripts) -> None:
     prediction_id = await enlist(scripts, 2_000)
-    before = await dump(redis)
-    await scripts.enlist(prediction_id, account=ACCOUNT, oldest=OLDEST)
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        await scripts.enlist(prediction_id, account=ACCOUNT, oldest=OLDEST)
 
 
 async def test_each_call_drops_a_few_old_ids(redis: Redis, scripts: Scripts) -> None:

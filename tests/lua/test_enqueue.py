@@ -1,17 +1,12 @@
-"""enqueue: accept a prediction, all or nothing, once."""
+"""enqueue accepts a prediction whole, and once."""
 
 import pytest
 
 from director.broker import keys
 from director.broker.replies import Accepted
-from director.core.errors import IdempotencyMismatch, UnknownQueue
-from director.core.ids import QueueName
-from tests.support.keyspace import dump
+from director.core.errors import IdempotencyMismatch
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, enqueue
-
-pytestmark = pytest.mark.anyio
-
-DAY_S = 24 * 3600
 
 
 async def test_enqueue_writes_record_input_entry_event_and_index(driver: QueueDriver) -> None:
@@ -30,43 +25,32 @@ async def test_enqueue_writes_record_input_entry_event_and_index(driver: QueueDr
 
 async def test_a_callers_trace_is_kept_and_returned_with_the_claim(driver: QueueDriver) -> None:
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
-    await driver.submit(**trace)
-    assert (await driver.claim_one()).record.trace == trace
+    claim = await driver.claimed(trace=trace)
+    assert claim.record.trace == trace
+    untraced = await driver.submit()
+    assert not [name for name in await driver.redis.hkeys(keys.record(untraced)) if name.startswith(b"trace")]
+    assert (await driver.record(untraced)).trace == {}
 
 
-async def test_no_trace_field_is_kept_without_a_trace(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    fields = await driver.redis.hkeys(keys.record(prediction_id))
-    assert not [name for name in fields if name.startswith(b"trace")]
-    assert (await driver.record(prediction_id)).trace == {}
-
-
-async def test_the_entry_carries_only_id_and_cost(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(streams=[0], cost=2.5)
-    [(_, fields)] = await driver.redis.xrange(keys.stream(driver.queue, "normal", 0))
+async def test_the_entry_carries_only_id_and_cost_and_no_key_expires(driver: QueueDriver) -> None:
+    prediction_id, stream = await driver.submit(streams=[0], cost=2.5), keys.stream(driver.queue, "normal", 0)
+    [(_, fields)] = await driver.redis.xrange(stream)
     assert fields == {b"id": prediction_id.encode(), b"cost": b"2.5"}
+    for key in (keys.record(prediction_id), keys.input_data(prediction_id), keys.events(prediction_id), stream):
+        assert await driver.lifetime_s(key) == -1
 
 
 async def test_the_callers_bytes_come_back_unchanged(driver: QueueDriver) -> None:
     data = b'{"logs":[],"n":1.0,"big":12345678901234567890,"z":"\x00\xff"}'
-    await driver.submit(data=data)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(data=data)
     assert bytes(claim.input) == data
-
-
-async def test_no_key_of_a_waiting_prediction_has_a_lifetime(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(streams=[0])
-    for key in (keys.record(prediction_id), keys.input_data(prediction_id), keys.events(prediction_id)):
-        assert await driver.lifetime_s(key) == -1
-    assert await driver.lifetime_s(keys.stream(driver.queue, "normal", 0)) == -1
 
 
 async def test_the_same_id_twice_is_accepted_once(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
-    before = await dump(driver.redis)
-    driver.pass_time(5)
-    await driver.submit(prediction_id, data=b"other")
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        driver.pass_time(5)
+        await driver.submit(prediction_id, data=b"other")
 
 
 async def test_a_repeated_id_returns_its_first_creation_time(driver: QueueDriver) -> None:
@@ -78,39 +62,14 @@ async def test_a_repeated_id_returns_its_first_creation_time(driver: QueueDriver
     assert again == Accepted(prediction_id, created_ms=driver.now_ms)
 
 
-async def test_an_unknown_queue_is_refused_and_nothing_written(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    stranger = QueueDriver(driver.redis, driver.scripts, QueueName(f"{MODEL}:000000000000"))
-    with pytest.raises(UnknownQueue):
-        await stranger.submit()
-    assert await dump(driver.redis) == before
-
-
-async def test_an_idempotency_key_stands_for_its_first_prediction(driver: QueueDriver) -> None:
+async def test_an_idempotency_key_stands_for_its_first_prediction_for_a_day(driver: QueueDriver) -> None:
     first = await driver.submit(idempotency=("digest", "body1"))
-    before = await dump(driver.redis)
-    assert await driver.submit(idempotency=("digest", "body1")) == first
-    assert await dump(driver.redis) == before
-
-
-async def test_an_idempotency_key_with_another_body_is_refused(driver: QueueDriver) -> None:
-    await driver.submit(idempotency=("digest", "body1"))
-    before = await dump(driver.redis)
-    with pytest.raises(IdempotencyMismatch):
-        await driver.submit(idempotency=("digest", "body2"))
-    assert await dump(driver.redis) == before
-
-
-async def test_an_idempotency_key_belongs_to_one_account(driver: QueueDriver) -> None:
-    mine = await driver.submit(account="mine", idempotency=("digest", "body"))
-    theirs = await driver.submit(account="theirs", idempotency=("digest", "body"))
-    assert mine != theirs
-
-
-async def test_an_idempotency_key_lives_for_a_day(driver: QueueDriver) -> None:
-    await driver.submit(idempotency=("digest", "body"))
-    key = keys.idempotency(account=ACCOUNT, model=MODEL, digest="digest")
-    assert await driver.lifetime_s(key) == DAY_S
+    assert await driver.lifetime_s(keys.idempotency(account=ACCOUNT, model=MODEL, digest="digest")) == 24 * 3600
+    async with unchanged(driver.redis):
+        assert await driver.submit(idempotency=("digest", "body1")) == first
+        with pytest.raises(IdempotencyMismatch):
+            await driver.submit(idempotency=("digest", "body2"))
+    assert await driver.submit(account="theirs", idempotency=("digest", "body1")) != first
 
 
 async def test_an_idempotency_key_is_free_once_its_prediction_is_gone(driver: QueueDriver) -> None:
@@ -125,6 +84,8 @@ async def test_an_idempotency_key_is_free_once_its_prediction_is_gone(driver: Qu
 
 async def test_enqueue_picks_the_stream_of_the_shard_with_least_waiting(driver: QueueDriver) -> None:
     await driver.have_slots(32)
+    first = await driver.submit(account="one", streams=[7, 2])
+    assert await driver.entries() == {7: [first]}, "the first preference wins a tie"
     for name in ("one", "two"):
         await driver.submit(account=name, streams=[4])
     quiet = await driver.submit(streams=[4, 9])
@@ -133,17 +94,11 @@ async def test_enqueue_picks_the_stream_of_the_shard_with_least_waiting(driver: 
 
 async def test_claimed_predictions_do_not_count_as_waiting(driver: QueueDriver) -> None:
     await driver.have_slots(32)
-    for _ in range(3):
-        await driver.submit(streams=[4])
+    await driver.submit_many(3, streams=[4])
     await driver.claim(3)
     await driver.submit(streams=[9])
     placed = await driver.submit(streams=[9, 4])
     assert placed in (await driver.entries())[4], "three run in it, but none waits"
-
-
-async def test_the_first_preference_wins_a_tie(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(streams=[7, 2])
-    assert await driver.entries() == {7: [prediction_id]}
 
 
 async def test_a_shard_from_before_a_resize_maps_to_existing_streams(driver: QueueDriver) -> None:
@@ -161,15 +116,14 @@ async def test_deadline_and_start_deadline_count_from_the_servers_time(driver: Q
 
 
 async def test_a_silent_wakeup_list_gets_one_wakeup(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     assert await driver.bell() == 1
     assert 0 < await driver.lifetime_s(keys.bell(driver.queue)) <= 60
 
 
 async def test_enqueue_uses_the_servers_time_by_default(driver: QueueDriver) -> None:
     prediction_id = driver.new_id()
-    driver.now_ms = None  # type: ignore[assignment]
+    driver.now_ms = None
     await driver.submit(prediction_id)
     seconds, micros = await driver.redis.time()
     now_ms = seconds * 1000 + micros // 1000

@@ -1,4 +1,4 @@
-"""erase: what has ended is gone at once and whole; what has not is left as it is."""
+"""erase removes a terminal prediction at once and leaves any other as it is."""
 
 from typing import Any
 
@@ -7,10 +7,8 @@ import pytest
 from director.broker import keys
 from director.core.ids import partition_of
 from director.core.states import Status
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_terminal_prediction_is_erased_without_a_trace(driver: QueueDriver) -> None:
@@ -22,14 +20,7 @@ async def test_a_terminal_prediction_is_erased_without_a_trace(driver: QueueDriv
 
 
 async def test_an_erased_dead_letter_leaves_the_list(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
-    for _ in range(9):
-        if await driver.release(claim, spent=True) == "dead":
-            break
-        driver.pass_time(3600)
-        await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
-        claim = await driver.claim_one()
+    prediction_id = await driver.die()
     assert await driver.redis.zcard(keys.dead(driver.queue)) == 1
     assert await driver.scripts.erase(prediction_id, account=ACCOUNT) == "erased"
     assert await driver.redis.zcard(keys.dead(driver.queue)) == 0
@@ -48,10 +39,9 @@ async def test_a_prediction_that_is_not_terminal_cannot_be_erased(driver: QueueD
 async def test_another_accounts_prediction_appears_missing(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await driver.finish(await driver.claim_one())
-    before = await dump(driver.redis)
-    assert await driver.scripts.erase(prediction_id, account="rival") == "unknown"
-    assert await driver.scripts.erase(driver.new_id(), account=ACCOUNT) == "unknown"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.scripts.erase(prediction_id, account="rival") == "unknown"
+        assert await driver.scripts.erase(driver.new_id(), account=ACCOUNT) == "unknown"
 
 
 async def test_an_erased_prediction_can_be_created_again_under_its_key(driver: QueueDriver) -> None:

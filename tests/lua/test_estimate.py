@@ -1,12 +1,10 @@
-"""What a run takes is learned from what ran, and no caller's number or standstill spoils it for the others."""
+"""The run time is learned from past runs. No caller's cost or pause spoils it for others."""
 
 import pytest
 
 from director.broker import keys
 from director.core.states import Status
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def run(driver: QueueDriver, seconds: float, *, status: Status = Status.SUCCEEDED, **options: object) -> None:
@@ -38,8 +36,7 @@ async def test_an_interrupted_run_does_not_change_the_run_time_estimate(driver: 
 async def test_a_pause_does_not_raise_the_wait_estimate(driver: QueueDriver, tenant: str) -> None:
     await driver.have_slots(1)
     await run(driver, 1)
-    for _ in range(30):
-        await driver.submit()
+    await driver.submit_many(30)
     await driver.pause(tenant=tenant)
     driver.pass_time(3600)
     await driver.pause(paused=False, tenant=tenant)
@@ -54,12 +51,10 @@ async def test_a_pause_does_not_raise_the_wait_estimate(driver: QueueDriver, ten
 async def test_time_without_a_director_does_not_raise_the_wait_estimate(driver: QueueDriver) -> None:
     await driver.have_slots(1)
     await run(driver, 1)
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     await driver.have_slots(0)
-    await driver.scripts.extend(
-        driver.queue, consumer="d1", lease_s=15, claims=[], slots=0, state="draining", now_ms=driver.now_ms
-    )
+    options = {"consumer": "d1", "lease_s": 15, "claims": [], "slots": 0, "state": "draining"}
+    await driver.scripts.extend(driver.queue, **options, now_ms=driver.now_ms)
     driver.pass_time(3600)
     await driver.have_slots(1)
     await driver.claim(3)

@@ -1,4 +1,4 @@
-"""How good is what a caller is told of its wait? A trace of many tenants on the real scripts, by virtual time."""
+"""Measure how good the promised waits are: a trace of many tenants on the real scripts, in virtual time."""
 
 import heapq
 import math
@@ -12,8 +12,6 @@ import pytest
 from director.core.policy import shard
 from director.core.schema import Outlook
 from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver, enqueue
-
-pytestmark = pytest.mark.anyio
 
 PREDICTIONS = 700
 SLOTS = 4
@@ -34,7 +32,7 @@ def poisson(dice: random.Random, load: float) -> Iterator[float]:
 
 
 def bursts(dice: random.Random, load: float) -> Iterator[float]:
-    """Half of the load comes ten to forty at a time."""
+    """Send half of the load in bursts of ten to forty."""
     singles, at = poisson(dice, load / 2), 0.0
     following = next(singles)
     while True:
@@ -48,7 +46,7 @@ def bursts(dice: random.Random, load: float) -> Iterator[float]:
 
 @dataclass
 class Told:
-    """What each was told when it was accepted, and how long it did wait, in seconds."""
+    """The outlooks given at acceptance and the real waits, in seconds."""
 
     waits: list[tuple[float, float, float]] = field(default_factory=list)  # p50, p90, waited
     untold: int = 0
@@ -63,7 +61,7 @@ class Told:
 
 
 async def play(driver: QueueDriver, arrivals: Iterator[float], dice: random.Random, many: int) -> Told:
-    """Whoever is free claims at once; ends come before arrivals."""
+    """Claim whenever a slot is free. Ends come before arrivals."""
     told, hopes, running = Told(), dict[str, tuple[int, Outlook]](), list[tuple[int, int, object]]()
     following, submitted, count = START_MS + int(next(arrivals) * 1000), 0, 0
     await driver.have_slots(SLOTS)
@@ -89,7 +87,7 @@ async def play(driver: QueueDriver, arrivals: Iterator[float], dice: random.Rand
             following = START_MS + int(next(arrivals) * 1000)
         else:
             driver.now_ms, _, claim = heapq.heappop(running)
-            await driver.finish(claim, ran_ms=1)  # type: ignore[arg-type]
+            await driver.finish(claim, ran_ms=1)
         if driver.now_ms - reported > 5_000:
             reported = driver.now_ms
             await driver.have_slots(SLOTS)

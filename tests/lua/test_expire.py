@@ -1,94 +1,72 @@
-"""expire: deadlines of what waits, wherever it waits, and of what runs."""
+"""expire enforces the deadlines of waiting, delayed and running predictions."""
 
 import pytest
 
 from director.broker import keys
 from director.core.policy import Policy
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import VERSION, QueueDriver
-
-pytestmark = pytest.mark.anyio
-
-
-async def expire(driver: QueueDriver, limit: int = 100) -> tuple[int, int]:
-    return await driver.scripts.expire(driver.queue, limit=limit, now_ms=driver.now_ms)
 
 
 @pytest.mark.parametrize(("late", "status"), [("aborted", "aborted"), ("", "failed")])
 async def test_a_waiting_prediction_ends_at_its_deadline(driver: QueueDriver, late: str, status: str) -> None:
     prediction_id = await driver.submit(lifetime_ms=10_000, late=late)
     driver.pass_time(9.999)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(0.001)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     assert (await driver.record(prediction_id)).status == status
     assert await driver.entries() == {}
     assert await driver.members(keys.deadline(driver.queue)) == {}
 
 
 async def test_a_delayed_retry_that_began_once_is_canceled(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lifetime_ms=10_000, late="aborted")
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000, late="aborted")
     await driver.begin(claim)
     await driver.release(claim, spent=True, delay_s=60)
     driver.pass_time(10)
-    assert await expire(driver) == (1, 0)
-    assert (await driver.record(prediction_id)).status == "canceled"
+    assert await driver.expire() == (1, 0)
+    assert (await driver.record(claim.id)).status == "canceled"
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
 async def test_the_holder_of_a_late_run_is_notified(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one(consumer="d3")
+    claim = await driver.claimed(consumer="d3", lifetime_ms=10_000)
     driver.pass_time(10)
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
         await listener.subscribe(keys.kick_channel("d3"))
         await listener.get_message(timeout=5)
-        assert await expire(driver) == (0, 1)
+        assert await driver.expire() == (0, 1)
         message = await listener.get_message(timeout=5)
-    assert message is not None
     assert message["data"] == claim.id.encode()
     assert await driver.extend(claim, consumer="d3") == ["deadline"]
+    await driver.cancel(claim.id)
 
 
 async def test_a_late_prediction_ends_when_its_notified_holder_dies(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000)
     await driver.begin(claim)
     driver.pass_time(10)
-    await expire(driver)
+    await driver.expire()
     driver.pass_time(15)
     assert await driver.reap() == {claim.id: "late"}
     assert (await driver.record(claim.id)).status == "canceled"
 
 
 async def test_a_callers_cancel_stays_the_reason(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000)
     await driver.cancel(claim.id)
     driver.pass_time(10)
-    await expire(driver)
+    await driver.expire()
     assert await driver.extend(claim) == ["user"]
 
 
-async def test_expiring_twice_expires_once(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=10_000)
+async def test_expire_looks_at_no_more_than_its_limit_and_twice_is_once(driver: QueueDriver) -> None:
+    await driver.submit_many(3, lifetime_ms=10_000)
     driver.pass_time(10)
-    await expire(driver)
-    before = await dump(driver.redis)
-    assert await expire(driver) == (0, 0)
-    assert await dump(driver.redis) == before
-
-
-async def test_expire_looks_at_no_more_than_its_limit(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(lifetime_ms=10_000)
-    driver.pass_time(10)
-    assert await expire(driver, limit=2) == (2, 0)
-    assert await expire(driver, limit=2) == (1, 0)
-
-
-# ── the time it had to start ─────────────────────────────────────────────────────────────────────────────────────────
+    assert [await driver.expire(limit=2) for _ in range(2)] == [(2, 0), (1, 0)]
+    async with unchanged(driver.redis):
+        assert await driver.expire(limit=2) == (0, 0)
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -97,76 +75,56 @@ async def test_a_missed_start_deadline_fails_without_a_claim(driver: QueueDriver
         await driver.submit()
     prediction_id = await driver.submit(start_by_ms=10_000)
     driver.pass_time(9.999)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(0.001)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     record = await driver.record(prediction_id)
     assert (record.status, record.code, record.claims) == ("failed", "start_by_exceeded", 0)
     assert prediction_id not in await driver.members(keys.live(driver.queue))
     assert prediction_id not in [claim.id for claim in await driver.claim(5)]
 
 
-async def test_a_prediction_claimed_in_time_is_left_to_its_holder(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+@pytest.mark.parametrize("lifetime_ms", [None, 30_000])
+async def test_a_prediction_claimed_in_time_has_only_its_deadline(driver: QueueDriver, lifetime_ms: int | None) -> None:
+    claim = await driver.claimed(start_by_ms=10_000, lifetime_ms=lifetime_ms)
     driver.pass_time(10)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     assert await driver.extend(claim) == ["held"]
-    assert await driver.members(keys.deadline(driver.queue)) == {}, "nothing is left to come for it"
-    await driver.run(claim, 1)
-
-
-async def test_a_prediction_claimed_in_time_still_has_its_deadline(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000, lifetime_ms=30_000)
-    claim = await driver.claim_one()
-    driver.pass_time(10)
-    assert await expire(driver) == (0, 0)
-    assert await driver.members(keys.deadline(driver.queue)) == {claim.id: driver.now_ms + 20_000}
+    deadline = {claim.id: driver.now_ms + 20_000} if lifetime_ms else {}
+    assert await driver.members(keys.deadline(driver.queue)) == deadline
     driver.pass_time(20)
-    assert await expire(driver) == (0, 1)
+    assert await driver.expire() == (0, 1 if lifetime_ms else 0)
 
 
-async def test_a_release_before_the_run_keeps_the_start_deadline(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+@pytest.mark.parametrize(("spent", "delay_s"), [(False, 0), (True, 20)], ids=["released", "retried"])
+async def test_a_run_that_never_began_keeps_its_start_deadline(driver: QueueDriver, spent: bool, delay_s: int) -> None:
+    claim = await driver.claimed(start_by_ms=10_000)
     driver.pass_time(5)
-    assert await expire(driver) == (0, 0)
-    await driver.release(claim)
+    assert await driver.expire() == (0, 0)
+    await driver.release(claim, spent=spent, delay_s=delay_s)
     driver.pass_time(5)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     assert (await driver.record(claim.id)).code == "start_by_exceeded"
+    assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
 async def test_a_run_that_began_in_time_can_be_retried_later(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(start_by_ms=10_000)
     await driver.begin(claim)
     await driver.release(claim, spent=True, delay_s=20)
     driver.pass_time(15)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(5)
     await driver.promote()
     assert (await driver.claim_one()).id == claim.id
-
-
-async def test_a_retry_that_never_began_keeps_its_start_deadline(driver: QueueDriver) -> None:
-    await driver.submit(start_by_ms=10_000)
-    claim = await driver.claim_one()
-    await driver.release(claim, spent=True, delay_s=20)
-    driver.pass_time(10)
-    assert await expire(driver) == (1, 0)
-    assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
 async def test_a_revived_prediction_has_no_start_deadline(driver: QueueDriver) -> None:
     prediction_id = await driver.die(start_by_ms=10_000, lifetime_ms=20_000)
     await driver.revive(prediction_id)
     driver.pass_time(3600)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     assert (await driver.claim_one()).id == prediction_id
-
-
-# ── the lifetime that its queue gives it ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("asked_ms", "given_ms"), [(None, 60_000), (20_000, 20_000), (90_000, 60_000)])
@@ -177,19 +135,18 @@ async def test_a_prediction_never_outlives_the_lifetime_of_its_queue(
     prediction_id = await driver.submit(lifetime_ms=asked_ms)
     assert (await driver.record(prediction_id)).deadline == driver.now_ms + given_ms
     driver.pass_time(given_ms / 1000 - 0.001)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)
     driver.pass_time(0.001)
-    assert await expire(driver) == (1, 0)
+    assert await driver.expire() == (1, 0)
     record = await driver.record(prediction_id)
     assert (record.status, record.code) == ("failed", "deadline_exceeded"), "who did not ask does not know `aborted`"
 
 
 async def test_a_run_ends_at_the_lifetime_of_its_queue_too(driver: QueueDriver) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     driver.pass_time(60)
-    assert await expire(driver) == (0, 1)
+    assert await driver.expire() == (0, 1)
     assert await driver.extend(claim) == ["deadline"]
 
 
@@ -197,4 +154,4 @@ async def test_a_new_lifetime_applies_to_later_submissions_only(driver: QueueDri
     await driver.submit()
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
     driver.pass_time(3600)
-    assert await expire(driver) == (0, 0)
+    assert await driver.expire() == (0, 0)

@@ -1,31 +1,25 @@
-"""finish: the terminal record, written once by whoever holds the claim, with all it leaves behind."""
+"""finish writes the terminal record once, for the holder of the claim."""
 
 import pytest
 
 from director.broker import keys
 from director.core.ids import partition_of
+from director.core.schema import Claim
 from director.core.states import Status
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 HOUR_S, WEEK_S = 3600, 7 * 86_400
 
 
 async def test_finish_writes_the_end_and_removes_the_claim(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=60_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=60_000)
     await driver.begin(claim)
     driver.pass_time(3)
     assert await driver.finish(claim, output=b"[1]", logs="done\n", metrics=b'{"n":1}', error="", code="")
     record = await driver.record(claim.id)
-    assert (record.status, record.completed, record.token, record.metrics) == (
-        "succeeded",
-        driver.now_ms,
-        "",
-        '{"n":1}',
-    )
+    assert (record.status, record.completed) == ("succeeded", driver.now_ms)
+    assert (record.token, record.metrics) == ("", '{"n":1}')
     assert await driver.entries() == {}
     assert await driver.pending() == {}
     for index in (keys.live, keys.lease, keys.deadline, keys.delayed, keys.dead):
@@ -34,8 +28,7 @@ async def test_finish_writes_the_end_and_removes_the_claim(driver: QueueDriver) 
 
 
 async def test_time_after_the_run_occupies_no_slot(driver: QueueDriver) -> None:
-    await driver.submit(metered=True)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(metered=True)
     await driver.begin(claim)
     driver.pass_time(5)
     assert await driver.finish(claim, ran_ms=5_000, over_ms=3_000)
@@ -46,73 +39,50 @@ async def test_time_after_the_run_occupies_no_slot(driver: QueueDriver) -> None:
     assert record.completed == driver.now_ms
 
 
-async def test_the_record_outlives_the_data(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_the_record_outlives_the_data(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, output=b"1")
-    lifetimes = {name: await driver.lifetime_s(getattr(keys, name)(claim.id)) for name in DATA}
-    assert lifetimes == DATA
-
-
-DATA = {"record": WEEK_S, "input_data": HOUR_S, "output_data": HOUR_S, "events": HOUR_S}
+    assert await driver.lifetime_s(keys.record(claim.id)) == 7 * 86_400
+    for key in (keys.input_data, keys.output_data, keys.events):
+        assert await driver.lifetime_s(key(claim.id)) == 3600
 
 
 async def test_a_claim_that_finishes_twice_finishes_once(driver: QueueDriver) -> None:
-    await driver.submit(webhook="https://example.com", events="completed")
-    claim = await driver.claim_one()
+    claim = await driver.claimed(webhook="https://example.com", events="completed")
     assert await driver.finish(claim, output=b"1")
-    before = await dump(driver.redis)
     driver.pass_time(1)
-    assert await driver.finish(claim, output=b"2")
-    assert {name: value for name, (_, value) in (await dump(driver.redis)).items()} == {
-        name: value for name, (_, value) in before.items()
-    }
+    async with unchanged(driver.redis, expiry=False):
+        assert await driver.finish(claim, output=b"2")
     await owe_nothing(driver)
 
 
-async def test_unwritten_events_come_before_the_end(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_unwritten_events_come_before_the_end(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, ran_ms=40, events=[("started", b""), ("output", b"1"), ("logs", b'"x"')])
     assert await driver.kinds(claim.id) == ["created", "started", "output", "logs", "completed"]
     record = await driver.record(claim.id)
     assert (record.started, record.seq) == (driver.now_ms - 40, 5)
 
 
-async def test_events_hidden_by_a_lost_reply_are_not_written_twice(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_events_hidden_by_a_lost_reply_are_not_written_twice(driver: QueueDriver, claim: Claim) -> None:
     await driver.begin(claim, ("output", b"1"))
     await driver.finish(claim, events=[("started", b""), ("output", b"1"), ("output", b"2")])
     assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
 
 
-async def test_numbers_continue_without_a_gap_after_the_server_lost_events(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_numbers_continue_without_a_gap_after_the_server_lost_events(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, seq=5, events=[("output", b"1")])
     assert await driver.kinds(claim.id) == ["created", "output", "completed"]
 
 
-async def test_a_refused_start_leaves_no_start_time(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_refused_start_leaves_no_start_time_and_no_output(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, Status.FAILED, error="no", code="input_refused", ran_ms=None)
     record = await driver.record(claim.id)
     assert (record.started, record.error, record.code) == (None, "no", "input_refused")
     assert await driver.kinds(claim.id) == ["created", "completed"]
-
-
-async def test_no_output_key_is_written_without_output_and_logs(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
-    await driver.finish(claim, Status.FAILED, error="no")
     assert await driver.redis.exists(keys.output_data(claim.id)) == 0
 
 
 async def test_the_webhook_is_owed_after_the_directors_delivery_time(driver: QueueDriver) -> None:
-    await driver.submit(webhook="https://example.com", events="start,completed")
-    claim = await driver.claim_one()
+    claim = await driver.claimed(webhook="https://example.com", events="start,completed")
     await driver.finish(claim, grace_s=30)
     assert await driver.members(keys.owed(partition_of(claim.id))) == {claim.id: driver.now_ms + 30_000}
     await owe_nothing(driver)
@@ -120,15 +90,13 @@ async def test_the_webhook_is_owed_after_the_directors_delivery_time(driver: Que
 
 @pytest.mark.parametrize("wish", [{}, {"webhook": "https://example.com", "events": "start,output"}])
 async def test_no_webhook_is_owed_without_a_request_for_the_end(driver: QueueDriver, wish: dict[str, str]) -> None:
-    await driver.submit(**wish)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(**wish)
     await driver.finish(claim)
     assert await driver.members(keys.owed(partition_of(claim.id))) == {}
 
 
 async def test_a_terminal_prediction_cannot_be_changed(driver: QueueDriver) -> None:
-    await driver.submit(lifetime_ms=1_000)
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=1_000)
     await driver.finish(claim)
     before = await dump(driver.redis)
     driver.pass_time(60)
@@ -142,6 +110,6 @@ async def test_a_terminal_prediction_cannot_be_changed(driver: QueueDriver) -> N
 
 
 async def owe_nothing(driver: QueueDriver) -> None:
-    """As a courier leaves it: what is owed has no lifetime of its own."""
+    """Deliver all owed webhooks, which have no lifetime of their own."""
     for prediction_id in await driver.members(keys.owed(partition_of(driver.new_id()))):
-        await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None)  # type: ignore[arg-type]
+        await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None)

@@ -1,28 +1,25 @@
-"""forward: what waits for its next attempt at a host that answers again is due at once, and nothing else."""
+"""forward makes webhooks due that wait for a host which answers again."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from director.broker import keys
-from director.core.ids import Partition, PredictionId, partition_of
+from director.core.ids import PredictionId, new_prediction_id, partition_of
 from tests.support.keyspace import dump
-from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
+from tests.support.queue_driver import MODEL, START_MS, QueueDriver
 
 HOST = "receiver.example"
 
 
-@pytest.fixture
-def partition(driver: QueueDriver) -> Partition:
-    return partition_of(driver.new_id())
+PARTITION = partition_of(new_prediction_id(model=MODEL, now_ms=START_MS))
 
 
 @pytest.fixture(autouse=True)
-async def nothing_stays_owed(driver: QueueDriver, partition: Partition) -> Any:
+async def nothing_stays_owed(driver: QueueDriver) -> AsyncIterator[None]:
     yield
-    await driver.redis.delete(keys.owed(partition))
+    await driver.redis.delete(keys.owed(PARTITION))
 
 
 async def note(
@@ -39,145 +36,125 @@ async def note(
 
 
 async def failed(driver: QueueDriver, delay_s: float = 60, **options: Any) -> PredictionId:
-    """It has ended, and the first attempt to tell it failed."""
+    """Return a terminal prediction whose first webhook attempt failed."""
     prediction_id = await driver.submit(webhook=f"https://{HOST}", events="completed")
     await driver.finish(await driver.claim_one())
     assert await note(driver, prediction_id, "failed", delay_s, **options) == "noted"
     return prediction_id
 
 
-async def forward(driver: QueueDriver, *, host: str = HOST, limit: int = 9) -> int:
-    return await driver.scripts.forward(partition_of(driver.new_id()), host, limit=limit, now_ms=driver.now_ms)
+async def forward(driver: QueueDriver, *, limit: int = 9) -> int:
+    return await driver.scripts.forward(PARTITION, HOST, limit=limit, now_ms=driver.now_ms)
 
 
-async def due(driver: QueueDriver, partition: Partition) -> list[PredictionId]:
-    return sorted(await driver.scripts.due(partition, limit=99, hold_s=30, now_ms=driver.now_ms))
+async def due(driver: QueueDriver) -> list[PredictionId]:
+    return sorted(await driver.scripts.due(PARTITION, limit=99, hold_s=30, now_ms=driver.now_ms))
 
 
-async def test_webhooks_that_wait_for_this_host_become_due(driver: QueueDriver, partition: Partition) -> None:
+async def test_webhooks_that_wait_for_this_host_become_due(driver: QueueDriver) -> None:
     waiting = [await failed(driver, 60 * number) for number in (1, 2, 3)]
-    assert await due(driver, partition) == []
+    assert await due(driver) == []
     assert await forward(driver) == 3
-    assert await due(driver, partition) == sorted(waiting)
+    assert await due(driver) == sorted(waiting)
     assert await forward(driver) == 0
 
 
-async def test_webhooks_that_wait_for_another_host_stay(driver: QueueDriver, partition: Partition) -> None:
-    await failed(driver, host="other.example")
+@pytest.mark.parametrize("options", [{"host": "other.example"}, {"is_asked": True}], ids=["other host", "asked delay"])
+async def test_other_hosts_webhooks_and_requested_delays_are_kept(driver: QueueDriver, options: dict[str, Any]) -> None:
+    await failed(driver, 600, **options)
     assert await forward(driver) == 0
-    assert await due(driver, partition) == []
+    assert await due(driver) == []
 
 
-async def test_the_soonest_webhooks_come_first_up_to_the_limit(driver: QueueDriver, partition: Partition) -> None:
+async def test_the_soonest_webhooks_come_first_up_to_the_limit(driver: QueueDriver) -> None:
     late, soon, sooner = [await failed(driver, delay_s) for delay_s in (300, 60, 30)]
     assert await forward(driver, limit=2) == 2
-    assert await due(driver, partition) == sorted([soon, sooner])
+    assert await due(driver) == sorted([soon, sooner])
     assert await forward(driver, limit=2) == 1
-    assert await due(driver, partition) == [late]
+    assert await due(driver) == [late]
 
 
 async def test_a_delivery_reports_whether_others_wait_for_its_host(driver: QueueDriver) -> None:
-    first, second = [await failed(driver) for _ in range(2)]
+    gone, first, second = [await failed(driver) for _ in range(3)]
+    assert await note(driver, gone, "gone") == "noted", "it was no delivery"
     assert await note(driver, first, "delivered") == "others"
     assert await note(driver, second, "delivered") == "noted"
     assert await note(driver, second, "delivered") == ""
 
 
-async def test_a_failed_delivery_does_not_report_other_webhooks(driver: QueueDriver) -> None:
-    first, _ = [await failed(driver) for _ in range(2)]
-    assert await note(driver, first, "gone") == "noted"
+async def test_an_attempt_under_way_is_left_alone(driver: QueueDriver) -> None:
+    prediction_id = await under_way(driver)
+    before = await driver.members(keys.owed(PARTITION))
+    assert await forward(driver) == 0
+    assert await driver.members(keys.owed(PARTITION)) == before
+    assert await due(driver) == []
+    assert prediction_id in before
 
 
-async def test_an_attempt_under_way_is_left_alone(driver: QueueDriver, partition: Partition) -> None:
+async def under_way(driver: QueueDriver) -> PredictionId:
+    """Return a prediction whose second attempt a courier has begun."""
     prediction_id = await failed(driver, 5)
     driver.pass_time(5)
-    assert await due(driver, partition) == [prediction_id]
-    before = await driver.members(keys.owed(partition))
-    assert await forward(driver) == 0
-    assert await driver.members(keys.owed(partition)) == before
-    assert await due(driver, partition) == []
+    assert await due(driver) == [prediction_id]
+    return prediction_id
 
 
-async def test_a_delay_that_the_receiver_asked_for_is_kept(driver: QueueDriver, partition: Partition) -> None:
-    await failed(driver, 600, is_asked=True)
-    assert await forward(driver) == 0
-    assert await due(driver, partition) == []
-
-
-async def test_a_webhook_that_is_no_longer_owed_does_not_return(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_webhook_that_is_no_longer_owed_does_not_return(driver: QueueDriver) -> None:
     given_up, revived = await failed(driver), await driver.die(webhook=f"https://{HOST}", events="completed")
     await note(driver, revived, "failed", 60)
     await note(driver, given_up, "given_up")
     await driver.revive(revived)
     assert await forward(driver) == 0
-    assert await driver.members(keys.owed(partition)) == {}
+    assert await driver.members(keys.owed(PARTITION)) == {}
 
 
-async def test_a_webhook_requested_again_is_due_once(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_webhook_requested_again_is_due_once(driver: QueueDriver) -> None:
     prediction_id = await failed(driver)
     await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
-    assert await due(driver, partition) == [prediction_id]
+    assert await due(driver) == [prediction_id]
     assert await forward(driver) == 0
-    assert await due(driver, partition) == []
+    assert await due(driver) == []
 
 
-# ── put off ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(driver: QueueDriver, partition: Partition) -> None:
-    prediction_id = await failed(driver, 5)
-    driver.pass_time(5)
-    assert await due(driver, partition) == [prediction_id]
+async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(driver: QueueDriver) -> None:
+    prediction_id = await under_way(driver)
     told = (await driver.record(prediction_id)).tellings, await driver.kinds(prediction_id)
     assert await note(driver, prediction_id, "put_off", 90) == "noted"
     assert ((await driver.record(prediction_id)).tellings, await driver.kinds(prediction_id)) == told
     assert (await driver.record(prediction_id)).told == "failed"
     driver.pass_time(89)
-    assert await due(driver, partition) == []
+    assert await due(driver) == []
     driver.pass_time(1)
-    assert await due(driver, partition) == [prediction_id]
+    assert await due(driver) == [prediction_id]
 
 
-async def test_a_postponed_webhook_can_be_brought_forward(driver: QueueDriver, partition: Partition) -> None:
-    prediction_id = await failed(driver, 5)
-    driver.pass_time(5)
-    await due(driver, partition)
+@pytest.mark.parametrize("how", ["forward", "redeliver"])
+async def test_a_postponed_webhook_can_be_brought_forward(driver: QueueDriver, how: str) -> None:
+    prediction_id = await under_way(driver)
     await note(driver, prediction_id, "put_off", 600)
-    assert await forward(driver) == 1
-    assert await due(driver, partition) == [prediction_id]
+    if how == "forward":
+        assert await forward(driver) == 1
+    else:
+        await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
+    assert await due(driver) == [prediction_id]
 
 
-async def test_a_postponed_webhook_can_be_requested_again(driver: QueueDriver, partition: Partition) -> None:
-    prediction_id = await failed(driver, 5)
-    driver.pass_time(5)
-    await due(driver, partition)
-    await note(driver, prediction_id, "put_off", 600)
-    await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
-    assert await due(driver, partition) == [prediction_id]
-
-
-# ── what the list costs ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_hosts_list_ends_with_its_last_owed_webhook(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_hosts_list_ends_with_its_last_owed_webhook(driver: QueueDriver) -> None:
+    never = await driver.submit(webhook=f"https://{HOST}", events="completed")
+    await driver.finish(await driver.claim_one())
+    assert await note(driver, never, "delivered") == "noted"
+    assert not [name for name in await dump(driver.redis) if ":owed" in name], "nothing waited for the host"
     waiting = [await failed(driver) for _ in range(2)]
-    assert await driver.lifetime_s(keys.owed_to(partition, HOST)) == 4 * 24 * 3600
+    assert await driver.lifetime_s(keys.owed_to(PARTITION, HOST)) == 4 * 24 * 3600
     for prediction_id in waiting:
         await note(driver, prediction_id, "delivered")
-    assert await driver.redis.exists(keys.owed_to(partition, HOST)) == 0
+    assert await driver.redis.exists(keys.owed_to(PARTITION, HOST)) == 0
 
 
-async def test_a_hosts_list_is_bounded(driver: QueueDriver, partition: Partition) -> None:
+async def test_a_hosts_list_is_bounded(driver: QueueDriver) -> None:
     prediction_id = await failed(driver)
-    index = keys.owed_to(partition, HOST)
+    index = keys.owed_to(PARTITION, HOST)
     await driver.redis.zadd(index, {f"other{number}": number for number in range(9_999)})
     await failed(driver)
     assert await driver.redis.zcard(index) == 10_000
     assert await driver.redis.zscore(index, prediction_id) is not None
-
-
-async def test_a_delivery_without_waiting_webhooks_leaves_no_list(driver: QueueDriver, partition: Partition) -> None:
-    prediction_id = await driver.submit(webhook=f"https://{HOST}", events="completed")
-    await driver.finish(await driver.claim_one())
-    assert await note(driver, prediction_id, "delivered") == "noted"
-    assert not [name for name in await dump(driver.redis) if ":owed" in name]

@@ -1,51 +1,36 @@
-"""get: a prediction as it is at this moment."""
-
-import pytest
+"""get returns a prediction as it is now."""
 
 from director.broker import keys
-from tests.support.keyspace import dump
+from director.core.schema import Claim
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_waiting_prediction_has_input_and_no_output(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(data=b'{"n":1}')
     stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
     assert stored.record == await driver.record(prediction_id)
     assert (bytes(stored.input or b""), stored.output, stored.logs) == (b'{"n":1}', None, "")
 
 
-async def test_get_returns_the_outlook_only_on_request(driver: QueueDriver) -> None:
+async def test_get_returns_the_outlook_of_a_waiting_prediction_on_request(driver: QueueDriver) -> None:
     prediction_id = await driver.submit()
-    asked = await driver.scripts.get(prediction_id)
-    assert asked is not None
-    assert asked.outlook is not None
-    unasked = await driver.scripts.get(prediction_id, outlook=False)
-    assert unasked is not None
-    assert unasked.outlook is None
-    await driver.claim_one()
-    held = await driver.scripts.get(prediction_id)
-    assert held is not None
-    assert held.outlook is None
-
-
-async def test_get_builds_output_and_logs_of_a_run_from_its_events(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
+    assert (await driver.scripts.get(prediction_id)).outlook is not None
+    assert (await driver.scripts.get(prediction_id, outlook=False)).outlook is None
     claim = await driver.claim_one()
+    for _ in range(2):
+        assert (await driver.scripts.get(prediction_id)).outlook is None, "it does not wait"
+        await driver.finish(claim)
+
+
+async def test_get_builds_output_and_logs_of_a_run_from_its_events(driver: QueueDriver, claim: Claim) -> None:
     await driver.begin(claim, ("output", b'"a"'), ("logs", b'"one\\n"'), ("output", b"[]"), ("logs", b'"two\\n"'))
-    stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
+    stored = await driver.scripts.get(claim.id)
     assert (bytes(stored.output or b""), stored.logs) == (b'["a",[]]', "one\ntwo\n")
 
 
-async def test_get_returns_the_output_and_logs_that_finish_wrote(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
+async def test_get_returns_the_output_and_logs_that_finish_wrote(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, output=b'{"big":12345678901234567890,"list":[]}', logs="done\n")
-    stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
+    stored = await driver.scripts.get(claim.id)
     assert bytes(stored.output or b"") == b'{"big":12345678901234567890,"list":[]}'
     assert stored.logs == "done\n"
 
@@ -55,16 +40,5 @@ async def test_get_returns_the_record_after_its_data_is_gone(driver: QueueDriver
     await driver.finish(await driver.claim_one(), output=b"1")
     await driver.redis.delete(keys.input_data(prediction_id), keys.output_data(prediction_id))
     stored = await driver.scripts.get(prediction_id)
-    assert stored is not None
     assert (stored.record.status, stored.input, stored.output) == ("succeeded", None, None)
-
-
-async def test_an_unknown_prediction_is_none(driver: QueueDriver) -> None:
     assert await driver.scripts.get(driver.new_id()) is None
-
-
-async def test_get_changes_nothing(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    before = await dump(driver.redis)
-    await driver.scripts.get(prediction_id)
-    assert await dump(driver.redis) == before

@@ -1,4 +1,4 @@
-"""Each script says what it takes and gives, compiles as it is shipped, and keeps the house rules of Lua."""
+"""Each script documents its arguments and replies, compiles as shipped and keeps the rules for Lua."""
 
 import re
 from importlib.resources import files
@@ -10,8 +10,6 @@ from director.broker import keys
 from director.broker.gatherer import IN_CLUSTER, source
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
-
-pytestmark = pytest.mark.anyio
 
 LUA = files("lua")
 NAMES = sorted(path.name.removesuffix(".lua") for path in LUA.iterdir() if path.name.endswith(".lua"))
@@ -63,11 +61,13 @@ def test_a_script_ships_exactly_the_functions_that_it_reaches() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_script_begins_with_its_memory_flags_and_its_name(name: str) -> None:
+def test_a_header_gives_memory_flags_a_name_and_a_reply(name: str) -> None:
     shebang, title, *_ = text(name).splitlines()
     wanted = next((flag for flag, whose in FLAGS.items() if name in whose), "#!lua flags=allow-oom")
     assert shebang == wanted
     assert title.startswith(f"-- {name}: ")
+    assert re.search(r"^--   Returns  \S", header(name), re.MULTILINE)
+    assert re.search(r"\breturn\b", code(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,12 +88,6 @@ def test_a_header_describes_exactly_the_arguments_that_the_script_reads(name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_header_says_what_the_script_returns(name: str) -> None:
-    assert re.search(r"^--   Returns  \S", header(name), re.MULTILINE)
-    assert re.search(r"\breturn\b", code(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_script_uses_existing_parts_after_the_parts_they_need(name: str) -> None:
     uses = re.findall(r"^-- Uses (.+)$", text(name), re.MULTILINE)
     assert len(uses) <= 1
@@ -111,16 +105,12 @@ def test_each_part_names_itself_and_is_used(part: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
-def test_no_script_walks_the_keyspace_or_decodes_a_payload(name: str) -> None:
+def test_no_script_walks_the_keyspace_decodes_a_payload_or_trims_a_stream(name: str) -> None:
     forbidden = r"'(?:KEYS|SCAN|[HSZ]SCAN|XTRIM|MAXLEN)'|cjson|cmsgpack|math\.random|BLOCK"
-    found = re.findall(forbidden, code(name))
-    assert found == (["'MAXLEN'"] if name in LOGS else []), "and nothing is cut but the logs"
-
-
-@pytest.mark.parametrize(("name", "key"), LOGS.items())
-def test_only_the_logs_are_trimmed(name: str, key: str) -> None:
-    [cut] = re.findall(r"redis\.call\('XADD', ([^,]+), 'MAXLEN'", code(name))
-    assert cut == key
+    assert re.findall(forbidden, code(name)) == (["'MAXLEN'"] if name in LOGS else []), "only the logs are cut"
+    assert re.findall(r"redis\.call\('XADD', ([^,]+), 'MAXLEN'", code(name)) == ([LOGS[name]] if name in LOGS else [])
+    for call in re.findall(r"redis\.call\('(?:P?EXPIRE(?:AT)?|DEL|UNLINK)',([^\n]+)", code(name)):
+        assert "stream" not in call, "a work stream has no lifetime"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
@@ -137,12 +127,6 @@ def test_only_retire_removes_consumers_after_a_check_for_pending_entries() -> No
     before, _, _ = code("retire").partition("DELCONSUMER")
     assert "'XPENDING'" in before
     assert "if streams then" in before
-
-
-@pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
-def test_no_script_gives_a_work_stream_a_lifetime(name: str) -> None:
-    for call in re.findall(r"redis\.call\('(?:P?EXPIRE(?:AT)?|DEL|UNLINK)',([^\n]+)", code(name)):
-        assert "stream" not in call
 
 
 async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName) -> None:

@@ -1,63 +1,43 @@
-"""limit: how much of a queue one tenant may have: running at once, waiting, and by what weight."""
-
-from collections.abc import Awaitable, Callable
+"""limit bounds one account's running and waiting predictions in a queue, and sets its weight."""
 
 import pytest
 
 from director.broker import keys
-from director.core.errors import QueueRefused, UnknownQueue
-from director.core.ids import LANES, QueueName
+from director.core.errors import QueueRefused
+from director.core.ids import LANES
 from director.core.schema import Claim
 from director.core.states import Status
-from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, QueueDriver, enqueue
-
-pytestmark = pytest.mark.anyio
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import QueueDriver, enqueue
 
 
 async def accounts(driver: QueueDriver, count: int = 9) -> list[str]:
     return [claim.record.account for claim in await driver.claim(count)]
 
 
-# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_ready_predictions_above_the_limit_are_not_handed_out(driver: QueueDriver) -> None:
-    await driver.have_slots(9)
-    ids = [await driver.submit(streams=[0], most_running=2) for _ in range(5)]
-    assert [claim.id for claim in await driver.claim(9)] == ids[:2]
+@pytest.mark.parametrize(("slots", "most"), [(9, 2), (0, 2), (0, 0)], ids=["ready", "in a backlog", "limit of zero"])
+async def test_predictions_above_the_limit_are_not_handed_out(driver: QueueDriver, slots: int, most: int) -> None:
+    await driver.have_slots(slots)
+    ids = await driver.submit_many(5, streams=[0], most_running=most)
+    assert [claim.id for claim in await driver.claim(9)] == ids[:most]
     assert await driver.claim(9) == []
-    assert await driver.backlog() == ids[2:], "in their order, for when there is room"
-
-
-async def test_backlogged_predictions_above_the_limit_are_not_handed_out(driver: QueueDriver) -> None:
-    ids = [await driver.submit(most_running=2) for _ in range(5)]
-    assert [claim.id for claim in await driver.claim(9)] == ids[:2]
-    assert await driver.claim(9) == []
+    assert await driver.backlog() == ids[most:], "in their order"
 
 
 async def test_claims_of_all_lanes_count_together(driver: QueueDriver) -> None:
     for lane in LANES:
-        for _ in range(2):
-            await driver.submit(lane=lane, most_running=2)
+        await driver.submit_many(2, lane=lane, most_running=2)
     assert len(await driver.claim(9)) == 2
     assert await driver.claim(9) == []
 
 
-async def test_a_limited_account_blocks_no_other_in_the_same_stream(driver: QueueDriver) -> None:
-    await driver.have_slots(9)
-    for _ in range(3):
-        await driver.submit(account="limited", streams=[0], most_running=1)
-    for _ in range(2):
-        await driver.submit(account="other", streams=[0])
-    assert await accounts(driver) == ["limited", "other", "other"]
-
-
-async def test_a_limited_account_blocks_no_other_in_the_backlogs(driver: QueueDriver) -> None:
-    for account, most in (("limited", 1), ("other", None)):
-        for _ in range(5):
-            await driver.submit(account=account, streams=[0], most_running=most)
-    assert await accounts(driver) == ["limited", *["other"] * 5]
+@pytest.mark.parametrize("slots", [9, 0], ids=["same stream", "backlogs"])
+async def test_a_limited_account_blocks_no_other(driver: QueueDriver, slots: int) -> None:
+    await driver.have_slots(slots)
+    await driver.submit_many(3, account="limited", streams=[0], most_running=1)
+    await driver.submit_many(2, account="other", streams=[0])
+    await driver.submit_many(2, account="third", streams=[0], most_running=1)
+    assert sorted(await accounts(driver)) == ["limited", "other", "other", "third"]
 
 
 async def test_a_prediction_put_back_loses_no_attempt_claim_or_turn(driver: QueueDriver) -> None:
@@ -74,124 +54,68 @@ async def test_a_prediction_put_back_loses_no_attempt_claim_or_turn(driver: Queu
     assert (await driver.claim_one()).record.attempt == 1
 
 
-async def test_a_limit_of_zero_lets_nothing_run(driver: QueueDriver) -> None:
-    await driver.submit(most_running=0)
-    assert await driver.claim() == []
+HOWS = ["succeeds", "fails", "released", "retried", "canceled", "late", "director_lost", "lease_lost"]
 
 
-async def test_each_account_has_its_own_limit(driver: QueueDriver) -> None:
-    for account in ("a", "b"):
-        for _ in range(2):
-            await driver.submit(account=account, most_running=1)
-    assert sorted(await accounts(driver)) == ["a", "b"]
+async def end_it(driver: QueueDriver, claim: Claim, how: str) -> None:
+    match how:
+        case "succeeds":
+            await driver.run(claim, 1)
+        case "fails":
+            await driver.finish(claim, Status.FAILED)
+        case "released":
+            assert await driver.release(claim) == "waiting"
+        case "retried":
+            assert await driver.release(claim, spent=True, delay_s=60) == "delayed"
+        case "canceled":
+            assert await driver.cancel(claim.id) == "asked"
+            assert await driver.release(claim) == "canceled"
+        case "late":
+            driver.pass_time(20)
+            assert await driver.expire() == (0, 1)
+            assert await driver.reap() == {claim.id: "late"}
+        case "director_lost":
+            driver.pass_time(15)
+            assert await driver.reap() == {claim.id: "waiting"}
+        case "lease_lost":
+            await driver.redis.delete(keys.lease(driver.queue))
+            _, recovered = await driver.recover(int(await driver.field(claim.id, "stream")))
+            assert recovered == {claim.id: "waiting"}
 
 
-# ── room again ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-End = Callable[[QueueDriver, Claim], Awaitable[object]]
-
-
-async def it_succeeds(driver: QueueDriver, claim: Claim) -> None:
-    await driver.run(claim, 1)
-
-
-async def it_fails(driver: QueueDriver, claim: Claim) -> None:
-    await driver.finish(claim, Status.FAILED)
-
-
-async def it_is_given_back(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.release(claim) == "waiting"
-
-
-async def it_is_retried_later(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.release(claim, spent=True, delay_s=60) == "delayed"
-
-
-async def its_caller_cancels_it(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.cancel(claim.id) == "asked"
-    assert await driver.release(claim) == "canceled"
-
-
-async def its_deadline_passes(driver: QueueDriver, claim: Claim) -> None:
-    driver.pass_time(20)
-    assert await driver.expire() == (0, 1)
-    assert await driver.reap() == {claim.id: "late"}
-
-
-async def its_director_is_lost(driver: QueueDriver, claim: Claim) -> None:
-    driver.pass_time(15)
-    assert await driver.reap() == {claim.id: "waiting"}
-
-
-async def its_lease_is_lost_too(driver: QueueDriver, claim: Claim) -> None:
-    await driver.redis.delete(keys.lease(driver.queue))
-    _, recovered = await driver.recover(int(await driver.field(claim.id, "stream")))
-    assert recovered == {claim.id: "waiting"}
-
-
-ENDS: list[End] = [
-    it_succeeds,
-    it_fails,
-    it_is_given_back,
-    it_is_retried_later,
-    its_caller_cancels_it,
-    its_deadline_passes,
-    its_director_is_lost,
-    its_lease_is_lost_too,
-]
-
-
-@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_an_end_lets_the_next_prediction_run_and_sends_a_wakeup(driver: QueueDriver, end: End) -> None:
+@pytest.mark.parametrize("how", HOWS)
+async def test_an_end_lets_the_next_prediction_run_and_sends_a_wakeup(driver: QueueDriver, how: str) -> None:
     await driver.submit(most_running=1, lifetime_ms=20_000)
-    for _ in range(2):
-        await driver.submit(most_running=1)
+    await driver.submit_many(2, most_running=1)
     claim = await driver.claim_one()
     assert await driver.claim() == []
     await driver.hear_bell()
-    await end(driver, claim)
+    await end_it(driver, claim, how)
     assert await driver.hear_bell()
     assert len(await driver.claim(9)) == 1, "one, and no more"
 
 
-async def test_canceling_a_waiting_prediction_frees_no_permit(driver: QueueDriver) -> None:
-    ids = [await driver.submit(most_running=1) for _ in range(3)]
-    await driver.claim_one()
-    await driver.cancel(ids[1])
-    assert await driver.claim() == []
-
-
-async def test_a_claim_that_ends_twice_frees_one_permit(driver: QueueDriver) -> None:
-    for _ in range(4):
-        await driver.submit(most_running=1)
+async def test_only_an_end_frees_a_permit_and_twice_is_once(driver: QueueDriver) -> None:
+    ids = await driver.submit_many(5, most_running=1)
     claim = await driver.claim_one()
+    await driver.cancel(ids[1])
+    assert await driver.claim() == [], "a waiting prediction had no permit"
     for _ in range(2):
         assert await driver.finish(claim)
     assert len(await driver.claim(9)) == 1
 
 
-# ── another limit ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_raised_limit_sends_a_wakeup_and_lets_more_run(driver: QueueDriver) -> None:
-    ids = [await driver.submit(most_running=1) for _ in range(5)]
+@pytest.mark.parametrize(("most_running", "more"), [(3, 2), (None, 4)], ids=["raised", "removed"])
+async def test_a_higher_limit_sends_a_wakeup_and_lets_more_run(
+    driver: QueueDriver, most_running: int | None, more: int
+) -> None:
+    ids = await driver.submit_many(5, most_running=1)
     await driver.claim_one()
     assert await driver.claim() == []
     await driver.hear_bell()
-    await driver.limit(most_running=3)
+    await driver.limit(most_running=most_running)
     assert await driver.hear_bell()
-    assert [claim.id for claim in await driver.claim(9)] == ids[1:3]
-
-
-async def test_a_removed_limit_sends_a_wakeup_and_lets_all_run(driver: QueueDriver) -> None:
-    for _ in range(5):
-        await driver.submit(most_running=1)
-    await driver.claim_one()
-    assert await driver.claim() == []
-    await driver.hear_bell()
-    await driver.limit()
-    assert await driver.hear_bell()
-    assert len(await driver.claim(9)) == 4
+    assert [claim.id for claim in await driver.claim(9)] == ids[1 : 1 + more]
 
 
 @pytest.mark.parametrize("most_running", [3, None])
@@ -206,11 +130,8 @@ async def test_a_submit_that_raises_the_limit_frees_other_lanes_too(
     assert [claim.id for claim in await driver.claim(9)] == [high, *ids[1:]]
 
 
-async def test_a_lowered_limit_stops_no_run_and_delays_new_ones(
-    driver: QueueDriver,
-) -> None:
-    for _ in range(6):
-        await driver.submit(most_running=3)
+async def test_a_lowered_limit_stops_no_run_and_delays_new_ones(driver: QueueDriver) -> None:
+    await driver.submit_many(6, most_running=3)
     claims = await driver.claim(9)
     assert len(claims) == 3
     await driver.limit(most_running=1)
@@ -224,8 +145,7 @@ async def test_a_lowered_limit_stops_no_run_and_delays_new_ones(
 
 async def test_a_lowered_limit_applies_to_ready_predictions(driver: QueueDriver) -> None:
     await driver.have_slots(9)
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     await driver.limit(most_running=1)
     assert len(await driver.claim(9)) == 1
 
@@ -240,8 +160,7 @@ async def test_each_submit_brings_its_accounts_limits(driver: QueueDriver) -> No
 
 async def test_a_new_weight_applies_to_waiting_predictions(driver: QueueDriver) -> None:
     for account in ("a", "b"):
-        for _ in range(12):
-            await driver.submit(account=account)
+        await driver.submit_many(12, account=account)
     await driver.claim(1)
     await driver.limit("b", weight=3)
     served = await accounts(driver, 12)
@@ -249,14 +168,10 @@ async def test_a_new_weight_applies_to_waiting_predictions(driver: QueueDriver) 
 
 
 async def test_setting_the_same_limit_twice_has_one_effect(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     await driver.limit(most_running=2)
-    before = await dump(driver.redis)
-    await driver.limit(most_running=2)
-    assert {name: value for name, (_, value) in (await dump(driver.redis)).items()} == {
-        name: value for name, (_, value) in before.items()
-    }
+    async with unchanged(driver.redis, expiry=False):
+        await driver.limit(most_running=2)
 
 
 async def test_an_account_without_predictions_is_not_recorded(driver: QueueDriver) -> None:
@@ -276,30 +191,18 @@ async def test_a_kept_limit_is_the_one_that_the_submit_brought(driver: QueueDriv
     assert await driver.counts(keys.limits(driver.queue)) == {"acme": has}
 
 
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await driver.scripts.limit(QueueName(f"{MODEL}:000000000000"), "acme", weight=2, most_running=1)
-    assert await dump(driver.redis) == before
-
-
-# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_submit_above_the_waiting_limit_is_refused_and_nothing_written(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(most_queued=3)
-    before = await dump(driver.redis)
-    with pytest.raises(QueueRefused, match="too_many_queued") as refused:
-        await driver.submit(most_queued=3, weight=5, most_running=1, idempotency=("digest", "body"))
-    assert (refused.value.limit, refused.value.retry_after_s, refused.value.eta_s) == (3, 1, None)
-    assert await dump(driver.redis) == before
+@pytest.mark.parametrize("most", [3, 0])
+async def test_a_submit_above_the_waiting_limit_is_refused_and_nothing_written(driver: QueueDriver, most: int) -> None:
+    await driver.submit_many(most, most_queued=most)
+    async with unchanged(driver.redis):
+        with pytest.raises(QueueRefused, match="too_many_queued") as refused:
+            await driver.submit(most_queued=most, weight=5, most_running=1, idempotency=("digest", "body"))
+    assert (refused.value.limit, refused.value.retry_after_s, refused.value.eta_s) == (most, 1, None)
     await driver.submit(account="other", most_queued=3)
 
 
 async def test_delayed_retries_count_as_waiting_and_runs_do_not(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(most_queued=3)
+    await driver.submit_many(3, most_queued=3)
     first, second = await driver.claim(2)
     await driver.submit(most_queued=3)
     await driver.release(first, delay_s=60)
@@ -331,23 +234,9 @@ async def test_a_start_an_end_or_an_expiry_makes_room(driver: QueueDriver) -> No
         await driver.submit(most_queued=3)
 
 
-async def test_a_repeated_submit_gets_its_answer_and_no_refusal(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(most_queued=1, idempotency=("digest", "body"))
-    before = await dump(driver.redis)
-    assert await driver.submit(prediction_id, most_queued=1) == prediction_id
-    assert await driver.submit(most_queued=1, idempotency=("digest", "body")) == prediction_id
-    assert await dump(driver.redis) == before
-
-
-async def test_a_waiting_limit_of_zero_refuses_everything(driver: QueueDriver) -> None:
-    with pytest.raises(QueueRefused, match="too_many_queued"):
-        await driver.submit(most_queued=0)
-
-
 async def test_a_submit_with_an_older_limit_does_not_restore_it(driver: QueueDriver) -> None:
     """An API may know an account's limits for some seconds longer than they hold."""
-    for _ in range(10):
-        await driver.submit(most_running=5, limits_rev=1)
+    await driver.submit_many(10, most_running=5, limits_rev=1)
     await driver.scripts.limit(driver.queue, "acme", weight=1, most_running=1, revision=2)
     await driver.submit(most_running=5, limits_rev=1)
     assert len(await driver.claim_all()) == 1
@@ -371,5 +260,4 @@ async def test_the_answer_to_a_submit_reflects_the_limits_it_brings(driver: Queu
         limits_rev=1,
         now_ms=driver.now_ms,
     )
-    assert accepted.outlook is not None
     assert accepted.outlook.reason == "waiting_its_turn"

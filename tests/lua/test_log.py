@@ -1,18 +1,15 @@
-"""lib/log: each step of a prediction is one entry, and the log has an end."""
+"""Each step of a prediction is one log entry, and the log is bounded."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from director.audit.log import KINDS
 from director.broker import keys
 from director.core.ids import PredictionId, partition_of
+from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 SCRIPTS = Path(__file__).parents[2] / "lua"
 
@@ -103,44 +100,31 @@ async def test_drops_and_erasures_are_logged(driver: QueueDriver) -> None:
     assert {(entry["queue"], entry["at"]) for entry in told} == {(driver.queue, str(driver.now_ms))}
 
 
-async def test_a_dead_letter_without_a_record_leaves_its_list_unlogged(driver: QueueDriver) -> None:
-    prediction_id = await driver.die()
-    await driver.redis.delete(keys.record(prediction_id))
-    before = await logged(driver)
-    assert await driver.drop(prediction_id)
-    assert await logged(driver) == before
-
-
-async def test_a_request_to_stop_is_logged_once(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_request_to_stop_is_logged_once(driver: QueueDriver, claim: Claim) -> None:
     for account in ("rival", ACCOUNT, ACCOUNT):
-        await driver.cancel(prediction_id, account=account)
+        await driver.cancel(claim.id, account=account)
     await driver.finish(claim, Status.CANCELED)
     assert (await steps(driver))[-3:] == [("claimed", "d1 1"), ("asked", "d1"), ("ended", "canceled")]
 
 
 async def test_calls_that_change_nothing_log_nothing(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    claim = await driver.claim_one()
+    without_record = await driver.die()
+    await driver.redis.delete(keys.record(without_record))
+    claim = await driver.claimed(webhook="https://example.com", events="completed")
     await driver.finish(claim)
     before = await logged(driver)
-    await driver.submit(prediction_id)
+    assert await driver.drop(without_record)
+    await owe_nothing(driver, claim.id, outcome="put_off", delay_s=2)
+    await driver.submit(claim.id)
     await driver.finish(claim)
     await driver.release(claim)
-    await driver.cancel(prediction_id)
-    await owe_nothing(driver, prediction_id)
+    await driver.cancel(claim.id)
     await driver.claim()
     assert await logged(driver) == before
-
-
-async def test_a_postponed_webhook_logs_no_attempt(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(webhook="https://example.com", events="completed")
-    await driver.finish(await driver.claim_one())
+    await owe_nothing(driver, claim.id)
     before = await logged(driver)
-    await owe_nothing(driver, prediction_id, outcome="put_off", delay_s=2)
+    await owe_nothing(driver, claim.id)
     assert await logged(driver) == before
-    await owe_nothing(driver, prediction_id)
 
 
 async def test_the_log_is_bounded(driver: QueueDriver) -> None:

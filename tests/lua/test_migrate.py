@@ -1,31 +1,27 @@
-"""migrate: what waits goes over with all that is known of it, in its order; what is claimed stays; nothing is lost."""
+"""migrate moves waiting predictions with all their data, in order. Claimed ones stay, and none is lost."""
 
-import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from director.broker import keys
 from director.broker.replies import Migrated
 from director.core.errors import UnknownQueue
-from director.core.ids import LANES, PredictionId, QueueName, queue_name
+from director.core.ids import LANES, QueueName, queue_name
 from director.core.policy import Policy
-from director.core.schema import Claim
 from director.core.states import TERMINAL
 from director.store.queues import Migration, Moved
+from tests.lua.walk import Walk
 from tests.properties.books import Books, read_books
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 NEWER = "b2" * 32
 
 
 @pytest.fixture
 async def newer(driver: QueueDriver) -> QueueDriver:
-    """The queue of the next version, in the same hands."""
+    """Return a driver of the queue of the next version."""
     queue = queue_name(MODEL, NEWER)
     await driver.scripts.register(queue, version=NEWER, policy=Policy(streams=4, size=1))
     other = QueueDriver(driver.redis, driver.scripts, queue)
@@ -43,9 +39,7 @@ async def migrate(
     return moved
 
 
-async def test_every_waiting_prediction_can_be_claimed_from_the_other_queue(
-    driver: QueueDriver, newer: QueueDriver
-) -> None:
+async def test_every_waiting_prediction_moves_to_the_other_queue(driver: QueueDriver, newer: QueueDriver) -> None:
     delayed = await driver.submit()
     await driver.release(await driver.claim_one(), spent=True, delay_s=5)
     ids = [await driver.submit(lifetime_ms=60_000, data=b"[%d]" % number) for number in range(3)]
@@ -62,20 +56,19 @@ async def test_every_waiting_prediction_can_be_claimed_from_the_other_queue(
     assert set(await newer.members(keys.deadline(newer.queue))) == set(ids)
 
 
-async def test_claimed_predictions_stay_and_end_in_their_queue(driver: QueueDriver, newer: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_claimed_and_paused_predictions_stay_in_their_queue(driver: QueueDriver, newer: QueueDriver) -> None:
+    claim = await driver.claimed()
+    paused = await driver.submit(account="paused")
+    await driver.pause(tenant="paused")
     waiting = await driver.submit()
-    assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=1, held=0)
+    assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=1, held=1)
     assert await driver.extend(claim) == ["held"]
     assert await driver.finish(claim)
-    assert (await newer.claim_one()).id == waiting
-    assert await driver.members(keys.live(driver.queue)) == {}
+    assert [claim.id for claim in await newer.claim_all()] == [waiting]
+    assert list(await driver.members(keys.live(driver.queue))) == [paused]
 
 
-async def test_each_account_keeps_its_order_and_goes_before_its_later_predictions(
-    driver: QueueDriver, newer: QueueDriver
-) -> None:
+async def test_each_account_keeps_order_and_precedes_later_ones(driver: QueueDriver, newer: QueueDriver) -> None:
     there = [await newer.submit(account=account) for account in ("a", "b")]
     here = [await driver.submit(account=account) for account in ("a", "b", "a", "b", "a")]
     for start in (0, 0, 0):  # slices of two: the first ids of `live` are others each time
@@ -109,41 +102,22 @@ async def test_limits_move_with_their_account(driver: QueueDriver, newer: QueueD
     assert (await newer.claim_one()).id == ids[1]
 
 
-async def test_predictions_that_an_operator_paused_stay(driver: QueueDriver, newer: QueueDriver) -> None:
-    await driver.submit(account="paused")
-    other = await driver.submit(account="other")
-    await driver.pause(tenant="paused")
-    assert await migrate(driver, newer) == Migrated(next=-1, moved=1, claimed=0, held=1)
-    assert [claim.id for claim in await newer.claim_all()] == [other]
-
-
 async def test_a_dry_run_writes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
-    before = await dump(driver.redis)
-    assert await migrate(driver, newer, count=2, only_asks=True) == Migrated(next=2, moved=2, claimed=0, held=0)
-    assert await migrate(driver, newer, start=2, count=2, only_asks=True) == Migrated(
-        next=-1, moved=1, claimed=0, held=0
-    )
-    assert await dump(driver.redis) == before
-
-
-async def test_another_call_after_a_full_migration_changes_nothing(driver: QueueDriver, newer: QueueDriver) -> None:
-    await driver.submit()
-    await migrate(driver, newer)
-    before = await dump(driver.redis)
-    assert await migrate(driver, newer) == Migrated(next=-1, moved=0, claimed=0, held=0)
-    assert await dump(driver.redis) == before
+    await driver.submit_many(3)
+    async with unchanged(driver.redis):
+        assert await migrate(driver, newer, count=2, only_asks=True) == Migrated(next=2, moved=2, claimed=0, held=0)
+        assert await migrate(driver, newer, start=2, count=2, only_asks=True) == Migrated(
+            next=-1, moved=1, claimed=0, held=0
+        )
 
 
 async def test_a_migration_to_an_unknown_queue_moves_nothing(driver: QueueDriver) -> None:
     await driver.submit()
-    before = await dump(driver.redis)
-    nowhere = QueueName(f"{MODEL}:000000000000")
-    with pytest.raises(UnknownQueue):
-        async for _ in Migration(driver.scripts, driver.queue, nowhere).steps():
-            pass
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        nowhere = QueueName(f"{MODEL}:000000000000")
+        with pytest.raises(UnknownQueue):
+            async for _ in Migration(driver.scripts, driver.queue, nowhere).steps():
+                pass
 
 
 async def test_a_slice_that_moved_whole_is_not_the_last(driver: QueueDriver, newer: QueueDriver) -> None:
@@ -160,8 +134,7 @@ async def test_a_slice_that_moved_whole_is_not_the_last(driver: QueueDriver, new
 
 
 async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, newer: QueueDriver) -> None:
-    for _ in range(60):
-        await driver.submit(account="paused")
+    await driver.submit_many(60, account="paused")
     await driver.pause(tenant="paused")
     ids = [await driver.submit(account=f"t{number % 7}") for number in range(130)]
     steps = [step async for step in Migration(driver.scripts, driver.queue, newer.queue).steps()]
@@ -170,90 +143,44 @@ async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDr
     assert {claim.id for claim in await newer.claim_all()} == set(ids)
 
 
-async def test_a_migration_is_in_the_log_of_its_partition(driver: QueueDriver, newer: QueueDriver) -> None:
+async def test_a_migration_is_logged_once(driver: QueueDriver, newer: QueueDriver) -> None:
     prediction_id = await driver.submit()
     await migrate(driver, newer)
+    async with unchanged(driver.redis):
+        assert await migrate(driver, newer) == Migrated(next=-1, moved=0, claimed=0, held=0)
     [(_, entry)] = await driver.redis.xrevrange(keys.log(keys.queue_partition(driver.queue)), count=1)
-    said = {name.decode(): value.decode() for name, value in entry.items()}
-    assert (said["id"], said["kind"], said["queue"], said["detail"]) == (
-        prediction_id,
-        "moved",
-        driver.queue,
-        newer.queue,
-    )
+    said = [entry[name].decode() for name in (b"id", b"kind", b"queue", b"detail")]
+    assert said == [prediction_id, "moved", driver.queue, newer.queue]
 
 
-# ── whatever happens between two slices, and whenever it is cut short ────────────────────────────────────────────
-
-
-class Play:
-    """Callers, directors and an operator who moves slices to and fro, in any order. Each step is one script."""
-
-    def __init__(self, driver: QueueDriver, newer: QueueDriver, seed: int) -> None:
-        self.queues = (driver, newer)
-        self.dice = random.Random(seed)
-        self.asked: list[PredictionId] = []
-        self.held: dict[PredictionId, tuple[QueueDriver, Claim]] = {}
-        self.ended: Counter[str] = Counter()
-
-    async def step(self) -> None:
-        acts = (self.submit, self.submit, self.claim, self.finish, self.release, self.cancel, self.migrate, self.limit)
-        await self.dice.choice(acts)()
-        for each in self.queues:
-            each.pass_time(0.5)
-
-    async def submit(self) -> None:
-        queue = self.dice.choice(self.queues)
-        wish: dict[str, Any] = {"lane": self.dice.choice(("high", "normal")), "cost": self.dice.choice((1, 3))}
-        if self.dice.random() < 0.2:
-            wish["lifetime_ms"] = 5_000_000
-        account = self.dice.choice(("whale", "ant", "bee"))
-        self.asked.append(await queue.submit(account=account, streams=[self.dice.randrange(6)], **wish))
-
-    async def claim(self) -> None:
-        queue = self.dice.choice(self.queues)
-        for claim in await queue.claim(self.dice.randint(1, 3)):
-            assert claim.id not in self.held, "handed out twice"
-            assert claim.record.queue == queue.queue
-            self.held[claim.id] = queue, claim
-
-    async def finish(self) -> None:
-        if self.held:
-            queue, claim = self.held.pop(self.dice.choice(list(self.held)))
-            assert await queue.finish(claim), "its claim was lost"
-            self.ended[claim.id] += 1
-
-    async def release(self) -> None:
-        if self.held:
-            queue, claim = self.held.pop(self.dice.choice(list(self.held)))
-            became = await queue.release(claim, spent=False, delay_s=self.dice.choice((0, 2)))
-            assert became in ("waiting", "delayed")
+class Play(Walk):
+    """Callers, directors and an operator that moves slices to and fro. Each step is one script."""
 
     async def cancel(self) -> None:
         name = self.dice.choice(self.asked) if self.asked else None
         if name is not None and name not in self.held:
-            account = await self.queues[0].field(name, "account")
-            if await self.queues[0].cancel(name, account=account) == "canceled":
+            account = await self.sides[0].field(name, "account")
+            if await self.sides[0].cancel(name, account=account) == "canceled":
                 self.ended[name] += 1
 
     async def migrate(self) -> None:
-        one, other = self.dice.sample(self.queues, 2)
+        one, other = self.dice.sample(self.sides, 2)
         await migrate(one, other, start=self.dice.choice((0, 0, 2)), count=self.dice.randint(1, 5))
 
     async def limit(self) -> None:
         most = self.dice.choice((None, 1, 2))
-        await self.dice.choice(self.queues).limit(self.dice.choice(("whale", "ant")), most_running=most)
+        await self.dice.choice(self.sides).limit(self.dice.choice(("whale", "ant")), most_running=most)
 
     async def books(self) -> list[Books]:
         tenants = ("whale", "ant", "bee")
-        return [await read_books(each.redis, each.queue, self.asked, tenants) for each in self.queues]
+        return [await read_books(each.redis, each.queue, self.asked, tenants) for each in self.sides]
 
     async def look(self) -> None:
-        """Every one in one place, and every counter the truth."""
+        """Check that each prediction is in one place and every counter is right."""
         both = await self.books()
         for one, other in zip(both, reversed(both), strict=True):
             records = {name: one.records[name] for name in self.asked}
-            queue = self.queues[both.index(one)].queue
+            queue = self.sides[both.index(one)].queue
             mine = {name for name, record in records.items() if record["queue"] == queue}
             open_ = {name for name in mine if records[name]["status"] not in TERMINAL}
             assert one.stray == []
@@ -277,35 +204,22 @@ class Play:
                 assert one.turns[lane].keys() <= turns, "a turn for nothing"
 
     async def end(self) -> None:
-        """All that is left is had, and ends."""
-        for each in self.queues:
+        """Lift all limits and finish everything that is left."""
+        for each in self.sides:
             for tenant in ("whale", "ant"):
                 await each.limit(tenant, most_running=None)
-        for _ in range(len(self.asked) + 10):
-            while self.held:
-                await self.finish()
-            for each in self.queues:
-                each.pass_time(3)
-                await each.promote()
-                for claim in await each.claim(9):
-                    assert claim.id not in self.held
-                    self.held[claim.id] = each, claim
-            if not self.held:
-                break
+        await self.finish_all()
         assert self.ended == Counter(self.asked), "each ended once"
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_events_between_slices_neither_lose_nor_double_a_prediction(
+async def test_events_between_slices_lose_and_double_nothing(
     driver: QueueDriver, newer: QueueDriver, seed: int
 ) -> None:
     play = Play(driver, newer, seed)
     await driver.have_slots(seed % 3)
     for _ in range(80):
-        await play.step()
+        await play.step("migrate", "limit")
         await play.look()
     await play.end()
     await play.look()
-    for each in play.queues:
-        stats = await each.stats()
-        assert (stats.waiting, stats.claimed, stats.delayed, stats.live) == (0, 0, 0, 0)

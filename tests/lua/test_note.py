@@ -1,14 +1,11 @@
-"""note: what an operator is about to change, once, in a log that has an end."""
+"""note records an operator's change once, in a bounded log."""
 
 from typing import Any
 
-import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-
-pytestmark = pytest.mark.anyio
 
 NOTED: dict[str, Any] = {
     "kind": "limits_set",
@@ -27,17 +24,10 @@ async def noted(redis: Redis) -> list[dict[str, str]]:
 
 async def test_a_change_is_kept_as_it_was_reported(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.note("n", **NOTED)
-    assert await noted(redis) == [
-        {
-            "id": "n",
-            "kind": "limits_set",
-            "queue": "",
-            "account": "acme",
-            "at": "7",
-            "by": "cli:root",
-            "detail": '{"limits":[]}',
-        }
-    ]
+    [entry] = await noted(redis)
+    assert entry == {"id": "n", "at": "7", "detail": '{"limits":[]}'} | {
+        name: NOTED[name] for name in ("kind", "queue", "account", "by")
+    }
 
 
 async def test_a_repeated_call_adds_nothing_and_later_steps_still_count(scripts: Scripts, redis: Redis) -> None:
@@ -45,11 +35,8 @@ async def test_a_repeated_call_adds_nothing_and_later_steps_still_count(scripts:
     assert await scripts.note("other", **NOTED)
     assert not await scripts.note("n", **NOTED)
     assert await scripts.note("n", **{**NOTED, "kind": "void"})
-    assert [(entry["id"], entry["kind"]) for entry in await noted(redis)] == [
-        ("n", "limits_set"),
-        ("other", "limits_set"),
-        ("n", "void"),
-    ]
+    found = [(entry["id"], entry["kind"]) for entry in await noted(redis)]
+    assert found == [("n", "limits_set"), ("other", "limits_set"), ("n", "void")]
 
 
 async def test_the_log_is_bounded(scripts: Scripts, redis: Redis) -> None:

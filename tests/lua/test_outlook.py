@@ -1,4 +1,4 @@
-"""lib/outlook: why one waits, how many go before it, and for how long."""
+"""An outlook says why a prediction waits, how many are ahead of it, and for how long."""
 
 from typing import Any
 
@@ -9,21 +9,18 @@ from director.core.errors import QueueRefused
 from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy, shard
 from director.core.schema import Outlook
-from tests.support.keyspace import dump
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
-
-pytestmark = pytest.mark.anyio
 
 
 async def served_by(driver: QueueDriver, slots: int = 1, *, run_s: float | None = None, busy: bool = True) -> None:
-    """Directors with so many slots; one run took `run_s`, so that it is known. `busy`: all slots are taken."""
+    """Report slots of directors, let one run take `run_s` and, if `busy`, occupy all slots."""
     await driver.have_slots(slots)
     if run_s is not None:
-        await driver.submit(account="nobody")
+        await driver.submit(account="stranger")
         await driver.run(await driver.claim_one(), run_s)
     if busy:
-        for _ in range(slots):
-            await driver.submit(account="nobody")
+        await driver.submit_many(slots, account="stranger")
         assert len(await driver.claim(slots)) == slots
     await driver.have_slots(slots)
 
@@ -33,26 +30,24 @@ async def reason(driver: QueueDriver, prediction_id: PredictionId) -> tuple[str,
     return outlook.reason, outlook.detail
 
 
+async def report(driver: QueueDriver, *states: Readiness) -> None:
+    """Send a heartbeat of one more director for each state."""
+    for number, state in enumerate(states, start=2):
+        await driver.scripts.extend(
+            driver.queue, consumer=f"d{number}", lease_s=15, claims=[], slots=1, state=state, now_ms=driver.now_ms
+        )
+
+
 async def accepted(driver: QueueDriver, account: str = ACCOUNT, **options: Any) -> Accepted:
     streams = options.pop("streams", shard(account, streams=16, size=2))
     fields = {"queue": driver.queue, "model": MODEL, "version": VERSION, "now_ms": driver.now_ms}
     return await enqueue(driver.scripts, driver.new_id(), account=account, shard=streams, **fields, **options)
 
 
-# ── why ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_prediction_waits_its_turn(driver: QueueDriver) -> None:
-    await served_by(driver)
-    assert await reason(driver, await driver.submit()) == ("waiting_its_turn", None)
-
-
-async def test_reason_is_that_no_director_has_come(driver: QueueDriver) -> None:
-    outlook = await driver.outlook(await driver.submit())
-    assert outlook == Outlook(1, 0, None, None, "no_director")
-
-
-async def test_reason_is_that_no_director_is_left(driver: QueueDriver) -> None:
+async def test_reason_is_that_no_director_has_come_or_is_left(driver: QueueDriver) -> None:
+    first = await driver.submit(account="stranger")
+    assert await driver.outlook(first) == Outlook(1, 0, None, None, "no_director")
+    await driver.claim_one()
     await served_by(driver)
     prediction_id = await driver.submit()
     driver.pass_time(20)
@@ -64,9 +59,7 @@ async def test_reason_is_that_no_director_is_left(driver: QueueDriver) -> None:
 @pytest.mark.parametrize("state", ["starting", "setup_failed", "server_auth"])
 async def test_a_starting_or_failed_director_does_not_hide_a_ready_one(driver: QueueDriver, state: Readiness) -> None:
     await served_by(driver)
-    await driver.scripts.extend(
-        driver.queue, consumer="d2", lease_s=15, claims=[], slots=1, state=state, now_ms=driver.now_ms
-    )
+    await report(driver, state)
     assert await reason(driver, await driver.submit()) == ("waiting_its_turn", None)
 
 
@@ -80,13 +73,10 @@ async def test_a_starting_or_failed_director_does_not_hide_a_ready_one(driver: Q
         (["server_auth", "starting"], "servers_starting"),
     ],
 )
-async def test_reason_names_servers_that_start_or_fail_or_refuse_access(
+async def test_reason_names_servers_that_start_fail_or_refuse(
     driver: QueueDriver, states: list[Readiness], why: str
 ) -> None:
-    for number, state in enumerate(states):
-        await driver.scripts.extend(
-            driver.queue, consumer=f"d{number}", lease_s=15, claims=[], slots=1, state=state, now_ms=driver.now_ms
-        )
+    await report(driver, *states)
     outlook = await driver.outlook(await driver.submit())
     assert (outlook.reason, outlook.p50_ms, outlook.p90_ms) == (why, None, None)
 
@@ -112,8 +102,7 @@ async def test_reason_is_that_the_account_is_paused(driver: QueueDriver) -> None
 async def test_reason_is_that_the_breaker_is_open_or_probing(driver: QueueDriver) -> None:
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=2))
     await driver.have_slots(3)
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     for consumer in ("d1", "d2"):
         await driver.release(await driver.claim_one(consumer=consumer), spent=True, delay_s=60)
     prediction_id = await driver.submit()
@@ -126,8 +115,7 @@ async def test_reason_is_that_the_breaker_is_open_or_probing(driver: QueueDriver
 
 async def test_reason_is_that_the_account_is_at_its_limit(driver: QueueDriver) -> None:
     await driver.have_slots(9)
-    for _ in range(2):
-        await driver.submit(most_running=2)
+    await driver.submit_many(2, most_running=2)
     prediction_id = await driver.submit(most_running=2)
     assert await reason(driver, prediction_id) == ("waiting_its_turn", None)
     await driver.claim(9)
@@ -155,35 +143,15 @@ async def test_reasons_that_stop_all_come_before_reasons_that_stop_one(driver: Q
     assert await reason(driver, prediction_id) == ("no_director", None)
 
 
-async def test_a_prediction_that_does_not_wait_has_no_outlook(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
-    for _ in range(2):
-        stored = await driver.scripts.get(claim.id)
-        assert stored is not None
-        assert stored.outlook is None
-        await driver.finish(claim)
-
-
-# ── how many before it ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def order(driver: QueueDriver) -> list[PredictionId]:
     return [claim.id for claim in await driver.claim_all()]
 
 
-async def test_position_is_exact_in_the_streams_of_a_lane(driver: QueueDriver) -> None:
-    await driver.have_slots(9)
-    ids = [await driver.submit(account=f"t{stream}", streams=[stream]) for stream in (2, 2, 7, 2, 5, 7)]
-    told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
-    served = await order(driver)
-    assert told == [served.index(prediction_id) for prediction_id in ids]
-
-
-async def test_position_is_exact_whichever_stream_is_read_next(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("claimed", [0, 2], ids=["first stream next", "another stream next"])
+async def test_position_is_exact_in_the_streams_of_a_lane(driver: QueueDriver, claimed: int) -> None:
     await driver.have_slots(12)
-    first = [await driver.submit(account="t", streams=[stream]) for stream in (2, 5)]
-    assert [claim.id for claim in await driver.claim(2)] == first
+    first = [await driver.submit(account="t", streams=[stream]) for stream in (2, 5)][:claimed]
+    assert [claim.id for claim in await driver.claim(2)][:claimed] == first
     ids = [await driver.submit(account=f"t{stream}", streams=[stream]) for stream in (2, 2, 7, 2, 5, 7)]
     told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
     served = await order(driver)
@@ -192,7 +160,7 @@ async def test_position_is_exact_whichever_stream_is_read_next(driver: QueueDriv
 
 async def test_position_is_exact_in_the_backlog_of_the_only_tenant(driver: QueueDriver) -> None:
     await served_by(driver)
-    await driver.submit(account="nobody")
+    await driver.submit(account="stranger")
     ids = [await driver.submit() for _ in range(6)]
     told = [await driver.outlook(prediction_id) for prediction_id in ids]
     assert [(outlook.position, outlook.ahead) for outlook in told] == [(n, n) for n in range(1, 7)]
@@ -204,7 +172,7 @@ async def test_position_errs_by_at_most_the_number_of_level_tenants(
     driver: QueueDriver, weights: dict[str, float]
 ) -> None:
     await served_by(driver)
-    await driver.submit(account="nobody")
+    await driver.submit(account="stranger")
     ids = [await driver.submit(account=name, weight=weight) for name, weight in weights.items() for _ in range(8)]
     ids += [await driver.submit(account="b", weight=weights["b"]) for _ in range(8)]
     told = [(await driver.outlook(prediction_id)).ahead for prediction_id in ids]
@@ -215,24 +183,15 @@ async def test_position_errs_by_at_most_the_number_of_level_tenants(
 
 async def test_a_light_tenant_sees_almost_none_of_an_earlier_batch(driver: QueueDriver) -> None:
     await served_by(driver)
-    for _ in range(100):
-        await driver.submit(account="whale")
+    await driver.submit_many(100, account="whale")
     light = await driver.outlook(await driver.submit(account="light"))
     assert light.position == 1
     assert light.ahead <= 2
 
 
-async def test_position_is_separate_for_each_account(driver: QueueDriver) -> None:
-    await served_by(driver)
-    await driver.submit(account="nobody")
-    ids = [await driver.submit(account=account) for _ in range(3) for account in ("a", "b")]
-    assert [(await driver.outlook(prediction_id)).position for prediction_id in ids] == [1, 1, 2, 2, 3, 3]
-
-
 async def test_position_counts_as_many_of_another_lane_as_have_turns(driver: QueueDriver) -> None:
     await served_by(driver, slots=3)
-    for _ in range(20):
-        await driver.submit(account="other", lane="high")
+    await driver.submit_many(20, account="other", lane="high")
     prediction_id = await driver.submit()
     assert (await driver.outlook(prediction_id)).ahead == 2, "two of high have their turns before one of normal"
     high = await driver.submit(lane="high", account="other")
@@ -242,8 +201,7 @@ async def test_position_counts_as_many_of_another_lane_as_have_turns(driver: Que
 async def test_position_counts_no_more_of_another_lane_than_wait(driver: QueueDriver) -> None:
     await served_by(driver)
     await driver.submit(account="other", lane="high")
-    for _ in range(8):
-        await driver.submit(account="other")
+    await driver.submit_many(8, account="other")
     last = await driver.submit(account="other")
     assert (await driver.outlook(last)).ahead == 9
 
@@ -256,12 +214,9 @@ async def test_positions_advance_when_others_leave_the_queue(driver: QueueDriver
     assert [(await driver.outlook(ids[n])).ahead for n in (1, 3, 4)] == [0, 1, 2]
 
 
-# ── what is told at once ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(
-    "before", ["", "me", "me me", "me me me", "other", "other other me other", "nobody other me me"]
+    "before", ["", "me", "me me", "me me me", "other", "other other me other", "stranger other me me"]
 )
 async def test_acceptance_and_an_immediate_read_give_the_same_outlook(
     driver: QueueDriver, before: str, lane: str
@@ -285,34 +240,25 @@ async def test_outlook_at_acceptance_is_exact_with_free_slots_in_any_stream(
         await driver.submit(account=f"t{stream}", streams=[stream])
     told = await accepted(driver, streams=streams)
     assert told.outlook == await driver.outlook(told.id)
-    assert told.outlook is not None
     assert told.outlook.ahead == (await order(driver)).index(told.id)
 
 
 async def test_outlook_knows_that_an_account_was_served_ahead_of_others(driver: QueueDriver) -> None:
     await served_by(driver, run_s=1)
-    for _ in range(12):
-        await driver.submit(account="other")
+    await driver.submit_many(12, account="other")
     await driver.submit(account="me", cost=5)
     await driver.claim(3)
     told = await accepted(driver, account="me")
     assert told.outlook == await driver.outlook(told.id)
-    assert told.outlook is not None
     assert told.outlook.ahead == 4
-
-
-# ── for how long ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_free_slot_means_an_immediate_start(driver: QueueDriver) -> None:
     await served_by(driver, slots=2, busy=False)
     assert (await accepted(driver)).outlook == Outlook(1, 0, 0, 0, "waiting_its_turn")
-
-
-async def test_wait_is_unknown_until_a_run_has_ended(driver: QueueDriver) -> None:
-    await served_by(driver)
+    await driver.submit()
     outlook = await driver.outlook(await driver.submit())
-    assert (outlook.p50_ms, outlook.p90_ms) == (None, None)
+    assert (outlook.p50_ms, outlook.p90_ms) == (None, None), "no run has ended"
 
 
 @pytest.mark.parametrize(("slots", "waits_s"), [(1, [10, 20, 30]), (4, [2.5, 5, 7.5])])
@@ -327,7 +273,7 @@ async def test_wait_covers_every_run_that_must_end_first(driver: QueueDriver, sl
 async def test_the_newest_runs_weigh_most(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10, busy=False)
     for _ in range(200):
-        await driver.submit(account="nobody")
+        await driver.submit(account="stranger")
         await driver.run(await driver.claim_one(), 2)
     await served_by(driver)
     outlook = await driver.outlook(await driver.submit())
@@ -337,7 +283,7 @@ async def test_the_newest_runs_weigh_most(driver: QueueDriver) -> None:
 
 async def test_run_time_includes_its_cost(driver: QueueDriver) -> None:
     await served_by(driver, busy=False)
-    await driver.submit(account="nobody", cost=5)
+    await driver.submit(account="stranger", cost=5)
     await driver.run(await driver.claim_one(), 10)
     stats = await driver.stats()
     assert (stats.service_ms, stats.service_cost) == (10_000, 5)
@@ -351,40 +297,31 @@ async def test_an_account_at_its_limit_waits_for_its_own_runs(driver: QueueDrive
     assert waits == [5_000, 10_000, 15_000, 20_000]
 
 
-# ── in time, or not at all ───────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("run_s", "busy", "start_by_ms"),
+    [(10, True, 10_000), (None, True, 1), (10, False, 1)],
+    ids=["in time", "unknown wait", "immediate start"],
+)
+async def test_a_start_in_time_is_accepted(
+    driver: QueueDriver, run_s: float | None, busy: bool, start_by_ms: int
+) -> None:
+    await served_by(driver, run_s=run_s, busy=busy)
+    await driver.submit(start_by_ms=start_by_ms)
 
 
 async def test_a_start_that_would_be_late_is_refused_and_nothing_written(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     await driver.submit()
-    before = await dump(driver.redis)
-    with pytest.raises(QueueRefused, match="cannot_start_in_time") as refused:
-        await driver.submit(start_by_ms=14_500, weight=2, idempotency=("digest", "body"))
+    async with unchanged(driver.redis):
+        with pytest.raises(QueueRefused, match="cannot_start_in_time") as refused:
+            await driver.submit(start_by_ms=14_500, weight=2, idempotency=("digest", "body"))
     assert (refused.value.eta_s, refused.value.retry_after_s) == (20, 6)
-    assert await dump(driver.redis) == before
-
-
-async def test_a_start_that_is_in_time_is_accepted(driver: QueueDriver) -> None:
-    await served_by(driver, run_s=10)
-    await driver.submit()
-    await driver.submit(start_by_ms=20_000)
-
-
-async def test_an_unknown_wait_is_accepted(driver: QueueDriver) -> None:
-    await served_by(driver)
-    await driver.submit(start_by_ms=1)
-
-
-async def test_an_immediate_start_counts_as_in_time(driver: QueueDriver) -> None:
-    await served_by(driver, run_s=10, busy=False)
-    await driver.submit(start_by_ms=1)
 
 
 async def test_a_repeated_submit_gets_its_answer_and_no_refusal(driver: QueueDriver) -> None:
     await served_by(driver, run_s=10)
     prediction_id = await driver.submit(start_by_ms=10_000, idempotency=("digest", "body"))
-    for _ in range(5):
-        await driver.submit()
+    await driver.submit_many(5)
     assert await driver.submit(start_by_ms=10_000, idempotency=("digest", "body")) == prediction_id
     with pytest.raises(QueueRefused):
         await driver.submit(start_by_ms=10_000)

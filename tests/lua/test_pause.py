@@ -1,68 +1,34 @@
-"""pause: a queue, or one tenant in it, that is handed nothing, loses nothing, and goes on when it is resumed."""
+"""A paused queue or tenant is handed nothing, loses nothing and continues when it is resumed."""
 
-import pytest
-
-from director.core.errors import UnknownQueue
-from director.core.ids import LANES, QueueName
-from tests.support.keyspace import dump
-from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
+from director.core.ids import LANES
+from director.core.schema import Claim
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 
-async def test_a_paused_queue_accepts_work_and_hands_none_out(driver: QueueDriver) -> None:
+async def test_a_paused_queue_accepts_work_and_hands_none_out_until_resumed(driver: QueueDriver) -> None:
+    ids = [await driver.submit()]
+    await driver.hear_bell()
     await driver.pause()
-    prediction_id = await driver.submit()
-    assert await driver.claim() == []
+    async with unchanged(driver.redis):
+        await driver.pause()
+        assert await driver.claim(5) == []
+        assert not await driver.hear_bell()
+    ids.append(await driver.submit())
+    await driver.hear_bell()
     await driver.pause(paused=False)
-    assert (await driver.claim_one()).id == prediction_id
+    assert await driver.hear_bell()
+    assert [claim.id for claim in await driver.claim(5)] == ids
 
 
-async def test_claimed_predictions_continue_during_a_pause(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_claimed_predictions_continue_during_a_pause(driver: QueueDriver, claim: Claim) -> None:
     await driver.pause()
     await driver.begin(claim)
     assert await driver.extend(claim) == ["held"]
     assert await driver.finish(claim, seq=2)
 
 
-async def test_resuming_sends_a_wakeup(driver: QueueDriver) -> None:
-    await driver.pause()
-    await driver.submit()
-    await driver.hear_bell()
-    await driver.pause(paused=False)
-    assert await driver.hear_bell()
-
-
-async def test_pausing_and_empty_claims_send_no_wakeup(driver: QueueDriver) -> None:
-    await driver.submit()
-    await driver.hear_bell()
-    await driver.pause()
-    assert await driver.claim() == []
-    assert not await driver.hear_bell()
-
-
-async def test_pausing_twice_has_one_effect(driver: QueueDriver) -> None:
-    await driver.pause()
-    before = await dump(driver.redis)
-    await driver.pause()
-    assert await dump(driver.redis) == before
-
-
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await driver.scripts.pause(QueueName(f"{MODEL}:000000000000"), paused=True)
-    assert await dump(driver.redis) == before
-
-
-# ── one tenant ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(
-    driver: QueueDriver,
-) -> None:
+async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     mine = [await driver.submit(streams=[0]) for _ in range(2)]
     others = [await driver.submit(account="other", streams=[0]) for _ in range(2)]
@@ -73,24 +39,14 @@ async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(
 
 async def test_backlogged_predictions_of_a_paused_tenant_get_no_turn(driver: QueueDriver) -> None:
     for account in (ACCOUNT, "other"):
-        for _ in range(3):
-            await driver.submit(account=account)
+        await driver.submit_many(3, account=account)
     await driver.pause(tenant=ACCOUNT)
     assert [claim.record.account for claim in await driver.claim(9)] == ["other"] * 3
     assert await driver.claim(9) == []
 
 
-async def test_a_paused_tenant_can_still_submit(driver: QueueDriver) -> None:
-    await driver.pause(tenant=ACCOUNT)
-    ids = [await driver.submit(lane=lane) for lane in LANES]
-    assert await driver.claim(9) == []
-    await driver.pause(paused=False, tenant=ACCOUNT)
-    assert [claim.id for claim in await driver.claim(9)] == ids
-
-
 async def test_a_paused_tenants_runs_continue_and_its_released_claims_wait(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     kept, back, later = await driver.claim(3)
     await driver.pause(tenant=ACCOUNT)
     assert await driver.extend(kept) == ["held"]
@@ -113,20 +69,20 @@ async def test_a_paused_tenants_waiting_predictions_can_be_canceled_and_expire(d
     assert (await driver.record(late)).status == "failed"
 
 
-async def test_resuming_a_tenant_sends_a_wakeup(driver: QueueDriver) -> None:
+async def test_a_paused_tenant_can_submit_and_resuming_sends_a_wakeup(driver: QueueDriver) -> None:
     await driver.pause(tenant=ACCOUNT)
-    await driver.submit()
+    ids = [await driver.submit(lane=lane) for lane in LANES]
     await driver.hear_bell()
-    assert await driver.claim() == []
+    assert await driver.claim(9) == []
     assert not await driver.hear_bell()
     await driver.pause(paused=False, tenant=ACCOUNT)
     assert await driver.hear_bell()
+    assert [claim.id for claim in await driver.claim(9)] == ids
 
 
 async def test_a_resumed_tenant_is_not_owed_the_paused_time(driver: QueueDriver) -> None:
     for account in (ACCOUNT, "other"):
-        for _ in range(20):
-            await driver.submit(account=account)
+        await driver.submit_many(20, account=account)
     await driver.pause(tenant=ACCOUNT)
     await driver.claim(10)
     await driver.pause(paused=False, tenant=ACCOUNT)
@@ -148,8 +104,7 @@ async def test_a_tenant_and_its_queue_are_paused_independently(driver: QueueDriv
 
 
 async def test_a_resumed_tenant_keeps_its_limit(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit(most_running=1)
+    await driver.submit_many(3, most_running=1)
     await driver.claim_one()
     await driver.pause(tenant=ACCOUNT)
     await driver.pause(paused=False, tenant=ACCOUNT)
@@ -157,24 +112,13 @@ async def test_a_resumed_tenant_keeps_its_limit(driver: QueueDriver) -> None:
 
 
 async def test_pausing_or_resuming_a_tenant_twice_has_one_effect(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
+    async with unchanged(driver.redis):
+        await driver.pause(paused=False, tenant="never-paused")
     for paused in (True, False):
         await driver.pause(paused=paused, tenant=ACCOUNT)
-        before = await dump(driver.redis)
-        await driver.pause(paused=paused, tenant=ACCOUNT)
-        after = await dump(driver.redis)
-        assert {name: value for name, (_, value) in after.items()} == {n: value for n, (_, value) in before.items()}
-
-
-async def test_resuming_a_tenant_that_was_never_paused_changes_nothing(driver: QueueDriver) -> None:
-    await driver.submit()
-    before = await dump(driver.redis)
-    await driver.pause(paused=False, tenant="nobody")
-    assert await dump(driver.redis) == before
-
-
-# ── a tenant whose account is suspended ──────────────────────────────────────────────────────────────────────────────
+        async with unchanged(driver.redis, expiry=False):
+            await driver.pause(paused=paused, tenant=ACCOUNT)
 
 
 async def test_nothing_of_a_suspended_tenant_is_handed_out(driver: QueueDriver) -> None:
@@ -191,10 +135,9 @@ async def test_nothing_of_a_suspended_tenant_is_handed_out(driver: QueueDriver) 
 async def test_an_older_change_that_arrives_late_undoes_nothing(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.pause(tenant=ACCOUNT, revision=3)
-    before = await dump(driver.redis)
-    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
-    await driver.pause(tenant=ACCOUNT, revision=1)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
+        await driver.pause(tenant=ACCOUNT, revision=1)
     assert await driver.claim() == []
 
 
@@ -224,7 +167,5 @@ async def test_resuming_a_suspended_tenant_sends_one_wakeup(driver: QueueDriver)
     await driver.hear_bell()
     await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
     assert await driver.hear_bell()
-    before = await dump(driver.redis)
-    await driver.pause(paused=False, tenant=ACCOUNT, revision=2)
-    after = await dump(driver.redis)
-    assert {name: value for name, (_, value) in after.items()} == {n: value for n, (_, value) in before.items()}
+    async with unchanged(driver.redis, expiry=False):
+        await driver.pause(paused=False, tenant=ACCOUNT, revision=2)

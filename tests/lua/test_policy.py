@@ -1,23 +1,24 @@
-"""What a queue's policy makes of claims that were lost: whether they run again, how often and when."""
+"""A queue's policy decides whether, how often and when lost claims run again."""
+
+from typing import Any
 
 import pytest
 
 from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.core.policy import Policy
+from director.core.schema import Claim
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 
 async def obey(catalog: Catalog, **policy: object) -> None:
-    """Register the queue again, as a director does whose settings were changed."""
-    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(**policy))  # type: ignore[arg-type]
+    """Register the queue again with this policy."""
+    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy(**policy))
 
 
 async def waits(driver: QueueDriver, *, jitter: float, losses: int) -> list[float]:
-    """After each of these losses, how long until it may run again."""
+    """Return the backoff after each of these losses, in seconds."""
     found = []
     await driver.submit()
     for _ in range(losses):
@@ -45,18 +46,10 @@ async def test_full_jitter_can_draw_any_part_of_the_backoff(driver: QueueDriver,
     assert await waits(driver, jitter=0, losses=4) == [0, 0, 0, 0]
 
 
-async def test_the_policy_limits_the_number_of_attempts(driver: QueueDriver, catalog: Catalog) -> None:
-    await obey(catalog, attempts=1)
-    await driver.submit()
-    claim = await driver.claim_one()
-    driver.pass_time(15)
-    assert await driver.reap() == {claim.id: "dead"}
-
-
-async def test_a_lost_claim_is_final_where_a_run_must_not_repeat(driver: QueueDriver, catalog: Catalog) -> None:
-    await obey(catalog, on_lost="fail")
-    await driver.submit()
-    claim = await driver.claim_one()
+@pytest.mark.parametrize("policy", [{"on_lost": "fail"}, {"attempts": 1}], ids=["no repeat", "one attempt"])
+async def test_a_lost_claim_is_final_by_policy(driver: QueueDriver, catalog: Catalog, policy: dict[str, Any]) -> None:
+    await obey(catalog, **policy)
+    claim = await driver.claimed()
     driver.pass_time(15)
     assert await driver.reap() == {claim.id: "dead"}
     record = await driver.record(claim.id)
@@ -74,8 +67,7 @@ async def test_a_started_run_ends_where_nothing_may_run_twice(
     driver: QueueDriver, catalog: Catalog, spent: bool, code: str
 ) -> None:
     await obey(catalog, on_lost="fail")
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     await driver.begin(claim, ("output", b"1"))
     assert await driver.release(claim, spent=spent, error="It had begun.", code=code) == "dead"
     record = await driver.record(claim.id)
@@ -86,35 +78,27 @@ async def test_a_started_run_ends_where_nothing_may_run_twice(
     assert await driver.release(claim, spent=spent, code=code) == "lost", "twice is once"
 
 
+@pytest.mark.parametrize("began", [True, False], ids=["began", "did not begin"])
 @GIVEN_BACK
-async def test_a_started_run_runs_again_by_default(driver: QueueDriver, spent: bool, code: str) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
-    await driver.begin(claim)
-    assert await driver.release(claim, spent=spent, code=code, began=True) == "waiting"
-
-
-@GIVEN_BACK
-async def test_a_run_that_did_not_begin_is_put_back_even_there(
-    driver: QueueDriver, catalog: Catalog, spent: bool, code: str
+async def test_a_run_that_may_repeat_or_did_not_begin_waits_again(
+    driver: QueueDriver, catalog: Catalog, spent: bool, code: str, began: bool
 ) -> None:
-    await obey(catalog, on_lost="fail")
-    await driver.submit()
-    assert await driver.release(await driver.claim_one(), spent=spent, code=code) == "waiting"
+    await obey(catalog, on_lost="retry" if began else "fail")
+    claim = await driver.claimed()
+    if began:
+        await driver.begin(claim)
+    assert await driver.release(claim, spent=spent, code=code, began=began or None) == "waiting"
 
 
 async def test_the_holder_reports_whether_an_unrecorded_run_began(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, on_lost="fail")
-    await driver.submit()
-    claim = await driver.claim_one()
+    claim = await driver.claimed()
     await driver.begin(claim)
     assert await driver.release(claim, code="refused", began=False) == "waiting", "a slow refusal"
     assert await driver.release(await driver.claim_one(), spent=True, code="server_lost", began=True) == "dead"
 
 
-async def test_a_run_that_began_only_before_is_put_back(driver: QueueDriver, catalog: Catalog) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_run_that_began_only_before_is_put_back(driver: QueueDriver, claim: Claim, catalog: Catalog) -> None:
     await driver.begin(claim)
     assert await driver.release(claim, spent=True) == "waiting"
     await obey(catalog, on_lost="fail")
@@ -133,8 +117,6 @@ async def test_a_drained_probe_that_began_lets_another_probe_start(driver: Queue
     assert len(await driver.claim(2)) == 1
 
 
-async def test_a_new_policy_applies_to_waiting_predictions(driver: QueueDriver, catalog: Catalog) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_new_policy_applies_to_waiting_predictions(driver: QueueDriver, claim: Claim, catalog: Catalog) -> None:
     await obey(catalog, attempts=1)
     assert await driver.release(claim, spent=True) == "dead"

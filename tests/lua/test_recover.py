@@ -1,43 +1,41 @@
-"""recover: claims that have no lease any more are found by their pending entries, and nobody else's are taken."""
+"""recover finds claims without a lease by their pending entries and takes no others."""
 
 import pytest
 
 from director.broker import keys
 from director.core.schema import Claim
-from tests.support.keyspace import Keyspace, dump
+from tests.support.keyspace import Keyspace, dump, unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 HOUR_S = 3600.0
 
 
 async def held(driver: QueueDriver, count: int = 1) -> list[Claim]:
-    """Claims of one stream, oldest entry first."""
-    for _ in range(count):
-        await driver.submit(streams=[3])
+    """Return claims of one stream, oldest entry first."""
+    await driver.submit_many(count, streams=[3])
     return await driver.claim(count)
 
 
 async def all_but_streams(driver: QueueDriver) -> Keyspace:
-    """A look leaves its time in a stream, and nothing else."""
+    """Return all keys but streams, in which a look leaves its time."""
     return {name: value for name, value in (await dump(driver.redis)).items() if ":s" not in name}
 
 
-async def test_a_claim_without_a_lease_runs_again_as_another_attempt(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("lease", ["missing", "expired"])
+async def test_a_claim_without_a_valid_lease_runs_again(driver: QueueDriver, lease: str) -> None:
     [claim] = await held(driver)
-    await driver.redis.delete(keys.lease(driver.queue))
+    if lease == "missing":
+        await driver.redis.delete(keys.lease(driver.queue))
+    else:
+        driver.pass_time(15)
     await driver.hear_bell()
     assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
+    before, entries = await all_but_streams(driver), await driver.entries()
+    assert await driver.recover(3) == ("0-0", {}), "twice is once"
+    assert (await all_but_streams(driver), await driver.entries(), await driver.pending()) == (before, entries, {})
     assert await driver.hear_bell()
     assert not await driver.finish(claim)
     assert (await driver.claim_one(consumer="d2")).record.attempt == 2
-
-
-async def test_a_claim_with_an_expired_lease_is_recovered(driver: QueueDriver) -> None:
-    [claim] = await held(driver)
-    driver.pass_time(15)
-    assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
 
 
 async def test_a_long_run_with_a_valid_lease_is_never_recovered(driver: QueueDriver) -> None:
@@ -71,9 +69,7 @@ async def test_the_last_attempt_ends_as_a_dead_letter(driver: QueueDriver) -> No
     assert (await driver.record(prediction_id)).code == "director_lost"
 
 
-async def test_only_a_carried_cursor_finds_an_orphan_behind_many_claims(
-    driver: QueueDriver,
-) -> None:
+async def test_only_a_carried_cursor_finds_an_orphan_behind_many_claims(driver: QueueDriver) -> None:
     """The server scans ten entries for each that it may hand out, and hands out only idle ones: all of them here."""
     claims = await held(driver, 40)
     orphan = claims[-1]
@@ -126,16 +122,6 @@ async def test_a_waiting_prediction_that_a_stranger_read_is_placed_again(driver:
 
 async def test_a_missing_stream_or_group_holds_nothing(driver: QueueDriver) -> None:
     await driver.submit(streams=[3])
-    before = await dump(driver.redis)
-    assert await driver.recover(3) == ("0-0", {})
-    assert await driver.recover(4) == ("0-0", {})
-    assert await dump(driver.redis) == before
-
-
-async def test_recovering_twice_recovers_once(driver: QueueDriver) -> None:
-    await held(driver)
-    await driver.redis.delete(keys.lease(driver.queue))
-    await driver.recover(3)
-    before, entries = await all_but_streams(driver), await driver.entries()
-    assert await driver.recover(3) == ("0-0", {})
-    assert (await all_but_streams(driver), await driver.entries(), await driver.pending()) == (before, entries, {})
+    async with unchanged(driver.redis):
+        assert await driver.recover(3) == ("0-0", {})
+        assert await driver.recover(4) == ("0-0", {})

@@ -1,18 +1,17 @@
-"""release and promote: a claim given back, at once or after a while, spent or not."""
+"""release gives a claim back, spent or not, at once or later. promote returns delayed ones."""
 
 import pytest
 
 from director.broker import keys
-from tests.support.keyspace import dump
+from director.core.schema import Claim
+from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
 
-
-async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: QueueDriver, claim: Claim) -> None:
+    await driver.hear_bell()
     assert await driver.release(claim) == "waiting"
+    assert await driver.hear_bell()
     record = await driver.record(claim.id)
     assert (record.status, record.attempt, record.claims, record.token) == ("starting", 0, 1, "")
     assert await driver.members(keys.lease(driver.queue)) == {}
@@ -21,9 +20,7 @@ async def test_an_unspent_release_waits_again_and_counts_no_attempt(driver: Queu
     assert (await driver.claim_one()).record.attempt == 1
 
 
-async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: QueueDriver, claim: Claim) -> None:
     await driver.begin(claim, ("output", b"1"))
     assert await driver.release(claim, spent=True) == "waiting"
     record = await driver.record(claim.id)
@@ -32,30 +29,16 @@ async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: Queue
     assert again.record.attempt == 2
     await driver.begin(again, ("output", b"2"))
     stored = await driver.scripts.get(claim.id)
-    assert stored is not None
     assert bytes(stored.output or b"") == b"[2]", "the caller never sees two attempts at once"
 
 
-async def test_a_release_sends_a_wakeup(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
-    await driver.hear_bell()
-    await driver.release(claim)
-    assert await driver.hear_bell()
-
-
-async def test_the_same_release_twice_has_one_effect(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_the_same_release_twice_has_one_effect(driver: QueueDriver, claim: Claim) -> None:
     await driver.release(claim, spent=True)
-    before = await dump(driver.redis)
-    assert await driver.release(claim, spent=True) == "lost"
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        assert await driver.release(claim, spent=True) == "lost"
 
 
-async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDriver, claim: Claim) -> None:
     await driver.hear_bell()
     assert await driver.release(claim, spent=True, delay_s=4) == "delayed"
     assert await driver.members(keys.delayed(driver.queue)) == {claim.id: driver.now_ms + 4_000}
@@ -71,30 +54,20 @@ async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDr
     assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
-async def test_promoting_twice_promotes_once(driver: QueueDriver) -> None:
-    await driver.submit()
-    await driver.release(await driver.claim_one(), delay_s=1)
-    driver.pass_time(1)
-    await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms)
-    before = await dump(driver.redis)
-    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
-    assert await dump(driver.redis) == before
-
-
 async def test_promote_takes_no_more_than_its_limit(driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
+    await driver.submit_many(3)
     for claim in await driver.claim(3):
         await driver.release(claim, delay_s=1)
     driver.pass_time(1)
-    assert await driver.scripts.promote(driver.queue, limit=2, now_ms=driver.now_ms) == 2
-    assert await driver.scripts.promote(driver.queue, limit=2, now_ms=driver.now_ms) == 1
+    assert [await driver.promote(limit=2) for _ in range(2)] == [2, 1]
+    async with unchanged(driver.redis):
+        assert await driver.promote(limit=2) == 0
 
 
 async def test_the_last_attempt_ends_as_a_failure_and_a_dead_letter(driver: QueueDriver) -> None:
     await driver.submit()
-    for _ in range(2):
-        assert await driver.release(await driver.claim_one(), spent=True) == "waiting"
+    for spent in (True, True, False):
+        assert await driver.release(await driver.claim_one(), spent=spent) == "waiting"
     claim = await driver.claim_one()
     assert await driver.release(claim, spent=True, error="It died.", code="server_died") == "dead"
     record = await driver.record(claim.id)
@@ -103,16 +76,7 @@ async def test_the_last_attempt_ends_as_a_failure_and_a_dead_letter(driver: Queu
     assert await driver.entries() == {}
 
 
-async def test_an_unspent_release_of_the_last_attempt_makes_no_dead_letter(driver: QueueDriver) -> None:
-    await driver.submit()
-    for _ in range(2):
-        await driver.release(await driver.claim_one(), spent=True)
-    assert await driver.release(await driver.claim_one()) == "waiting"
-
-
-async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver) -> None:
-    await driver.submit()
-    claim = await driver.claim_one()
+async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver, claim: Claim) -> None:
     await driver.cancel(claim.id)
     assert await driver.release(claim) == "canceled"
     assert (await driver.record(claim.id)).status == "canceled"
@@ -120,8 +84,7 @@ async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver) ->
 
 @pytest.mark.parametrize(("begun", "status"), [(False, "aborted"), (True, "canceled")])
 async def test_a_late_prediction_ends_at_its_release(driver: QueueDriver, begun: bool, status: str) -> None:
-    await driver.submit(lifetime_ms=10_000, late="aborted")
-    claim = await driver.claim_one()
+    claim = await driver.claimed(lifetime_ms=10_000, late="aborted")
     if begun:
         await driver.begin(claim)
     driver.pass_time(10)

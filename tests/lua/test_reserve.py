@@ -1,5 +1,6 @@
-"""reserve: a request takes a token, a prediction takes compute of its day; what is denied takes nothing."""
+"""reserve takes a token for a request or compute for a prediction. A denial takes nothing."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,41 +10,27 @@ from director.broker.replies import Allowance
 from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 
-pytestmark = pytest.mark.anyio
-
 NOW_MS = 20_000 * 86_400_000 + 3_600_000  # an hour after midnight
 CREATE = Bucket("create", rate=2.0, burst=3)
 READ = Bucket("read", rate=50.0, burst=100)
 
 
 class Account:
-    """Asks for one thing after another, each under an id of its own."""
-
     def __init__(self, scripts: Scripts) -> None:
         self.scripts = scripts
-        self.asked = 0
+        self.asked = count()
 
-    async def take(self, of: Bucket = CREATE, *, at_ms: int = 0, id: str = "", **options: Any) -> Allowance:  # noqa: A002
-        self.asked += 1
-        return await self.scripts.reserve("acme", of, id=id or f"n{self.asked}", now_ms=NOW_MS + at_ms, **options)
+    async def take(self, of: Bucket = CREATE, *, at_ms: int = 0, name: str = "", **options: Any) -> Allowance:
+        name = name or f"n{next(self.asked)}"
+        return await self.scripts.reserve("acme", of, id=name, now_ms=NOW_MS + at_ms, **options)
 
-    async def compute(self, asked_s: float, *, most: int = 100, at_ms: int = 0, id: str = "") -> Allowance:  # noqa: A002
-        return await self.credit(asked_s, of_day=most, in_all=None, at_ms=at_ms, id=id)
+    async def compute(self, asked_s: float, *, most: int = 100, at_ms: int = 0, name: str = "") -> Allowance:
+        return await self.credit(asked_s, of_day=most, in_all=None, at_ms=at_ms, name=name)
 
     async def credit(
-        self,
-        asked_s: float,
-        *,
-        of_day: int | None = None,
-        in_all: int | None = 100,
-        at_ms: int = 0,
-        id: str = "",  # noqa: A002
-    ) -> Allowance:
-        self.asked += 1
-        name = id or f"p{self.asked}"
-        return await self.scripts.reserve(
-            "acme", of_day, in_all=in_all, id=name, asked_s=asked_s, now_ms=NOW_MS + at_ms
-        )
+        self, asked_s: float, *, of_day: int | None = None, in_all: int | None = 100, **options: Any
+    ) -> Any:
+        return await self.take(of_day, in_all=in_all, asked_s=asked_s, **options)
 
 
 @pytest.fixture
@@ -65,35 +52,27 @@ async def test_a_denial_states_the_retry_time_and_the_reset_time(account: Accoun
     assert await account.take(at_ms=100) == Allowance(
         limit="create", allowed=False, most=3, remaining=0, reset_ms=1400, retry_after_ms=400
     )
-
-
-async def test_a_caller_who_waits_as_asked_is_allowed(account: Account) -> None:
     slow = Bucket("create", rate=0.3, burst=1)
-    await account.take(slow)
-    denied = await account.take(slow, at_ms=7)
-    assert (await account.take(slow, at_ms=7 + denied.retry_after_ms)).allowed
+    denied = await account.take(slow, at_ms=107)
+    assert not denied.allowed
+    assert (await account.take(slow, at_ms=107 + denied.retry_after_ms)).allowed
 
 
 async def test_a_bucket_never_holds_more_than_its_burst(account: Account) -> None:
     assert [(await account.take(at_ms=10**9)).allowed for _ in range(4)] == [True, True, True, False]
 
 
-async def test_creates_and_reads_have_separate_buckets(account: Account) -> None:
+async def test_buckets_are_separate_for_each_account_and_kind(account: Account, scripts: Scripts) -> None:
     for _ in range(4):
         await account.take()
     assert (await account.take(READ)).remaining == 99
-
-
-async def test_accounts_have_separate_buckets(account: Account, scripts: Scripts) -> None:
-    for _ in range(4):
-        await account.take()
     assert (await scripts.reserve("umbrella", CREATE, id="n1", now_ms=NOW_MS)).remaining == 2
 
 
 async def test_a_repeated_call_takes_one_token(account: Account) -> None:
-    first = await account.take(id="one")
-    assert await account.take(id="one") == first
-    assert await account.take(id="one", at_ms=20_000) == Allowance(
+    first = await account.take(name="one")
+    assert await account.take(name="one") == first
+    assert await account.take(name="one", at_ms=20_000) == Allowance(
         limit="create", allowed=True, most=3, remaining=3, reset_ms=0, retry_after_ms=0
     )
 
@@ -169,11 +148,13 @@ async def test_reserve_uses_the_servers_clock_by_default(scripts: Scripts) -> No
 
 
 class TestCompute:
-    async def test_is_reserved_up_to_the_limit_only(self, account: Account) -> None:
+    async def test_is_reserved_up_to_the_limit_only(self, account: Account, redis: Any) -> None:
         assert (await account.compute(60)).remaining == 40
+        before = await redis.hgetall(keys.compute("acme"))
         denied = await account.compute(41)
         assert (denied.allowed, denied.limit, denied.most, denied.remaining) == (False, "compute", 100, 40)
         assert denied.retry_after_ms == denied.reset_ms == 23 * 3_600_000
+        assert await redis.hgetall(keys.compute("acme")) == before
         assert (await account.compute(40)).remaining == 0
 
     async def test_starts_again_at_midnight_utc(self, account: Account) -> None:
@@ -186,21 +167,19 @@ class TestCompute:
         assert not (await account.compute(1)).allowed
 
     async def test_is_reserved_once_by_a_repeated_call(self, account: Account) -> None:
-        first = await account.compute(60, id="p")
-        assert await account.compute(60, id="p") == first
+        first = await account.compute(60, name="p")
+        assert await account.compute(60, name="p") == first
         assert (await account.compute(40)).allowed
 
-    async def test_does_not_change_on_a_denial(self, account: Account, redis: Any) -> None:
-        await account.compute(60)
-        before = await redis.hgetall(keys.compute("acme"))
-        assert not (await account.compute(41)).allowed
-        assert await redis.hgetall(keys.compute("acme")) == before
-
-    async def test_denials_count_their_own_bursts(self, account: Account, redis: Any) -> None:
+    @pytest.mark.parametrize(("limit", "other"), [("compute", "create"), ("credit", "compute")])
+    async def test_denials_of_each_limit_are_counted_apart(
+        self, account: Account, redis: Any, limit: str, other: str
+    ) -> None:
         for at_ms in (0, 20, 40):
-            assert not (await account.compute(101, at_ms=at_ms)).allowed
+            allowance = account.compute(101, at_ms=at_ms) if limit == "compute" else account.credit(101, at_ms=at_ms)
+            assert not (await allowance).allowed
         usage = await redis.hgetall(keys.usage("acme"))
-        assert (usage[b"compute:bursts"], b"create:bursts" in usage) == (b"1", False)
+        assert (usage[f"{limit}:bursts".encode()], f"{other}:bursts".encode() in usage) == (b"1", False)
 
 
 class TestCredit:
@@ -211,19 +190,15 @@ class TestCredit:
         )
         assert (await account.credit(40)).remaining == 0
 
-    async def test_does_not_return_the_next_day_or_after_a_year(self, account: Account, redis: Any) -> None:
+    async def test_does_not_return_after_a_year_but_can_be_raised(self, account: Account, redis: Any) -> None:
         await account.credit(100)
         assert not (await account.credit(1, at_ms=366 * 86_400_000)).allowed
         assert await redis.ttl(keys.credit("acme")) == -1
-
-    async def test_allows_more_at_once_when_it_is_raised(self, account: Account) -> None:
-        await account.credit(100)
-        assert not (await account.credit(1)).allowed
         assert (await account.credit(1, in_all=101)).allowed
 
     async def test_is_reserved_once_by_a_call_repeated_on_another_day(self, account: Account, redis: Any) -> None:
-        await account.credit(60, of_day=100, id="p")
-        await account.credit(60, of_day=100, id="p", at_ms=86_400_000)
+        await account.credit(60, of_day=100, name="p")
+        await account.credit(60, of_day=100, name="p", at_ms=86_400_000)
         assert await redis.hget(keys.credit("acme"), "reserved") == b"60000"
         assert await redis.hget(keys.compute("acme"), "reserved") == b"60000"
 
@@ -241,8 +216,3 @@ class TestCredit:
         before = [await redis.hgetall(name) for name in names]
         assert not (await account.credit(60, of_day=of_day, in_all=in_all)).allowed
         assert [await redis.hgetall(name) for name in names] == before
-
-    async def test_denials_are_counted_apart_from_those_of_the_day(self, account: Account, redis: Any) -> None:
-        await account.credit(101, of_day=1000)
-        usage = await redis.hgetall(keys.usage("acme"))
-        assert (usage[b"credit:bursts"], b"compute:bursts" in usage) == (b"1", False)

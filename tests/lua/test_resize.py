@@ -1,13 +1,10 @@
-"""resize: another number of streams, and nothing stranded in those that are gone."""
+"""resize changes the number of streams and strands nothing in removed ones."""
 
 import pytest
 
-from director.core.errors import UnknownQueue
-from director.core.ids import QueueName
-from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
+from director.core.ids import LANES
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import QueueDriver
 
 
 async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(driver: QueueDriver) -> None:
@@ -18,7 +15,7 @@ async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(drive
     assert (await driver.claim_one()).id == prediction_id
 
 
-@pytest.mark.parametrize("lane", ["high", "normal", "low"])
+@pytest.mark.parametrize("lane", LANES)
 async def test_entries_of_any_lane_in_upper_streams_are_still_served(driver: QueueDriver, lane: str) -> None:
     await driver.have_slots(32)
     ids = {await driver.submit(account=f"t{number}", streams=[number], lane=lane) for number in range(16)}
@@ -27,17 +24,17 @@ async def test_entries_of_any_lane_in_upper_streams_are_still_served(driver: Que
 
 
 async def test_a_claimed_entry_keeps_its_stream_readable_until_it_ends(driver: QueueDriver) -> None:
-    await driver.submit(streams=[9])
-    claim = await driver.claim_one()
+    claim = await driver.claimed(streams=[9])
     assert await driver.scripts.resize(driver.queue, streams=4) == (4, 10)
+    async with unchanged(driver.redis):
+        assert await driver.scripts.resize(driver.queue, streams=4) == (4, 10)
     assert await driver.extend(claim) == ["held"]
     await driver.finish(claim)
     assert await driver.scripts.resize(driver.queue, streams=4) == (4, 4)
 
 
 async def test_a_release_after_a_shrink_goes_to_a_remaining_stream(driver: QueueDriver) -> None:
-    await driver.submit(streams=[9])
-    claim = await driver.claim_one()
+    claim = await driver.claimed(streams=[9])
     await driver.scripts.resize(driver.queue, streams=4)
     await driver.release(claim)
     assert await driver.entries() == {1: [claim.id]}
@@ -54,24 +51,8 @@ async def test_growing_serves_the_new_streams(driver: QueueDriver) -> None:
     assert {claim.id for claim in await driver.claim_all()} == {low, high}
 
 
-async def test_resizing_twice_has_one_effect(driver: QueueDriver) -> None:
-    await driver.submit(streams=[9])
-    await driver.scripts.resize(driver.queue, streams=4)
-    before = await dump(driver.redis)
-    assert await driver.scripts.resize(driver.queue, streams=4) == (4, 10)
-    assert await dump(driver.redis) == before
-
-
 @pytest.mark.parametrize("streams", [0, 33, -1])
 async def test_a_number_of_streams_above_the_mask_is_refused(driver: QueueDriver, streams: int) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(ValueError, match="1 to 32"):
-        await driver.scripts.resize(driver.queue, streams=streams)
-    assert await dump(driver.redis) == before
-
-
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    with pytest.raises(UnknownQueue):
-        await driver.scripts.resize(QueueName(f"{MODEL}:000000000000"), streams=4)
-    assert await dump(driver.redis) == before
+    async with unchanged(driver.redis):
+        with pytest.raises(ValueError, match="1 to 32"):
+            await driver.scripts.resize(driver.queue, streams=streams)

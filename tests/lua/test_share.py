@@ -1,4 +1,4 @@
-"""lib/share: whose turn it is. Where more waits than runs, tenants are served by weight, each its oldest first."""
+"""Accounts with waiting predictions are served by weight, each its oldest first."""
 
 import asyncio
 from collections import Counter
@@ -11,44 +11,48 @@ from director.core.ids import LANES, PredictionId
 from director.core.schema import Claim
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 
 async def batch(driver: QueueDriver, account: str, many: int, **options: object) -> list[PredictionId]:
-    return [await driver.submit(account=account, **options) for _ in range(many)]  # type: ignore[arg-type]
+    return [await driver.submit(account=account, **options) for _ in range(many)]
 
 
 async def served(driver: QueueDriver, turns: int) -> list[str]:
-    """Whose they were, of so many claims of one each."""
+    """Return the accounts of this many single claims."""
     return [(await driver.claim_one()).record.account for _ in range(turns)]
 
 
-async def busy(driver: QueueDriver, lane: str = "normal") -> Claim:
-    """The only slot runs something of nobody's, and something else of nobody's stands ready before all that follows."""
-    await driver.submit(account="nobody", lane=lane)
-    claim = await driver.claim_one()
-    await driver.submit(account="nobody", lane=lane)
+async def busy(driver: QueueDriver, lane: str = "normal", **batches: int) -> Claim:
+    """Occupy the only slot and put one more ready entry before these batches. Return the claim of the slot."""
+    claim = await driver.claimed(account="stranger", lane=lane)
+    await driver.submit(account="stranger", lane=lane)
+    for account, many in batches.items():
+        await batch(driver, account, many)
     return claim
 
 
+async def claim_of_a(driver: QueueDriver) -> Claim:
+    """Claim a turn of tenant a, which has 3 predictions as tenant b has."""
+    await busy(driver, a=3, b=3)
+    await driver.claim_one()
+    return await driver.claim_one()
+
+
 async def turns_of(driver: QueueDriver, lane: str = "normal") -> dict[str, float]:
-    """Virtual time of each tenant that has turns."""
+    """Return the virtual time of each tenant that has turns."""
     return {
         name.decode(): at
         for name, at in await driver.redis.zrange(keys.vtime(driver.queue, lane), 0, -1, withscores=True)
     }
 
 
-# ── where it stands ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
+@pytest.mark.parametrize(("slots", "ready"), [(3, 3), (0, 1)], ids=["slots", "no director reports slots"])
 async def test_submissions_fill_free_slots_first_and_then_the_tenants_backlog(
-    driver: QueueDriver,
+    driver: QueueDriver, slots: int, ready: int
 ) -> None:
-    await driver.have_slots(3)
+    await driver.have_slots(slots)
     ids = await batch(driver, "acme", 5, streams=[0])
-    assert await driver.entries() == {0: ids[:3]}
-    assert await driver.backlog("acme") == ids[3:]
+    assert await driver.entries() == {0: ids[:ready]}
+    assert await driver.backlog("acme") == ids[ready:]
 
 
 async def test_a_taken_slot_is_not_free(driver: QueueDriver) -> None:
@@ -56,12 +60,6 @@ async def test_a_taken_slot_is_not_free(driver: QueueDriver) -> None:
     await batch(driver, "acme", 2)
     await driver.claim(2)
     ids = await batch(driver, "acme", 3)
-    assert await driver.backlog("acme") == ids[1:]
-
-
-async def test_one_entry_is_ready_while_no_director_reports_slots(driver: QueueDriver) -> None:
-    ids = await batch(driver, "acme", 3, streams=[0])
-    assert await driver.entries() == {0: ids[:1]}
     assert await driver.backlog("acme") == ids[1:]
 
 
@@ -83,12 +81,13 @@ async def test_a_tenant_is_served_in_order_of_arrival(driver: QueueDriver) -> No
     assert [(await driver.claim_one()).id for _ in range(20)] == ids
 
 
-async def test_a_claim_of_many_serves_in_the_same_order_as_single_claims(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("at_once", [1, 10])
+async def test_the_least_served_tenant_gets_the_next_turn(driver: QueueDriver, at_once: int) -> None:
     await busy(driver)
     for account in ("a", "b", "c"):
-        await batch(driver, account, 4)
-    claims = await driver.claim(10)
-    assert [claim.record.account for claim in claims] == ["nobody", *"abc", *"abc", *"abc"]
+        await batch(driver, account, 3)
+    claims = await driver.claim_all(at_once=at_once)
+    assert [claim.record.account for claim in claims] == ["stranger", *"abc", *"abc", *"abc"]
 
 
 async def test_no_share_keys_remain_after_the_last_run(driver: QueueDriver) -> None:
@@ -103,16 +102,6 @@ async def test_no_share_keys_remain_after_the_last_run(driver: QueueDriver) -> N
     for lane in LANES:
         assert (await driver.meta(f"backlogged:{lane}"), await driver.meta(f"ready:{lane}")) == ("0", "0")
         assert await driver.meta(f"clock:{lane}") == ""
-
-
-# ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_the_least_served_tenant_gets_the_next_turn(driver: QueueDriver) -> None:
-    await busy(driver)
-    for account in ("a", "b", "c"):
-        await batch(driver, account, 3)
-    assert await served(driver, 10) == ["nobody", *"abc", *"abc", *"abc"]
 
 
 async def test_a_light_tenant_passes_a_thousand_predictions_of_its_neighbour(driver: QueueDriver) -> None:
@@ -135,28 +124,23 @@ async def test_a_sequential_caller_gets_every_other_turn_beside_a_batch(driver: 
     assert Counter(order) == {"whale": 10, "light": 10}
 
 
-async def test_turns_follow_weights_of_one_two_and_four(driver: QueueDriver) -> None:
+@pytest.mark.parametrize(
+    ("batches", "turns"),
+    [
+        ({"a": {"weight": 1}, "b": {"weight": 2}, "c": {"weight": 4}}, {"a": 10, "b": 20, "c": 40}),
+        ({"half": {"weight": 0.5}, "one": {}}, {"half": 5, "one": 10}),
+        ({"dear": {"cost": 3}, "cheap": {}}, {"dear": 5, "cheap": 15}),
+    ],
+    ids=["weights", "fraction of a weight", "cost"],
+)
+async def test_turns_follow_weights_and_costs(
+    driver: QueueDriver, batches: dict[str, dict[str, float]], turns: dict[str, int]
+) -> None:
     await busy(driver)
-    for weight, account in ((1, "a"), (2, "b"), (4, "c")):
-        await batch(driver, account, 45, weight=weight)
+    for account, options in batches.items():
+        await batch(driver, account, 45, **options)
     await driver.claim_one()
-    assert Counter(await served(driver, 70)) == {"a": 10, "b": 20, "c": 40}
-
-
-async def test_a_cost_of_three_counts_as_three_turns(driver: QueueDriver) -> None:
-    await busy(driver)
-    await batch(driver, "dear", 20, cost=3)
-    await batch(driver, "cheap", 20)
-    await driver.claim_one()
-    assert Counter(await served(driver, 20)) == {"dear": 5, "cheap": 15}
-
-
-async def test_weights_can_be_fractions(driver: QueueDriver) -> None:
-    await busy(driver)
-    await batch(driver, "half", 20, weight=0.5)
-    await batch(driver, "one", 20)
-    await driver.claim_one()
-    assert Counter(await served(driver, 15)) == {"half": 5, "one": 10}
+    assert Counter(await served(driver, sum(turns.values()))) == turns
 
 
 async def test_a_late_tenant_shares_from_its_arrival_and_not_before(driver: QueueDriver) -> None:
@@ -170,7 +154,7 @@ async def test_a_tenant_cannot_escape_its_debt_by_leaving(driver: QueueDriver) -
     await busy(driver)
     await batch(driver, "a", 20)
     await driver.submit(account="b", cost=10)
-    assert await served(driver, 3) == ["nobody", "a", "b"]
+    assert await served(driver, 3) == ["stranger", "a", "b"]
     await driver.submit(account="b")  # its backlog was gone, and comes again
     assert await served(driver, 11) == ["a"] * 10 + ["b"]
 
@@ -178,34 +162,23 @@ async def test_a_tenant_cannot_escape_its_debt_by_leaving(driver: QueueDriver) -
 async def test_virtual_time_is_forgotten_once_no_tenant_waits(driver: QueueDriver) -> None:
     await busy(driver)
     await driver.submit(account="a", cost=50)
-    assert await served(driver, 2) == ["nobody", "a"]
+    assert await served(driver, 2) == ["stranger", "a"]
     await busy(driver)
     await batch(driver, "a", 3)
     await batch(driver, "b", 3)
-    assert await served(driver, 7) == ["nobody", *"ab", *"ab", *"ab"]
-
-
-# ── what it took ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    assert await served(driver, 7) == ["stranger", *"ab", *"ab", *"ab"]
 
 
 async def test_the_real_run_time_replaces_the_expected_time_at_the_end(driver: QueueDriver) -> None:
-    await busy(driver)
-    await batch(driver, "a", 5)
-    await batch(driver, "b", 5)
-    await driver.claim_one()
-    claim = await driver.claim_one()
+    claim = await claim_of_a(driver)
     assert (claim.record.account, await turns_of(driver)) == ("a", {"a": 1, "b": 0})
     await driver.run(claim, 2.5)
     assert await turns_of(driver) == {"a": 2.5, "b": 0}
 
 
-async def test_tenants_with_long_and_short_runs_get_equal_seconds(
-    driver: QueueDriver,
-) -> None:
-    await busy(driver)
-    await batch(driver, "long", 20)
-    await batch(driver, "short", 120)
-    took = {"nobody": 1, "long": 10, "short": 1}
+async def test_tenants_with_long_and_short_runs_get_equal_seconds(driver: QueueDriver) -> None:
+    await busy(driver, long=20, short=120)
+    took = {"stranger": 1, "long": 10, "short": 1}
     seconds: Counter[str] = Counter()
     while sum(seconds.values()) < 200:
         claim = await driver.claim_one()
@@ -223,26 +196,14 @@ async def test_recent_runs_set_the_expected_time_of_the_next_ones(driver: QueueD
     assert (await driver.stats()).service_ms == 6000
 
 
-@pytest.mark.parametrize("spent", [False, True])
-async def test_a_released_claim_costs_its_tenant_nothing(driver: QueueDriver, spent: bool) -> None:
-    await busy(driver)
-    await batch(driver, "a", 3)
-    await batch(driver, "b", 3)
-    await driver.claim_one()
-    claim = await driver.claim_one()
+@pytest.mark.parametrize("how", ["unspent", "spent", "never began"])
+async def test_a_released_claim_or_unbegun_run_costs_its_tenant_nothing(driver: QueueDriver, how: str) -> None:
+    claim = await claim_of_a(driver)
     driver.pass_time(9)
-    await driver.release(claim, spent=spent)
-    assert await turns_of(driver) == {"a": 0, "b": 0}
-
-
-async def test_a_run_that_never_began_costs_its_tenant_nothing(driver: QueueDriver) -> None:
-    await busy(driver)
-    await batch(driver, "a", 3)
-    await batch(driver, "b", 3)
-    await driver.claim_one()
-    claim = await driver.claim_one()
-    driver.pass_time(9)
-    await driver.finish(claim, ran_ms=None)
+    if how == "never began":
+        await driver.finish(claim, ran_ms=None)
+    else:
+        await driver.release(claim, spent=how == "spent")
     assert await turns_of(driver) == {"a": 0, "b": 0}
 
 
@@ -252,10 +213,7 @@ async def test_canceling_a_waiting_prediction_uses_no_turn(driver: QueueDriver) 
     await batch(driver, "b", 3)
     await driver.cancel(ids[0], account="a")
     assert await driver.backlog("a") == ids[1:]
-    assert await served(driver, 5) == ["nobody", *"ab", *"ab"]
-
-
-# ── coming back ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    assert await served(driver, 5) == ["stranger", *"ab", *"ab"]
 
 
 @pytest.mark.parametrize("delay_s", [0, 5])
@@ -270,11 +228,7 @@ async def test_a_released_prediction_returns_to_the_head_of_its_backlog(driver: 
 
 
 async def test_a_released_prediction_waits_for_its_tenants_turn(driver: QueueDriver) -> None:
-    await busy(driver)
-    await batch(driver, "a", 3)
-    await batch(driver, "b", 3)
-    await driver.claim_one()
-    first = await driver.claim_one()
+    first = await claim_of_a(driver)
     assert await served(driver, 2) == ["b", "a"]
     await driver.release(first)
     assert await turns_of(driver) == {"a": 1, "b": 1}
@@ -310,9 +264,6 @@ async def test_a_claim_ends_late_predictions_without_using_a_turn(driver: QueueD
     assert await served(driver, 1) == ["b"]
 
 
-# ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("offset", range(12))
 async def test_a_high_prediction_is_claimed_next_despite_a_normal_backlog(driver: QueueDriver, offset: int) -> None:
     await batch(driver, "whale", 40)
@@ -331,14 +282,11 @@ async def test_backlogs_of_three_lanes_are_served_eight_to_three_to_one(driver: 
 
 async def test_virtual_time_is_separate_in_each_lane(driver: QueueDriver) -> None:
     for lane in ("low", "normal"):
-        for account in ("nobody", "a", "b"):
+        for account in ("stranger", "a", "b"):
             await batch(driver, account, 6, lane=lane)
     await driver.claim(8)
-    assert await turns_of(driver) == {"a": 2, "b": 2, "nobody": 1}
-    assert await turns_of(driver, "low") == {"a": 1, "b": 0, "nobody": 0}
-
-
-# ── nothing is stranded ──────────────────────────────────────────────────────────────────────────────────────────────
+    assert await turns_of(driver) == {"a": 2, "b": 2, "stranger": 1}
+    assert await turns_of(driver, "low") == {"a": 1, "b": 0, "stranger": 0}
 
 
 async def test_wakeups_continue_until_every_backlog_is_empty(driver: QueueDriver) -> None:
@@ -373,22 +321,13 @@ async def test_reconcile_restores_a_prediction_missing_from_its_backlog(driver: 
     ids = await batch(driver, "a", 4)
     await driver.redis.zrem(keys.backlog(driver.queue, "normal", "a"), ids[2])
     assert await driver.reconcile() == (0, {ids[2]: "placed"})
-    assert [claim.id for claim in await driver.claim(5)] == ids
-
-
-async def test_a_claim_skips_a_terminal_prediction_in_a_backlog(driver: QueueDriver) -> None:
-    ids = await batch(driver, "a", 3)
     await driver.cancel(ids[1], account="a")
     await driver.redis.zadd(keys.backlog(driver.queue, "normal", "a"), {ids[1]: 1})
-    assert [claim.id for claim in await driver.claim(5)] == [ids[0], ids[2]]
-
-
-# ── what a lost key makes of the counts ──────────────────────────────────────────────────────────────────────────────
+    assert [claim.id for claim in await driver.claim(5)] == [ids[0], *ids[2:]], "a terminal one is skipped"
 
 
 async def test_losing_the_live_list_strands_nothing(driver: QueueDriver) -> None:
-    for _ in range(5):
-        await driver.submit()
+    await driver.submit_many(5)
     await driver.redis.delete(keys.live(driver.queue))
     await driver.reconcile()
     claims = await driver.claim_all()

@@ -1,14 +1,7 @@
-"""stats: one queue at one moment, in numbers."""
+"""stats returns the numbers of one queue at one moment."""
 
-import pytest
-
-from director.core.errors import UnknownQueue
-from director.core.ids import QueueName
 from director.store.directors import ALIVE_S
-from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, QueueDriver
-
-pytestmark = pytest.mark.anyio
+from tests.support.queue_driver import QueueDriver
 
 
 async def test_each_prediction_is_counted_where_it_is(driver: QueueDriver) -> None:
@@ -26,16 +19,14 @@ async def test_each_prediction_is_counted_where_it_is(driver: QueueDriver) -> No
     assert (stats.oldest_ms, stats.directors, stats.streams, stats.read, stats.paused) == (2_000, 1, 16, 16, False)
 
 
-async def test_an_idle_queue_is_all_zeros(driver: QueueDriver) -> None:
-    stats = await driver.scripts.stats(driver.queue)
-    assert (stats.waiting, stats.claimed, stats.live, stats.oldest_ms, stats.directors) == (0, 0, 0, 0, 0)
-
-
-async def test_dead_letters_are_counted(driver: QueueDriver) -> None:
-    await driver.submit()
-    for _ in range(3):
-        await driver.release(await driver.claim_one(), spent=True)
-    assert (await driver.scripts.stats(driver.queue)).dead == 1
+async def test_stats_count_dead_letters_and_report_a_pause(driver: QueueDriver) -> None:
+    stats = await driver.stats()
+    assert (stats.waiting, stats.claimed, stats.live, stats.oldest_ms, stats.directors, stats.dead) == (0,) * 6
+    assert not stats.paused
+    await driver.die()
+    await driver.pause()
+    stats = await driver.stats()
+    assert (stats.dead, stats.paused) == (1, True)
 
 
 async def test_counters_are_numbers(driver: QueueDriver) -> None:
@@ -46,9 +37,7 @@ async def test_counters_are_numbers(driver: QueueDriver) -> None:
     assert tally == {"accepted:normal": 1, "started": 1, "waited_ms": 0, "cold": 1}
 
 
-async def test_a_silent_director_counts_while_outlooks_still_rely_on_it(
-    driver: QueueDriver,
-) -> None:
+async def test_a_silent_director_counts_while_outlooks_still_rely_on_it(driver: QueueDriver) -> None:
     await driver.have_slots(1)
     waiting = await driver.submit()
     driver.pass_time(ALIVE_S)
@@ -57,25 +46,8 @@ async def test_a_silent_director_counts_while_outlooks_still_rely_on_it(
     assert ((await driver.stats()).directors, (await driver.outlook(waiting)).reason) == (0, "no_director")
 
 
-async def test_stats_report_a_paused_queue(driver: QueueDriver) -> None:
-    await driver.pause()
-    assert (await driver.scripts.stats(driver.queue)).paused
-
-
 async def test_upper_streams_are_counted_after_a_shrink(driver: QueueDriver) -> None:
     await driver.submit(streams=[9])
     await driver.scripts.resize(driver.queue, streams=2)
     stats = await driver.scripts.stats(driver.queue)
     assert (stats.waiting, stats.streams, stats.read) == (1, 2, 10)
-
-
-async def test_stats_change_nothing(driver: QueueDriver) -> None:
-    await driver.submit()
-    before = await dump(driver.redis)
-    await driver.scripts.stats(driver.queue)
-    assert await dump(driver.redis) == before
-
-
-async def test_an_unknown_queue_is_an_error(driver: QueueDriver) -> None:
-    with pytest.raises(UnknownQueue):
-        await driver.scripts.stats(QueueName(f"{MODEL}:000000000000"))

@@ -1,6 +1,5 @@
-"""stow: the bytes that an account keeps are counted as they come and go, and never more than its quota."""
+"""stow counts the bytes that an account keeps, and never more than its quota."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
@@ -8,9 +7,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.replies import Stowed
 from director.broker.scripts import Scripts
-from tests.support.keyspace import dump
-
-pytestmark = pytest.mark.anyio
+from tests.support.keyspace import unchanged
 
 ACCOUNT = "acme"
 NOW = 1_800_000_000_000
@@ -28,10 +25,9 @@ async def test_new_bytes_count_and_changes_replace_and_removals_subtract(scripts
 
 async def test_a_refused_size_changes_nothing_and_a_smaller_one_always_fits(scripts: Scripts, redis: Redis) -> None:
     await scripts.stow(ACCOUNT, "a", 6, most=10, until_ms=LATER, now_ms=NOW)
-    before = await dump(redis)
-    assert await scripts.stow(ACCOUNT, "b", 5, most=10, until_ms=LATER, now_ms=NOW) == Stowed(fits=False, total=6)
-    assert await scripts.stow(ACCOUNT, "a", 11, most=10, until_ms=LATER, now_ms=NOW) == Stowed(fits=False, total=6)
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await scripts.stow(ACCOUNT, "b", 5, most=10, until_ms=LATER, now_ms=NOW) == Stowed(fits=False, total=6)
+        assert await scripts.stow(ACCOUNT, "a", 11, most=10, until_ms=LATER, now_ms=NOW) == Stowed(fits=False, total=6)
     assert await scripts.stow(ACCOUNT, "b", 4, most=10, until_ms=LATER, now_ms=NOW) == Stowed(fits=True, total=10)
     lowered = await scripts.stow(ACCOUNT, "a", 5, most=1, until_ms=LATER, now_ms=NOW)
     assert lowered == Stowed(fits=True, total=9)

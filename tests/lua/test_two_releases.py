@@ -1,7 +1,4 @@
-"""What one release files the other one serves: enqueue, claim, beat and end, each by either of them, in every mixture.
-
-Under the users that this release ships: a right that the former one needs is missed here.
-"""
+"""Each release serves what the other one wrote, in every mixture of steps, with the users that this release ships."""
 
 from collections.abc import AsyncIterator
 from copy import copy
@@ -18,7 +15,7 @@ from tests.support.queue_driver import VERSION, QueueDriver
 from tests.support.release import Release
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 
 Drivers = dict[str, QueueDriver]
 
@@ -27,7 +24,7 @@ WHO = ("new", "old")
 
 @pytest.fixture
 async def drivers(driver: QueueDriver, former: Release, server: RedisServer) -> AsyncIterator[Drivers]:
-    """One queue without a breaker, since its directors die one after the other, driven by each release."""
+    """Return a driver of one queue for each release. The queue has no breaker, since its directors die one by one."""
     await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(breaker_after=0))
     theirs = FormerScripts(former, server.url)
     former_driver = copy(driver)  # with its nonces, since no two claims may have the same

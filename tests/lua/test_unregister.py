@@ -1,13 +1,11 @@
-"""unregister: a queue is forgotten where nothing is left of it, and else nothing of it is touched."""
+"""unregister forgets a queue of which nothing is left and changes nothing of any other."""
 
 import pytest
 
 from director.broker import keys
 from director.core.errors import UnknownQueue
-from tests.support.keyspace import dump
+from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import QueueDriver
-
-pytestmark = pytest.mark.anyio
 
 LONG_S = 61
 
@@ -17,17 +15,19 @@ async def unregister(driver: QueueDriver) -> str:
 
 
 async def refused(driver: QueueDriver) -> str:
-    """Its answer, once nothing changed."""
-    before = await dump(driver.redis)
-    answer = await unregister(driver)
-    assert await dump(driver.redis) == before
-    return answer
+    """Return the refusal, which changes nothing."""
+    async with unchanged(driver.redis):
+        return await unregister(driver)
 
 
 async def test_an_unused_queue_leaves_nothing(driver: QueueDriver) -> None:
-    assert await unregister(driver) == "done"
-    assert [name for name in await dump(driver.redis) if ":q:" in name] == []
-    assert await unregister(driver) == "done"
+    async with unchanged(driver.redis):
+        assert await driver.scripts.unregister(driver.queue, only_asks=True, now_ms=driver.now_ms) == "done"
+    for _ in range(2):
+        assert await unregister(driver) == "done"
+        assert [name for name in await dump(driver.redis) if ":q:" in name] == []
+    with pytest.raises(UnknownQueue):
+        await driver.submit()
 
 
 async def test_upper_streams_left_by_a_resize_are_removed_with_the_queue(driver: QueueDriver) -> None:
@@ -46,12 +46,6 @@ async def test_an_entry_above_the_read_streams_keeps_the_queue(driver: QueueDriv
     await driver.redis.delete(keys.stream(driver.queue, "low", 31))
 
 
-async def test_a_dry_run_changes_nothing(driver: QueueDriver) -> None:
-    before = await dump(driver.redis)
-    assert await driver.scripts.unregister(driver.queue, only_asks=True, now_ms=driver.now_ms) == "done"
-    assert await dump(driver.redis) == before
-
-
 async def test_terminal_predictions_keep_their_records_and_leave_no_queue_keys(driver: QueueDriver) -> None:
     first, second = await driver.submit(), await driver.submit(lane="low")
     for claim in await driver.claim(2):
@@ -63,24 +57,16 @@ async def test_terminal_predictions_keep_their_records_and_leave_no_queue_keys(d
     assert [name for name in await dump(driver.redis) if ":q:" in name] == []
     for prediction_id in (first, second):
         stored = await driver.scripts.get(prediction_id)
-        assert stored is not None
         assert stored.record.status == "succeeded"
 
 
-async def test_a_waiting_prediction_keeps_the_queue(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("stage", ["waiting", "running", "delayed"])
+async def test_a_live_prediction_keeps_the_queue(driver: QueueDriver, stage: str) -> None:
     await driver.submit()
-    assert await refused(driver) == "live"
-
-
-async def test_a_running_prediction_keeps_the_queue(driver: QueueDriver) -> None:
-    await driver.submit()
-    await driver.begin(await driver.claim_one())
-    assert await refused(driver) == "live"
-
-
-async def test_a_retry_that_is_not_due_keeps_the_queue(driver: QueueDriver) -> None:
-    await driver.submit()
-    assert await driver.release(await driver.claim_one(), spent=True, delay_s=9) == "delayed"
+    if stage == "running":
+        await driver.begin(await driver.claim_one())
+    elif stage == "delayed":
+        assert await driver.release(await driver.claim_one(), spent=True, delay_s=9) == "delayed"
     assert await refused(driver) == "live"
 
 
@@ -92,9 +78,7 @@ async def test_an_entry_missing_from_every_index_keeps_the_queue(driver: QueueDr
 
 
 async def test_a_dead_letter_keeps_the_queue(driver: QueueDriver) -> None:
-    await driver.submit()
-    for _ in range(3):
-        await driver.release(await driver.claim_one(), spent=True)
+    await driver.die()
     driver.pass_time(LONG_S)
     assert await refused(driver) == "dead"
 
@@ -105,9 +89,3 @@ async def test_a_live_director_keeps_the_queue(driver: QueueDriver) -> None:
     assert await refused(driver) == "served"
     driver.pass_time(2)
     assert await unregister(driver) == "done"
-
-
-async def test_a_forgotten_queue_accepts_nothing(driver: QueueDriver) -> None:
-    await unregister(driver)
-    with pytest.raises(UnknownQueue):
-        await driver.submit()

@@ -1,9 +1,6 @@
-"""What an early release filed is served by this one: without arrival, without counts, whoever holds it.
-
-What a later one adds is left alone.
+"""This release serves predictions of an early one, which have no arrival and no counts, and keeps fields of a later
+one.
 """
-
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,20 +11,18 @@ from director.core.policy import Policy
 from director.core.schema import Claim
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 NEW_IN_META = ("lifetime_ms", "breaker_after", "breaker_cool_ms", "breaker_mode")
 
 
 @pytest.fixture
 async def driver(driver: QueueDriver) -> QueueDriver:
-    """A queue that only a director of the former release has registered."""
+    """Return a driver of a queue that only a director of the former release has registered."""
     await driver.redis.hdel(keys.meta(driver.queue), *NEW_IN_META)
     return driver
 
 
 async def former(driver: QueueDriver, *, stream: int = 3, **fields: object) -> PredictionId:
-    """As the former release's enqueue wrote it: every field, and no other."""
+    """Write a prediction as the former release's enqueue did: every field, and no other."""
     redis, queue, prediction_id = driver.redis, driver.queue, driver.new_id()
     mid = await redis.xadd(keys.stream(queue, "normal", stream), {"id": prediction_id, "cost": "1"})
     record: dict[str, object] = {
@@ -60,7 +55,7 @@ async def former(driver: QueueDriver, *, stream: int = 3, **fields: object) -> P
 
 
 async def former_claim(driver: QueueDriver) -> Claim:
-    """Claimed by a director of the former release, which counted nothing."""
+    """Return a claim of a director of the former release, which counted nothing."""
     await former(driver)
     claim = await driver.claim_one(consumer="former")
     await driver.redis.delete(keys.running(driver.queue))
@@ -68,7 +63,7 @@ async def former_claim(driver: QueueDriver) -> Claim:
 
 
 async def all_is_even(driver: QueueDriver) -> None:
-    """Once nothing waits or runs, nothing is left of what was counted wrong."""
+    """Check that no wrong count is left once nothing waits or runs."""
     assert await driver.claim_all() == []
     assert await driver.reconcile() == (0, {})
     assert await driver.counts(keys.queued(driver.queue)) == {}
@@ -81,9 +76,10 @@ async def all_is_even(driver: QueueDriver) -> None:
     assert [claim.id for claim in await driver.claim(5)] == ids
 
 
-async def test_a_former_record_is_claimed_and_finished(driver: QueueDriver) -> None:
-    ids = [await former(driver) for _ in range(3)]
-    claims = await driver.claim(5)
+@pytest.mark.parametrize("new", [0, 3], ids=["alone", "beside new ones"])
+async def test_former_records_are_served_in_order(driver: QueueDriver, new: int) -> None:
+    ids = [await former(driver) for _ in range(3)] + await driver.submit_many(new, streams=[3])
+    claims = await driver.claim_all()
     assert [claim.id for claim in claims] == ids
     driver.pass_time(2)
     for claim in claims:
@@ -92,47 +88,28 @@ async def test_a_former_record_is_claimed_and_finished(driver: QueueDriver) -> N
     await all_is_even(driver)
 
 
-async def test_a_former_record_is_served_beside_new_ones(driver: QueueDriver) -> None:
-    before = [await former(driver) for _ in range(3)]
-    after = [await driver.submit(streams=[3]) for _ in range(3)]
-    claims = await driver.claim_all()
-    assert [claim.id for claim in claims] == [*before, *after]
-    for claim in claims:
-        await driver.run(claim, 1)
-    await all_is_even(driver)
-
-
-Return = Callable[[QueueDriver, Claim], Awaitable[object]]
-
-
-async def it_is_given_back(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.release(claim) == "waiting"
-
-
-async def it_is_retried(driver: QueueDriver, claim: Claim) -> None:
-    assert await driver.release(claim, spent=True, delay_s=5) == "delayed"
-    driver.pass_time(5)
-    assert await driver.promote() == 1
-
-
-async def its_director_is_lost(driver: QueueDriver, claim: Claim) -> None:
-    driver.pass_time(15)
-    assert await driver.reap() == {claim.id: "waiting"}
-
-
-async def its_lease_is_lost(driver: QueueDriver, claim: Claim) -> None:
-    await driver.redis.delete(keys.lease(driver.queue))
-    assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
+async def return_it(driver: QueueDriver, claim: Claim, how: str) -> None:
+    match how:
+        case "released":
+            assert await driver.release(claim) == "waiting"
+        case "retried":
+            assert await driver.release(claim, spent=True, delay_s=5) == "delayed"
+            driver.pass_time(5)
+            assert await driver.promote() == 1
+        case "director_lost":
+            driver.pass_time(15)
+            assert await driver.reap() == {claim.id: "waiting"}
+        case "lease_lost":
+            await driver.redis.delete(keys.lease(driver.queue))
+            assert await driver.recover(3) == ("0-0", {claim.id: "waiting"})
 
 
 @pytest.mark.parametrize("crowded", [False, True], ids=["alone", "among others"])
-@pytest.mark.parametrize(
-    "come_back", [it_is_given_back, it_is_retried, its_director_is_lost, its_lease_is_lost], ids=lambda f: f.__name__
-)
-async def test_a_former_claim_comes_back_and_runs(driver: QueueDriver, come_back: Return, crowded: bool) -> None:
+@pytest.mark.parametrize("how", ["released", "retried", "director_lost", "lease_lost"])
+async def test_a_former_claim_comes_back_and_runs(driver: QueueDriver, how: str, crowded: bool) -> None:
     claim = await former_claim(driver)
-    others = [await driver.submit() for _ in range(4 * crowded)]
-    await come_back(driver, claim)
+    others = await driver.submit_many(4 * crowded)
+    await return_it(driver, claim, how)
     again = await driver.claim_all()
     assert {claim.id for claim in again} == {claim.id, *others}
     for one in again:
@@ -179,21 +156,15 @@ async def test_a_former_record_dies_and_is_revived(driver: QueueDriver) -> None:
     await all_is_even(driver)
 
 
-async def lose_its_entry(driver: QueueDriver, prediction_id: PredictionId) -> None:
-    await driver.redis.xdel(keys.stream(driver.queue, "normal", 3), await driver.field(prediction_id, "mid"))
-
-
-async def lose_the_mask(driver: QueueDriver, _: PredictionId) -> None:
-    await driver.redis.hset(keys.meta(driver.queue), "mask:normal", 0)
-
-
-@pytest.mark.parametrize(("harm", "repair"), [(lose_its_entry, "placed"), (lose_the_mask, "offered")])
-async def test_a_former_record_is_reconciled(
-    driver: QueueDriver, harm: Callable[[QueueDriver, PredictionId], Awaitable[None]], repair: Repair
-) -> None:
+@pytest.mark.parametrize(("lost", "repair"), [("entry", "placed"), ("mask", "offered")])
+async def test_a_former_record_is_reconciled(driver: QueueDriver, lost: str, repair: Repair) -> None:
     prediction_id = await former(driver)
     assert await driver.reconcile() == (0, {}), "well as it is"
-    await harm(driver, prediction_id)
+    if lost == "entry":
+        stream, mid = keys.stream(driver.queue, "normal", 3), await driver.field(prediction_id, "mid")
+        await driver.redis.xdel(stream, mid)
+    else:
+        await driver.redis.hset(keys.meta(driver.queue), "mask:normal", 0)
     assert await driver.reconcile() == (0, {prediction_id: repair})
     await driver.run(await driver.claim_one(), 1)
     await all_is_even(driver)
@@ -222,7 +193,6 @@ async def test_the_policy_of_the_first_new_director_applies(driver: QueueDriver)
 
 
 async def test_fields_of_a_later_release_are_left_alone(driver: QueueDriver) -> None:
-    """Fields of the record, an entry and the queue that nobody here knows."""
     prediction_id = driver.new_id()
     mid = await driver.redis.xadd(
         keys.stream(driver.queue, "normal", 3), {"id": prediction_id, "cost": "1", "of_tomorrow": "x"}

@@ -1,13 +1,11 @@
-"""withdraw: a model without a version is taken away, and the runs of a version that goes stay counted, once."""
+"""withdraw removes a model without a version and counts the runs of removed versions once."""
 
 import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from tests.support.keyspace import dump
-
-pytestmark = pytest.mark.anyio
+from tests.support.keyspace import dump, unchanged
 
 MODEL = "acme/painter"
 OLD, NEW = "a" * 64, "b" * 64
@@ -30,9 +28,8 @@ async def test_a_model_without_a_version_is_removed_once(scripts: Scripts, redis
 
 
 async def test_a_model_with_a_version_is_not_removed(scripts: Scripts, redis: Redis, model: None) -> None:
-    before = await dump(redis)
-    assert await scripts.withdraw(MODEL, "model") == "versions"
-    assert await dump(redis) == before
+    async with unchanged(redis):
+        assert await scripts.withdraw(MODEL, "model") == "versions"
 
 
 async def test_runs_of_a_removed_version_are_added_once(scripts: Scripts, redis: Redis, model: None) -> None:

@@ -24,7 +24,7 @@ def audit(model: Model, books: Books) -> None:
     _turns(model, books)
     _breaker(model, books)
     if not model.breaker.state and model.claimable():
-        assert books.has_rung, "it could be claimed, and nobody is told"
+        assert books.has_rung, "it could be claimed, and no wakeup was sent"
 
 
 def _record(p: Prediction, books: Books) -> None:
@@ -62,10 +62,10 @@ def _places(model: Model, books: Books) -> None:
 def _waits_in_a_stream(p: Prediction, books: Books) -> None:
     [entry], record = books.entries[p.id], books.records[p.id]
     assert (entry.lane, str(entry.number), entry.mid) == (p.lane, record["stream"], record["mid"])
-    assert not entry.is_pending, "it waits, and somebody was given it"
+    assert not entry.is_pending, "it waits, and a consumer has it"
     assert not entry.is_past, "it waits, and claims read on behind it"
     assert books.may_hold(entry.lane, entry.number), "it waits where no claim looks"
-    assert entry.number < books.number("read"), "it waits where nobody counts"
+    assert entry.number < books.number("read"), "it waits in an uncounted stream"
 
 
 def _indexes(model: Model, books: Books) -> None:

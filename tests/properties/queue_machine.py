@@ -43,8 +43,6 @@ class QueueMachine(QueueSteps):
             self.enqueue(wish)
         self.claim(count=2, consumer="d1", budget=None, is_alone=True, warm="")
 
-    # ── keepers ───────────────────────────────────────────────────────────────────────────────────────────────
-
     @precondition(lambda self: self.model.breaker.after and len(self.model.at("claimed")) > 1)
     @rule(seconds=st.sampled_from([1, 5]), count=st.integers(1, 4))
     def let_the_servers_fail(self, seconds: float, count: int) -> None:
@@ -87,7 +85,7 @@ class QueueMachine(QueueSteps):
     def promote(self) -> None:
         assert self.do(self.driver.promote(limit=ALL)) == self.model.promote()
         if self.model.breaker.is_ripe(self.model.now_ms):
-            assert self.books().has_rung, "it may be tried again, and nobody is told"
+            assert self.books().has_rung, "it may be tried again, and no wakeup was sent"
 
     def expire(self) -> None:
         assert self.do(self.driver.expire(limit=ALL)) == self.model.expire()
@@ -119,8 +117,6 @@ class QueueMachine(QueueSteps):
         assert gone in idle if idle else gone == ""
         self.model.signs_of_life.pop(gone, None)
         self.replies.pop(gone, None)
-
-    # ── movers ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @precondition(lambda self: self.model.at("waiting", "delayed", "leaving"))
     @rule(which=WHICH, is_put_back=st.booleans())
@@ -154,8 +150,6 @@ class QueueMachine(QueueSteps):
                 p.id, self.driver.queue, move=move + 1, record=flat, input=data, events=events, now_ms=now_ms
             )
             assert arrived == "here"
-
-    # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @rule(streams=st.integers(1, MOST_STREAMS))
     def resize(self, streams: int) -> None:
@@ -241,8 +235,6 @@ class QueueMachine(QueueSteps):
         others = [p for p in self.model.at("ended") if not p.is_dead]
         if others:
             assert not self.do(self.driver.revive(others[which % len(others)].id))
-
-    # ── the world ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @rule(seconds=st.sampled_from([1, 4, 6, 16, HOUR_S]))
     def pass_time(self, seconds: float) -> None:
@@ -359,8 +351,6 @@ class QueueMachine(QueueSteps):
         following, repaired = self.do(self.driver.reconcile(count=ALL))
         assert (following, repaired) == (0, {p.id: "timed" for p in untimed} | expected)
         self._put_right([p for p in untimed if expected.get(p.id) != "offered"])
-
-    # ── what is always true ───────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
     def books_agree(self) -> None:

@@ -124,8 +124,6 @@ class Model:
             return []
         return [p for p in self.at("waiting") if self.of(p).may_run and not self.is_doomed(p)]
 
-    # ── the caller ────────────────────────────────────────────────────────────────────────────────────────────
-
     def refusal(self, tenant: str, *, most_queued: int | None, slots: int) -> str:
         """Return why a submit is refused now, or '' if it is accepted."""
         live, claimed = len(self.all) - len(self.at("ended", "leaving")), len(self.at("claimed"))
@@ -154,8 +152,6 @@ class Model:
             return "asked"
         self.end(p, "canceled")
         return "canceled"
-
-    # ── the holder ────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_doomed(self, p: Prediction) -> bool:
         """Return True if a claim that meets it ends it instead of handing it out."""
@@ -207,8 +203,6 @@ class Model:
             return "lost"
         return self.requeue(p, is_spent=is_spent, delay_ms=delay_ms)
 
-    # ── the keeper ────────────────────────────────────────────────────────────────────────────────────────────
-
     def expired(self) -> list[Prediction]:
         """Return the lost claims in the order in which reap recovers them."""
         return sorted((p for p in self.at("claimed") if p.lease_end <= self.now_ms), key=lambda p: (p.lease_end, p.id))
@@ -241,8 +235,6 @@ class Model:
     def untimed(self) -> list[Prediction]:
         """Return waiting predictions with a deadline that expire would never look at."""
         return [p for p in self.at("waiting", "delayed") if p.timed is None and p.soonest is not None]
-
-    # ── the operator ──────────────────────────────────────────────────────────────────────────────────────────
 
     def revive(self, p: Prediction) -> bool:
         if not p.is_dead:
@@ -281,8 +273,6 @@ class Model:
     def drop(self, p: Prediction) -> bool:
         was_dead, p.is_dead = p.is_dead, False
         return was_dead
-
-    # ── how things end ────────────────────────────────────────────────────────────────────────────────────────
 
     def requeue(self, p: Prediction, *, is_spent: bool, delay_ms: int, is_lost: bool = False) -> Requeued:
         if p.cancel == "user":

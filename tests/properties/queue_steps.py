@@ -105,8 +105,6 @@ class QueueSteps(RuleBasedStateMachine):
         claim = self.held[-1 - which % len(self.held)]
         return claim, self.model.all[claim.id]
 
-    # ── the caller ────────────────────────────────────────────────────────────────────────────────────────────
-
     @rule(wish=WISHES)
     def enqueue(self, wish: Wish) -> None:
         tenant = self.model.tenants[wish.tenant]
@@ -180,8 +178,6 @@ class QueueSteps(RuleBasedStateMachine):
         assert outlook.ahead >= 0
         if self.model.is_paused or self.model.of(p).is_held:
             assert outlook.reason == "paused"
-
-    # ── directors ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @rule(
         count=st.integers(1, 4),

@@ -172,7 +172,10 @@ def test_credit_is_never_reserved_beyond_its_limit_on_any_day(
 CALLERS, EACH = 32, 8
 
 
-async def at_once(server: Started, ask: Callable[[Scripts, str], Awaitable[bool]]) -> list[bool]:
+Ask = Callable[[Scripts, str], Awaitable[bool]]
+
+
+async def at_once(server: Started, ask: Ask) -> list[bool]:
     """Return the answers to 32 concurrent callers, each on a connection of its own."""
     told: list[bool] = []
 
@@ -192,36 +195,26 @@ async def at_once(server: Started, ask: Callable[[Scripts, str], Awaitable[bool]
     return told
 
 
-def test_a_bucket_allows_exactly_its_burst_to_32_concurrent_callers(server: Started, runner: asyncio.Runner) -> None:
+async def reserve_token(scripts: Scripts, name: str) -> bool:
     bucket = Bucket("create", rate=10.0, burst=100)
-
-    async def ask(scripts: Scripts, name: str) -> bool:
-        [first, again] = await asyncio.gather(  # a call whose reply was lost is sent again
-            *(scripts.reserve("acme", bucket, id=name, now_ms=MIDNIGHT_MS) for _ in range(2))
-        )
-        assert first.allowed == again.allowed
-        return first.allowed
-
-    assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
+    [first, again] = await asyncio.gather(  # a call whose reply was lost is sent again
+        *(scripts.reserve("acme", bucket, id=name, now_ms=MIDNIGHT_MS) for _ in range(2))
+    )
+    assert first.allowed == again.allowed
+    return first.allowed
 
 
-def test_compute_is_reserved_to_the_last_second_by_32_concurrent_callers(
-    server: Started, runner: asyncio.Runner
-) -> None:
-    async def ask(scripts: Scripts, name: str) -> bool:
-        asked = await scripts.reserve("acme", 300, id=name, asked_s=3, now_ms=MIDNIGHT_MS)
-        return asked.allowed
-
-    assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
+async def reserve_compute(scripts: Scripts, name: str) -> bool:
+    return (await scripts.reserve("acme", 300, id=name, asked_s=3, now_ms=MIDNIGHT_MS)).allowed
 
 
-def test_credit_is_reserved_to_the_last_second_by_32_concurrent_callers(
-    server: Started, runner: asyncio.Runner
-) -> None:
-    async def ask(scripts: Scripts, name: str) -> bool:
-        now_ms = MIDNIGHT_MS + int(name.partition("-")[2]) * DAY_MS  # each turn is another day
-        return (await scripts.reserve("acme", None, in_all=300, id=name, asked_s=3, now_ms=now_ms)).allowed
+async def reserve_credit(scripts: Scripts, name: str) -> bool:
+    now_ms = MIDNIGHT_MS + int(name.partition("-")[2]) * DAY_MS  # each turn is another day
+    return (await scripts.reserve("acme", None, in_all=300, id=name, asked_s=3, now_ms=now_ms)).allowed
 
+
+@pytest.mark.parametrize("ask", [reserve_token, reserve_compute, reserve_credit])
+def test_32_concurrent_callers_reserve_exactly_the_limit(server: Started, runner: asyncio.Runner, ask: Ask) -> None:
     assert Counter(runner.run(at_once(server, ask))) == {True: 100, False: CALLERS * EACH - 100}
 
 

@@ -95,7 +95,7 @@ FAULTS = {
         "  redis.call('XACK', stream, GROUP, r.mid)\n  redis.call('XDEL', stream, r.mid)\n", script="reap"
     ),
     "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
-    "nobody is called for a turn": Fault(
+    "no wakeup is sent for a turn": Fault(
         "    ring(queue)\n  end\n  return { 'stream', ''", "  end\n  return { 'stream', ''"
     ),
     "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
@@ -147,7 +147,7 @@ FAULTS = {
         "if not is_probe and (state[4] or '') ~= '' then return { 'open' } end", script="claim"
     ),
     "several try an open breaker": Fault("if is_probe then most = math.min(most, 1) end", script="claim"),
-    "an older change of limits is heeded": Fault(
+    "an older change of limits applies": Fault(
         " or tonumber(string.match(known, '%S+$')) > tonumber(revision)", "", "enqueue"
     ),
     "a lane that may not run saves turns up": Fault(
@@ -164,7 +164,7 @@ FAULTS = {
     "what arrives is not counted": Fault("count(queue, 'queued', tenant, 1)\n", script="arrive"),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
     "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
-    "a budget without room calls nobody": Fault("(scanned >= SCAN or stopped)", "scanned >= SCAN", "claim"),
+    "a budget without room sends no wakeup": Fault("(scanned >= SCAN or stopped)", "scanned >= SCAN", "claim"),
 }
 
 QUICK = (

@@ -114,8 +114,6 @@ class AnyOrder(RuleBasedStateMachine):
         limits = Limits(output=MOST_OUTPUT, logs=200, inline=50 if stores else None)
         self.run = Tracker(RECORD, limits, is_moderated=is_moderated)
 
-    # ---- what happens ----
-
     def tell(self, event: Happening) -> None:
         was_ended = self.run.ended
         self.at += 1
@@ -174,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.run.began_at is not None)
     @rule()
-    def the_server_begins_anew(self) -> None:
+    def the_server_restarts(self) -> None:
         if not self.run.is_over:
             self.output, self.logs, self.turn = b"", "", 0
             self.answered |= set(self.uploads)  # they have no further effect
@@ -186,7 +184,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.answer(data.draw(st.sampled_from(sorted(self.uploads))), works=works)
 
     @rule(number=st.integers(0, 9), works=st.booleans())
-    def files_that_nobody_asked_for_are_stored(self, number: int, works: bool) -> None:
+    def unrequested_files_are_stored(self, number: int, works: bool) -> None:
         if number not in self.uploads:
             before = len(self.effects)
             self.tell(Uploaded(number, (URL,) if works else None))
@@ -194,19 +192,19 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.asks)
     @rule(verdict=st.sampled_from(Verdict))
-    def somebody_judges(self, verdict: Verdict) -> None:
+    def a_verdict_comes(self, verdict: Verdict) -> None:
         self.is_allowed |= verdict is Verdict.ALLOWED
         self.tell(Judged(verdict, "why"))
 
     @precondition(lambda self: not self.asks)
     @rule(verdict=st.sampled_from(Verdict))
-    def somebody_judges_what_is_not_there(self, verdict: Verdict) -> None:
+    def a_verdict_comes_without_a_request(self, verdict: Verdict) -> None:
         before = len(self.effects)
         self.tell(Judged(verdict, "why"))
         assert len(self.effects) == before
 
     @rule(why=st.sampled_from(Stop))
-    def somebody_stops_it(self, why: Stop) -> None:
+    def a_stop_is_requested(self, why: Stop) -> None:
         assert not (self.run.stop(why) and self.run.ended)
 
     def answer(self, number: int, *, works: bool) -> None:
@@ -214,8 +212,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.has_failed |= not works and number not in self.answered
         self.answered.add(number)
         self.tell(Uploaded(number, tuple(f"{URL}{number}" for _ in files) if works else None))
-
-    # ---- what holds at any time ----
 
     @invariant()
     def there_is_at_most_one_end_and_it_is_the_last(self) -> None:
@@ -270,8 +266,6 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(stops) <= 1
         assert self.effects.count(Tell(WebhookEvent.START)) <= 1
 
-    # ---- what comes of it ----
-
     def teardown(self) -> None:
         """Check that a run that has ended, with every request answered, has an end."""
         if not hasattr(self, "run"):
@@ -281,7 +275,7 @@ class AnyOrder(RuleBasedStateMachine):
         for number in sorted(self.uploads):
             self.answer(number, works=True)
         if self.asks:
-            self.somebody_judges(self.last_word)
+            self.a_verdict_comes(self.last_word)
         assert self.run.ended, "a terminal effect was dropped"
         self.there_is_at_most_one_end_and_it_is_the_last()
         self.what_is_shown_only_grows()

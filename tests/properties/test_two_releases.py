@@ -10,25 +10,19 @@ from inspect import signature
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from tests.properties.queue_machine import QueueMachine
-from tests.properties.test_queue_machine import SCAN
+from tests.properties.test_queue_machine import BOUNDED, SCAN
 from tests.support.former_scripts import CALLS, EitherScripts, FormerScripts
 from tests.support.release import Release
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.chaos
 
-WALKS = settings(
-    max_examples=24,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+WALKS = settings(BOUNDED, max_examples=24)
 
 
 @pytest.fixture
@@ -92,7 +86,6 @@ def test_no_mixture_of_releases_loses_doubles_or_strands_a_prediction(own_server
     assert [name for name in CALLS if not theirs[name]] == sorted(NOT_WALKED), "a call never went to the other release"
 
 
-@pytest.mark.anyio
 async def test_the_former_release_has_the_pinned_calls(former: Release, server: RedisServer) -> None:
     theirs = FormerScripts(former, server.url)
     found = {name: tuple(signature(getattr(theirs.scripts, name)).parameters) for name in CALLS}

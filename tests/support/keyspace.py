@@ -4,12 +4,14 @@ For tests alone: no path of the product walks the keyspace.
 """
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from director.broker import keys
 from director.core.states import TERMINAL
 
-__all__ = ("Keyspace", "dump", "leaks")
+__all__ = ("Keyspace", "dump", "leaks", "unchanged")
 
 Keyspace = dict[str, tuple[int, bytes]]
 """key -> (moment it expires or -1, its value as DUMP gives it)"""
@@ -32,6 +34,18 @@ async def dump(redis: Any) -> Keyspace:
         pipe.dump(name)
     replies = iter(await pipe.execute())
     return {name.decode(): pair for name, pair in zip(names, zip(replies, replies, strict=True), strict=True)}
+
+
+@asynccontextmanager
+async def unchanged(redis: Any, *, expiry: bool = True) -> AsyncIterator[None]:
+    """Check that the block changes no key and no value and, with `expiry`, no time of expiry."""
+
+    async def state() -> dict[str, object]:
+        return {name: found if expiry else found[1] for name, found in (await dump(redis)).items()}
+
+    before = await state()
+    yield
+    assert await state() == before
 
 
 async def leaks(redis: Any) -> list[str]:

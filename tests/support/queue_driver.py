@@ -102,6 +102,14 @@ class QueueDriver:
             claims += claimed
         return claims
 
+    async def submit_many(self, count: int, **options: Any) -> list[PredictionId]:
+        return [await self.submit(**options) for _ in range(count)]
+
+    async def claimed(self, *, consumer: str = "d1", lease_s: float = 15, **options: Any) -> Claim:
+        """Submit a prediction with these options and claim it. Nothing else may wait in the queue."""
+        await self.submit(**options)
+        return await self.claim_one(consumer=consumer, lease_s=lease_s)
+
     async def extend(self, *claims: Claim, consumer: str = "d1", lease_s: float = 15) -> list[Hold]:
         return await self.scripts.extend(
             self.queue,
