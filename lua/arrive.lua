@@ -2,7 +2,7 @@
 -- arrive: accept a prediction that left another Redis server, with all its data and before new ones; or refuse it for
 -- good. The decision is kept as long as a call may be repeated, so that a prediction never waits in two places.
 -- Not allow-oom: a full server accepts nothing.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash    {p}:rec:<id>
 --   KEYS[2]  input    string  {p}:in:<id>
@@ -34,8 +34,11 @@ local NOT_BROUGHT = { stream = true, mid = true, charged = true, token = true, c
 
 local number, became = string.match(redis.call('GET', KEYS[4]) or '', '^(%d+) (%S+)$')
 if number and tonumber(number) >= move then return became end
-local there = redis.call('HMGET', KEYS[1], 'created', 'moved')
-if there[1] and not there[2] then return 'here' end
+local former = read(id)
+-- It may be leaving here for another server, where it has arrived and from where it comes back: this record is a remainder,
+-- of an earlier move, that its mover did not replace yet.
+local is_remainder = former and (former.moved ~= '' or (former.leaving ~= '' and (tonumber(former.moves) or 0) < move))
+if former and not is_remainder then return 'here' end
 if refuses then
   redis.call('SET', KEYS[4], move .. ' refused', 'PX', came_ttl)
   return 'refused'
@@ -66,6 +69,7 @@ if new_limits then
   join_or_part(queue, tenant)
 end
 redis.call('SET', KEYS[4], move .. ' here', 'PX', came_ttl)
+if former then redis.call('ZREM', queue_key(former.queue, 'leaving'), id) end
 redis.call('UNLINK', KEYS[1], KEYS[3])
 redis.call('SET', KEYS[2], input)
 for from = 1, #events, 1000 do
@@ -80,4 +84,6 @@ redis.call('HSET', KEYS[1], 'queue', queue, 'version', version, 'token', '', 'ar
 redis.call('ZADD', queue_key(queue, 'live'), r.created, id)
 if soonest(r) then redis.call('ZADD', queue_key(queue, 'deadline'), soonest(r), id) end
 log('moved', id, queue, tenant, now, queue)
+-- its caller canceled it here while it was away, and no mover passed that on
+if former and former.moved == '' and former.cancel == 'user' then settle(id, read(id), 'canceled', {}, now) end
 return 'here'

@@ -437,10 +437,7 @@ class Play(Walk):
         await self.finish_all()
 
 
-LOST = pytest.mark.xfail(reason="two movers in opposite directions, one cut off after arrive, leave two tombstones")
-
-
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=LOST) if seed in (9, 14) else seed for seed in range(17)])
+@pytest.mark.parametrize("seed", range(20))
 async def test_a_cut_off_mover_loses_and_doubles_nothing(driver: QueueDriver, there: QueueDriver, seed: int) -> None:
     play = Play(driver, there, seed)
     await driver.redis.set(keys.site(), "one")
