@@ -15,11 +15,10 @@ from starlette.routing import Route as Path
 from starlette.routing import Router
 from starlette.types import Lifespan, Message, Receive, Scope, Send
 
-from api import accounts, dashboard, health, openapi
+from api import auth, dashboard, health, openapi
 from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues
 from api.admin import models as admin_models
-from api.auth import authenticate
 from api.dashboard import elsewhere
 from api.errors import Problem, is_expected, problem_of
 from api.files import files, outputs
@@ -37,7 +36,7 @@ from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
-    *(predictions, streams, models, collections, deployments, files, outputs, accounts, openapi),
+    *(predictions, streams, models, collections, deployments, files, outputs, auth, openapi),
     *(dead, admin_accounts, admin_models, queues, overview, health, dashboard),
 )
 
@@ -148,7 +147,7 @@ class _Endpoint(Struct, frozen=True):
 
 async def _answer(request: Request, route: Route) -> Response:
     if route.scopes:
-        request.account = await authenticate(request, *route.scopes, takes=route.bucket)
+        request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket)
     return await answer_at_site(request, route)
 
 

@@ -18,8 +18,19 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as BaseRequest
 from starlette.types import Receive, Scope, Send
 
-from api.errors import MAX_INVALID_FIELDS, InvalidField, invalid_input, malformed, not_found, shown, too_large, too_slow
+from api.errors import (
+    MAX_INVALID_FIELDS,
+    InvalidField,
+    invalid_field,
+    invalid_input,
+    malformed,
+    not_found,
+    shown,
+    too_large,
+    too_slow,
+)
 from api.services import Services
+from director.core.account_limits import Bucket
 from director.core.ids import PredictionId, is_prediction_id
 from director.store.accounts import Account
 
@@ -42,14 +53,14 @@ async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "")
     # cut, because Python refuses to read a number of thousands of digits
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
-        raise too_large(max_bytes)
+        raise too_large(limit=max_bytes)
     if request.scope["state"].get("is_whole"):  # the body is here already, so there is nothing to wait for
         return await _counted(request, max_bytes)
     try:
         async with asyncio.timeout(LONGEST_S):
             return await _counted(request, max_bytes)
     except TimeoutError as exc:
-        raise too_slow(LONGEST_S) from exc
+        raise too_slow(seconds=LONGEST_S) from exc
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:
@@ -90,7 +101,7 @@ async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
             raise ClientDisconnect
         body += message.get("body", b"")
         if len(body) > max_bytes:
-            raise too_large(max_bytes)
+            raise too_large(limit=max_bytes)
         more = message.get("more_body", False)
     return bytes(body)
 
@@ -206,7 +217,7 @@ def number_of(request: BaseRequest, name: str, *, default: int, least: int, most
     if not text:
         return default
     if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
-        raise invalid_input([InvalidField("number", name, f"Must be a whole number from {least} to {most}")])
+        raise invalid_field("number", name, f"Must be a whole number from {least} to {most}")
     return int(text)
 
 
@@ -217,6 +228,7 @@ class Request(BaseRequest):
     """
 
     account: Account
+    rate_token: tuple[Bucket, str] | None
     services: Services
     prediction_id: PredictionId
 

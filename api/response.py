@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from api.errors import InvalidField, invalid_host, invalid_input
+from api.errors import invalid_field, invalid_host
 from api.services import services_of
 from director.core.errors import SettingsError
 from director.core.schema import Page
@@ -129,7 +129,7 @@ def cursor_of(request: Request, *, is_place: Callable[[str], bool] = lambda _: T
     except (binascii.Error, ValueError):
         match = None
     if match is None or not is_place(match[2]):
-        raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
+        raise invalid_field("format", "cursor", "Is not a cursor of this list")
     return Cursor(at=match[2], backwards=match[1] == "p")
 
 

@@ -68,8 +68,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # another request's response is due first: the two would be mixed
             return
-        problem = head_too_large(MAX_HEAD_BYTES)
-        answer = problem.response()
+        answer = head_too_large(limit=MAX_HEAD_BYTES).response()
         lines = [b"%b: %b\r\n" % header for header in [*answer.raw_headers, (b"connection", b"close")]]
         self.transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)]))
         # closing at once, with unread bytes, would reset the connection and lose the response

@@ -15,11 +15,10 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.contract import CURSOR, NO_BODY
-from api.errors import InvalidField, account_exists, invalid_input, not_found
+from api.errors import account_exists, invalid_field, not_found
 from api.request import Request, decoded
 from api.response import cursor_of, json_response, page_after, page_response
-from api.route import Answer, Body, Parameter, Route
+from api.route import CURSOR, NO_BODY, Answer, Body, Parameter, Route
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
@@ -274,7 +273,7 @@ async def create_token(request: Request) -> Response:
             name, scopes=asked.scopes, lanes=asked.lanes, label=asked.label, expires_ms=expires_ms, by=by
         )
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "", str(exc))]) from exc
+        raise invalid_field("invalid", "", str(exc)) from exc
     made_token = MadeToken(**asdict(TokenView.of(made.token)), token=made.secret)
     return json_response(made_token, 201, {"Cache-Control": "no-store"})
 
@@ -336,12 +335,12 @@ def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
     """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the caller's names."""
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
-        raise invalid_input([InvalidField("enum", "limits", f"Has only {known}")])
+        raise invalid_field("enum", "limits", f"Has only {known}")
     written = {name: NO_LIMIT if value is None else _number(value) for name, value in limits.items()}
     try:
         AccountLimits().over({name: value for name, value in written.items() if value != DEFAULT})
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "limits", str(exc))]) from exc
+        raise invalid_field("invalid", "limits", str(exc)) from exc
     return written
 
 

@@ -12,11 +12,10 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.contract import CURSOR, PREDICTION_ID
-from api.errors import InvalidField, invalid_input, not_found
+from api.errors import InvalidField, invalid_field, invalid_input, not_found
 from api.request import Request, decoded, prediction_id_of
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_response
-from api.route import Answer, Body, Parameter, administers
+from api.route import CURSOR, PREDICTION_ID, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
@@ -124,7 +123,7 @@ _serve("drop", DeadLetters.drop, one="Give a dead letter up", many="Give dead le
 async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
     """Return the letters that a body asks for. Raises a 422 for a body that does not say it."""
     if bool(given.ids) == given.is_all:
-        raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
+        raise invalid_field("required", "", 'Either "ids" or "all" is required')
     if bad := [f"ids.{place}" for place, name in enumerate(given.ids) if not is_prediction_id(name)]:
         raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
     before = _place(given.cursor) if given.cursor else None
@@ -143,12 +142,12 @@ async def _queues(request: Request, queue: str) -> list[QueueName]:
     if not queue:
         return known
     if queue not in known:
-        raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
+        raise invalid_field("enum", "queue", "There is no such queue")
     return [QueueName(queue)]
 
 
 def _place(text: str) -> Place:
     place = Place.parse(text)
     if place is None:
-        raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
+        raise invalid_field("format", "cursor", "Is not a cursor of this list")
     return place

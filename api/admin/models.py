@@ -12,11 +12,16 @@ from starlette.responses import Response
 
 from api.auth import named
 from api.bodies import parse_model
-from api.contract import NO_BODY, OWNER_AND_NAME
-from api.errors import InvalidField, config_changed, invalid_header, invalid_input, newer_release, not_found
+from api.errors import (
+    config_changed,
+    invalid_field,
+    invalid_header,
+    newer_release,
+    not_found,
+)
 from api.request import Request, decoded
 from api.response import json_response
-from api.route import Answer, Body, Parameter, administers
+from api.route import NO_BODY, OWNER_AND_NAME, Answer, Body, Parameter, administers
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
@@ -103,7 +108,7 @@ async def _write(request: Request, model: str, config: ModelConfig, *, by: str, 
     except ConfigChanged as exc:
         raise config_changed() from exc
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "", str(exc))]) from exc
+        raise invalid_field("invalid", "", str(exc)) from exc
 
 
 async def _answer(request: Request, model: str) -> Response:

@@ -16,14 +16,13 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.auth import authenticate, may_still
-from api.contract import CURSOR
-from api.errors import InvalidField, invalid_input, too_many_streams
+from api.errors import invalid_field, too_many_streams
 from api.predictions.stream_events import KEEP_ALIVE
 from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
 from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
 from api.request import Request, number_of
 from api.response import cursor_of, json_response, page_after, page_response
-from api.route import Answer, Parameter, Route, administers
+from api.route import CURSOR, Answer, Parameter, Route, administers
 from director.core.ids import QueueName
 from director.core.schema import Page
 from director.core.view import iso
@@ -46,7 +45,7 @@ async def list_directors(request: Request) -> Response:
     services, queue, cursor = request.services, request.query_params.get("queue", ""), cursor_of(request)
     queues = await services.queues.all()
     if queue and queue not in queues:
-        raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
+        raise invalid_field("enum", "queue", "There is no such queue")
     found = await services.directors.of([QueueName(queue)] if queue else queues)
     page, more = page_after(found, cursor, lambda one: one.name)
     kept = {"queue": queue} if queue else None
@@ -72,7 +71,7 @@ LONGEST_HOST: Final = 300
 async def get_owed(request: Request) -> Response:
     host = request.query_params.get("host", "")
     if len(host) > LONGEST_HOST:
-        raise invalid_input([InvalidField("max_length", "host", f"Has at most {LONGEST_HOST} characters")])
+        raise invalid_field("max_length", "host", f"Has at most {LONGEST_HOST} characters")
     return json_response(await request.services.owed.look(host=host))
 
 
@@ -227,9 +226,9 @@ class ChangesView(Struct, frozen=True, kw_only=True):
 async def list_changes(request: Request) -> Response:
     after, order = request.query_params.get("after") or None, request.query_params.get("order") or "asc"
     if after is not None and not PLACE.fullmatch(after):
-        raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])
+        raise invalid_field("format", "after", "Is not the `next` of a page of this list")
     if order not in ORDERS:
-        raise invalid_input([InvalidField("enum", "order", f"Must be one of {', '.join(ORDERS)}")])
+        raise invalid_field("enum", "order", f"Must be one of {', '.join(ORDERS)}")
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
     changes = request.services.changes
     if order == "desc":

@@ -14,11 +14,10 @@ from starlette.responses import Response
 
 from api.admin.models import ConfigView
 from api.auth import named
-from api.contract import CURSOR, QUEUE, one_of
-from api.errors import InvalidField, invalid_input, not_found
+from api.errors import invalid_field, not_found
 from api.request import Request, decode_json, decoded, number_of, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_after, page_response
-from api.route import Answer, Body, Parameter, Route, administers
+from api.route import CURSOR, QUEUE, Answer, Body, Parameter, Route, administers, one_of
 from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -100,7 +99,7 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
 async def list_queues(request: Request) -> Response:
     wanted, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
     if len(wanted) > LONGEST_FILTER:
-        raise invalid_input([InvalidField("max_length", "q", f"Has at most {LONGEST_FILTER} characters")])
+        raise invalid_field("max_length", "q", f"Has at most {LONGEST_FILTER} characters")
     names = [name for name in await request.services.queues.all() if wanted in name]
     page, more = page_after(names, cursor, str)
     views = [view_of(*one) for one in await request.services.queues.stats_of(page)]
@@ -146,7 +145,7 @@ async def get_queue(request: Request) -> Response:
 async def list_live(request: Request) -> Response:
     queue, state = queue_of(request), request.query_params.get("state") or None
     if state is not None and state not in STATES:
-        raise invalid_input([InvalidField("enum", "state", f"Must be one of {', '.join(STATES)}")])
+        raise invalid_field("enum", "state", f"Must be one of {', '.join(STATES)}")
     cursor = cursor_of(request, is_place=lambda text: LivePlace.parse(text) is not None)
     if not await request.services.queues.has(queue):
         raise not_found()
@@ -300,7 +299,7 @@ async def bound_queue(request: Request) -> Response:
     queue, by = await _entered(request)
     asked = await decoded(request, AskedBound, max_bytes=MAX_BODY)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
-        raise invalid_input([InvalidField("invalid", "max_queued", "Goes with the mode bounded, and with no other")])
+        raise invalid_field("invalid", "max_queued", "Goes with the mode bounded, and with no other")
     await request.services.queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
     return await _answer(request, queue)
 
@@ -317,14 +316,14 @@ async def migrate_queue(request: Request) -> Response:
     services = request.services
     to = await services.queues.named(asked.to)
     if to is None:
-        raise invalid_input([InvalidField("enum", "to", "There is no such queue")])
+        raise invalid_field("enum", "to", "There is no such queue")
     try:
         steps = services.queue_administration.migrate(queue, to, by=by, only_asks=asked.dry_run)
         moved, is_done = await _within(steps, services.clock)
     except UnknownQueue as exc:
         raise not_found() from exc
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "to", str(exc))]) from exc
+        raise invalid_field("invalid", "to", str(exc)) from exc
     return json_response(
         Migrated(to=to, dry_run=asked.dry_run, moved=moved.moved, claimed=moved.claimed, held=moved.held, done=is_done)
     )
@@ -356,7 +355,7 @@ async def _account(request: Request) -> str:
     if asked.account is None:
         return ""
     if not await request.services.accounts.exists(asked.account):
-        raise invalid_input([InvalidField("enum", "account", "There is no such account")])
+        raise invalid_field("enum", "account", "There is no such account")
     return asked.account
 
 

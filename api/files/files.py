@@ -19,24 +19,14 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from api import errors
 from api.auth import refuse_suspended
-from api.contract import CURSOR, Id, deletes
-from api.errors import (
-    InvalidField,
-    Problem,
-    file_not_found,
-    file_not_stored,
-    invalid_input,
-    shown,
-    storage_full,
-    too_many_uploads,
-    too_slow,
-)
+from api.errors import InvalidField, Problem
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.request import Request, decode_json
 from api.response import PAGE_SIZE, base_url, cursor_of, json_response, walked_page
-from api.route import Answer, Body, Parameter, Route, reads
+from api.route import CURSOR, Answer, Body, Id, Parameter, Route, deletes, reads
 from api.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
@@ -70,7 +60,7 @@ class Room:
         if self._most is None or size <= self._taken:
             return
         if not await self._take(size + AHEAD_BYTES) and not await self._take(size):
-            raise storage_full(413, self._most)
+            raise errors.no_room_for_file(limit=self._most)
 
     async def keep(self, file: CallerFile) -> None:
         """Count the stored file, with its real size, until it expires."""
@@ -172,7 +162,7 @@ async def create_file(request: Request) -> Response:
         async with services.uploading.taken(account.name):
             file = await _received(services, store, form, account)
     except TimeoutError as exc:
-        raise too_many_uploads(retry_after=RETRY_S) from exc
+        raise errors.too_many_uploads(retry_after=RETRY_S) from exc
     log.info("file stored", extra={"file": file.id, "size": file.size})
     view = _view(file, base)
     return json_response(view, 201, {"Location": view.urls.get})
@@ -258,11 +248,11 @@ async def download_file(request: Request) -> Response:
     owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
     file_id = _id_of(request)
     if not await services.links.may_download(owner, file_id, expiry=expiry, signature=signature):
-        raise file_not_found()
+        raise errors.file_not_found()
     file = await _asked(request, owner)
     opened = None if services.files is None else await services.files.open(file.stored_as)
     if opened is None:
-        raise file_not_found()
+        raise errors.file_not_found()
     headers = {
         "Content-Type": file.content_type,
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
@@ -284,7 +274,7 @@ async def _received(services: Services, store: FileStore, form: Form, account: A
         raise  # the record may have been written: the keeper finds out and cleans up
     except TimeoutError as exc:
         await upload.discard()
-        raise too_slow(LONGEST_S) from exc
+        raise errors.too_slow(seconds=LONGEST_S) from exc
     except BaseException:
         await upload.discard()
         raise
@@ -326,7 +316,7 @@ class _Upload:
         if not _is_object(metadata.encode()):
             self._fault("invalid_type", "metadata", "Must be a JSON object")
         if self._faults:
-            raise invalid_input(self._faults)
+            raise errors.invalid_input(self._faults)
         kind = self._fields.get("type") or (self._content and self._content.content_type) or ""
         return CallerFile(
             id=self._name.id,
@@ -358,7 +348,7 @@ class _Upload:
             if self._ended_early is not None:
                 raise self._ended_early from None
             log.exception("a file could not be stored", extra={"file": self._name.id})
-            raise file_not_stored(retry_after=RETRY_S) from exc
+            raise errors.file_not_stored(retry_after=RETRY_S) from exc
 
     async def _blocks(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -392,14 +382,14 @@ class _Upload:
 async def _asked(request: Request, account: str) -> CallerFile:
     file = await request.services.caller_files.get(account, _id_of(request))
     if file is None:
-        raise file_not_found()
+        raise errors.file_not_found()
     return file
 
 
 def _id_of(request: Request) -> FileId:
     text = request.path_params["id"]
     if not is_file_id(text):
-        raise file_not_found()
+        raise errors.file_not_found()
     return FileId(text)
 
 
@@ -419,7 +409,7 @@ def _is_object(text: bytes) -> bool:
 
 def _plain(name: str) -> str:
     """Return the last part of a path, with slashes or backslashes, with nothing that breaks a line."""
-    return shown(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
+    return errors.shown(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
 
 
 def _view(file: CallerFile, base: str) -> File:

@@ -14,7 +14,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from api.errors import Problem, file_too_large, malformed, too_slow, trickled
+from api.errors import Problem, file_too_large, malformed, too_slow, trickle
 
 MOST_PARTS: Final = 16
 LONGEST_TYPE: Final = 1024
@@ -53,7 +53,7 @@ class Form:
         announced = request.headers.get("content-length", "")
         # cut, because Python refuses to read a number of thousands of digits
         if announced.isdecimal() and int(announced[:20]) > max_bytes + FRAMING_BYTES:
-            raise file_too_large(max_bytes)
+            raise file_too_large(limit=max_bytes)
         self._max_bytes = max_bytes
         self._longest_s = longest_s
         self._over_at: float | None = None
@@ -100,7 +100,7 @@ class Form:
         while isinstance(piece := await self._next(), bytes):
             size += len(piece)
             if size > self._max_bytes:
-                raise file_too_large(self._max_bytes)
+                raise file_too_large(limit=self._max_bytes)
             yield piece
 
     async def _next(self) -> Part | bytes | type[_End] | None:
@@ -110,7 +110,7 @@ class Form:
                 raise malformed("The body ends before its last boundary.")
             self._room -= len(piece)
             if self._room < 0:
-                raise file_too_large(self._max_bytes)
+                raise file_too_large(limit=self._max_bytes)
             try:
                 self._parser.write(piece)
             except FormParserError as exc:
@@ -125,7 +125,7 @@ class Form:
             with anyio.fail_after(max(0.0, min(SILENCE_S, left_s))):
                 piece = await anext(self._body, None)
         except TimeoutError as exc:
-            raise too_slow(SILENCE_S if left_s > SILENCE_S else self._longest_s) from exc
+            raise too_slow(seconds=SILENCE_S if left_s > SILENCE_S else self._longest_s) from exc
         self._judge(len(piece or b""), anyio.current_time() - now_s)
         return piece
 
@@ -135,7 +135,7 @@ class Form:
         if self._waited_s < JUDGED_S:
             return
         if self._came < LEAST_BYTES_S * self._waited_s:
-            raise trickled(LEAST_BYTES_S)
+            raise trickle(bytes_s=LEAST_BYTES_S)
         self._came, self._waited_s = 0, 0.0
 
     def _callbacks(self) -> dict[str, object]:

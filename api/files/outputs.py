@@ -15,16 +15,7 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from api.errors import (
-    InvalidField,
-    file_not_stored,
-    forbidden,
-    invalid_header,
-    invalid_input,
-    no_files,
-    no_such_part,
-    not_found,
-)
+from api import errors
 from api.request import Request, prediction_id_of
 from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId
@@ -55,7 +46,7 @@ LONGEST_TYPE: Final = 200
 def _name(request: Request) -> FileName:
     name = FileName.parse(request.path_params["name"])
     if name is None:
-        raise not_found()
+        raise errors.not_found()
     return name
 
 
@@ -68,7 +59,7 @@ async def look_at_files(request: Request) -> Response:
     """Answer 204 where files are stored, 501 where they are not, and 503 where the store does not work."""
     services, _ = request.services, store_of(request)
     if services.store_check is not None and await services.store_check.missing():
-        raise file_not_stored(retry_after=RETRY_S)
+        raise errors.file_not_stored(retry_after=RETRY_S)
     return Response(status_code=204)
 
 
@@ -79,7 +70,7 @@ async def put_output(request: Request) -> Response:
     store = await _ordered(request, "put", str(name))
     kind = request.headers.get("content-type", PLAIN_TYPE)
     if not kind.isascii() or len(kind) > LONGEST_TYPE:
-        raise invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
+        raise errors.invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
     body = _Body(request, name.digest)
     try:
         await store.put(name, body.blocks(), content_type=kind)
@@ -87,9 +78,9 @@ async def put_output(request: Request) -> Response:
         if body.is_cut_short:
             raise ClientDisconnect from exc
         if body.is_wrong:
-            raise invalid_input([InvalidField("other", "body", "These are not the bytes of this name.")]) from exc
+            raise errors.invalid_field("other", "body", "These are not the bytes of this name.") from exc
         log.exception("a file could not be stored", extra={"prediction": name.prediction_id})
-        raise file_not_stored(retry_after=RETRY_S) from exc
+        raise errors.file_not_stored(retry_after=RETRY_S) from exc
     return Response(status_code=204)
 
 
@@ -106,14 +97,14 @@ async def _ordered(request: Request, verb: str, what: str) -> FileStore:
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
     if not await request.services.links.is_ordered(verb, what, **given):
-        raise forbidden("This address is not good, or not good any more.")
+        raise errors.forbidden("This address is not good, or not good any more.")
     return store_of(request)
 
 
 def store_of(request: Request) -> FileStore:
     """Return the store of files. Raises a 501 where this service has none."""
     if request.services.files is None:
-        raise no_files()
+        raise errors.no_files()
     return request.services.files
 
 
@@ -170,7 +161,7 @@ def stored_response(request: Request, file: OpenFile, *, digest: str, headers: M
     start, stop = (0, file.size) if part is None else part
     if part is not None:
         if start >= stop:
-            raise no_such_part(file.size)
+            raise errors.no_such_part(size=file.size)
         described["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
     described["Content-Length"] = str(stop - start)
     return StreamingResponse(file.read(start, stop), 200 if part is None else 206, described)
@@ -215,13 +206,13 @@ async def get_output(request: Request) -> Response:
     """Answer 403 for a wrong or expired signature, and 404 for a file that is gone."""
     name, query, services = _name(request), request.query_params, request.services
     if services.files is None:
-        raise not_found()
+        raise errors.not_found()
     expires, signature = query.get("expires", ""), query.get("signature", "")
     if not await services.links.are_good(str(name), of=name.prediction_id, expires=expires, signature=signature):
-        raise forbidden("This address is not good, or not good any more.")
+        raise errors.forbidden("This address is not good, or not good any more.")
     file = await services.files.open(name)
     if file is None:
-        raise not_found()
+        raise errors.not_found()
     return stored_response(request, file, digest=name.digest, headers=_headers(name, file))
 
 

@@ -11,12 +11,11 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.contract import CURSOR
-from api.errors import InvalidField, invalid_input, malformed, not_found
+from api.errors import invalid_field, malformed, not_found
 from api.models.models import ModelView, fitting, shown_models
 from api.request import Request, read_body
 from api.response import PAGE_SIZE, cursor_of, json_response, page_after, page_response
-from api.route import TEXT, Answer, Body, Parameter, Route, reads
+from api.route import CURSOR, TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.schema import Page
 from director.core.search import Card, matched, words_of
@@ -181,7 +180,7 @@ async def search(request: Request) -> Response:
 def _limit(request: Request) -> int:
     given = request.query_params.get("limit") or str(FOUND)
     if not given.isascii() or not given.isdecimal() or not 1 <= int(given[:9]) <= MOST_FOUND:
-        raise invalid_input([InvalidField("number_lte", "limit", f"Must be a whole number from 1 to {MOST_FOUND}")])
+        raise invalid_field("number_lte", "limit", f"Must be a whole number from 1 to {MOST_FOUND}")
     return int(given)
 
 

@@ -12,16 +12,15 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.accounts import AccountView
+from api.auth import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, read_create
-from api.contract import CURSOR, HOW, OWNER_AND_NAME, WAIT, creates, deletes
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
 from api.request import Members, Request, read_body
 from api.response import cursor_of, json_response, page_response, slice_of
-from api.route import Answer, Body, Route, reads
+from api.route import CURSOR, HOW, OWNER_AND_NAME, WAIT, Answer, Body, Route, creates, deletes, reads
 from api.sites.sites import version_named
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page

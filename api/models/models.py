@@ -13,11 +13,23 @@ from msgspec import Meta, Raw, Struct, convert
 from starlette.responses import Response
 
 from api.bodies import parse_model
-from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, deletes, one_of
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.request import Members, Request, read_body
 from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, page_response, slice_of, walked_page
-from api.route import TEXT, Answer, Body, Parameter, Route, reads
+from api.route import (
+    CURSOR,
+    NO_BODY,
+    OWNER_AND_NAME,
+    TEXT,
+    VERSION_OF_MODEL,
+    Answer,
+    Body,
+    Parameter,
+    Route,
+    deletes,
+    one_of,
+    reads,
+)
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page, SetupRun

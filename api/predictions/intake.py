@@ -19,17 +19,9 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.bodies import (
-    CreatePrediction,
-    affinity_digest,
-    applied,
-    cancel_after_seconds,
-    cost_units,
-    start_by_seconds,
-    wait_seconds,
-)
-from api.errors import Moved, Problem, forbidden, invalid_header, invalid_input, not_found, problem_of
-from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute, taken_of
+from api import bodies, errors
+from api.auth import give_back, refuse_full, reserve_compute
+from api.errors import Moved, Problem
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
@@ -39,6 +31,7 @@ from api.services import Services
 from api.sites.placing import Wanted, names_a_file, place
 from api.sites.sites import services_at, sites_of, where_it_is
 from director.broker.replies import Accepted
+from director.core.account_limits import Bucket
 from director.core.errors import BackendUnavailable, DirectorError, QueueError
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard
@@ -64,7 +57,9 @@ OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
 OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
 
 
-async def submit(request: Request, version: Version, asked: CreatePrediction, *, deployment: str = "") -> Response:
+async def submit(
+    request: Request, version: Version, asked: bodies.CreatePrediction, *, deployment: str = ""
+) -> Response:
     """Accept a run of this version. Answers 201 with it, or 202 if the caller waited and it is not terminal yet.
 
     `deployment`: owner/name of the deployment that was called.
@@ -73,11 +68,11 @@ async def submit(request: Request, version: Version, asked: CreatePrediction, *,
     asked_at = services.clock.monotonic()
     if sites_of(request) is None:
         services.gate.pass_through()
-    seconds = wait_seconds(request.headers.getlist("prefer"))
+    seconds = bodies.wait_seconds(request.headers.getlist("prefer"))
     wait = None if seconds is None else Wait()
     try:
         accepted, stored = await accept(
-            request, version, asked, deployment=deployment, taken=taken_of(request), wait=wait
+            request, version, asked, deployment=deployment, rate_token=request.rate_token, wait=wait
         )
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
@@ -92,9 +87,9 @@ async def submit(request: Request, version: Version, asked: CreatePrediction, *,
 async def accept(
     request: Request,
     version: Version,
-    asked: CreatePrediction,
+    asked: bodies.CreatePrediction,
     *,
-    taken: Taken | None,
+    rate_token: tuple[Bucket, str] | None,
     deployment: str = "",
     place: str = "",
     wait: Wait | None = None,
@@ -106,10 +101,10 @@ async def accept(
     with enqueue_span(request, version) as step:
         schema = InputSchema.of(version)
         if faults := schema.check(asked.input):
-            raise invalid_input(faults)
+            raise errors.invalid_input(faults)
         ticket = new_ticket() if schema.can_stream else ""
         new = _new(request, version, asked, deployment=deployment, place=place, ticket=ticket, trace=step.headers)
-        accepted, stored = await _file(request, version, new, taken=taken, wait=wait)
+        accepted, stored = await _file(request, version, new, rate_token=rate_token, wait=wait)
         record = stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
         return accepted, stored
@@ -118,7 +113,7 @@ async def accept(
 def _new(
     request: Request,
     version: Version,
-    asked: CreatePrediction,
+    asked: bodies.CreatePrediction,
     *,
     deployment: str,
     place: str,
@@ -142,8 +137,8 @@ def _new(
         destination=asked.destination or "",
         lane=_lane(headers, account),
         shard=_shard(account.name, version),
-        cost=1 if cost is None else cost_units(cost),
-        affinity="" if affinity is None else affinity_digest(affinity),
+        cost=1 if cost is None else bodies.cost_units(cost),
+        affinity="" if affinity is None else bodies.affinity_digest(affinity),
         weight=limits.weight,
         most_queued=limits.max_queued,
         most_running=limits.max_running,
@@ -154,10 +149,10 @@ def _new(
         ticket=ticket,
         webhook=asked.webhook or "",
         events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
-        lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,
+        lifetime_ms=None if lifetime is None else bodies.cancel_after_seconds(lifetime) * 1000,
         # only a caller that sets a deadline gets the status aborted: older official clients fail on it
         late="" if lifetime is None else Status.ABORTED,
-        start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
+        start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, place=place),
         traceparent=trace.get("traceparent", ""),
         tracestate=trace.get("tracestate", ""),
@@ -174,9 +169,9 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
     if asked is None:
         return "normal" if "normal" in account.lanes else account.lanes[0]
     if asked not in LANES:
-        raise invalid_header("X-Priority", "high, normal or low")
+        raise errors.invalid_header("X-Priority", "high, normal or low")
     if asked not in account.lanes:
-        raise forbidden(f"This token may not use the lane '{asked}'.")
+        raise errors.forbidden(f"This token may not use the lane '{asked}'.")
     return asked
 
 
@@ -192,7 +187,7 @@ def _idempotency(
     if key is None:
         return None
     if not 0 < len(key) <= LONGEST_KEY:
-        raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
+        raise errors.invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
     asked = [version.model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
     asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
@@ -204,22 +199,22 @@ def _idempotency(
 
 
 async def _file(
-    request: Request, version: Version, new: NewPrediction, *, taken: Taken | None, wait: Wait | None
+    request: Request, version: Version, new: NewPrediction, *, rate_token: tuple[Bucket, str] | None, wait: Wait | None
 ) -> tuple[Accepted, Stored]:
     """File the prediction, in one write to the socket. Returns it as stored, without a read where possible."""
-    account, reserved = request.account, new.id
+    reserved = new.id
     try:
-        await refuse_full(request, account)
-        await reserve_compute(request, account, reserved, queue=new.queue, cost=new.cost)
+        await refuse_full(request)
+        await reserve_compute(request, reserved, queue=new.queue, cost=new.cost)
     except (Problem, QueueError):
-        await give_back(request, account, reserved, taken)
+        await give_back(request, reserved, rate_token)
         if (stored := await _accepted_before(request, new)) is not None:
             return Accepted(stored.record.id, replayed=True), stored
         raise
     try:
         accepted, services = await _placed(request, version, new, wait)
     except QueueError:
-        await give_back(request, account, reserved, taken)
+        await give_back(request, reserved, rate_token)
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
@@ -227,12 +222,12 @@ async def _file(
         log.info("prediction accepted", extra={"prediction": accepted.id, "queue": new.queue})
         record = new.record(accepted.created_ms, accepted.deadline_ms)
         return accepted, Stored(record=record, input=Raw(new.input), outlook=accepted.outlook)
-    await return_compute(request, account, reserved)
+    await give_back(request, reserved)  # its request still counts against the rate
     stored = await services.scripts.get(accepted.id)
     if stored is not None and stored.record.moved:
         stored = await _where_it_moved(request, accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
-        raise not_found()
+        raise errors.not_found()
     return accepted, stored
 
 
@@ -328,7 +323,7 @@ async def _answer(
     weight = len(stored.input or b"")
     if until is None or not waiters.has_room(weight):
         return json_response(view(stored), 201, headers)
-    headers["Preference-Applied"] = applied(request.headers.getlist("prefer")) or ""
+    headers["Preference-Applied"] = bodies.applied(request.headers.getlist("prefer")) or ""
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
@@ -391,7 +386,7 @@ def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
         yield step
         error = ""
     except (Problem, DirectorError) as exc:
-        document = problem_of(exc).document
+        document = errors.problem_of(exc).document
         error = document.code or str(document.status)
         raise
     finally:

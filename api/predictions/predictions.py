@@ -13,19 +13,15 @@ from typing import Annotated, Final
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
-from api.bodies import (
-    BatchRequest,
-    CreatePrediction,
-    PredictionRequest,
-    TrainingRequest,
-    VersionPredictionRequest,
-    parse_batch,
-    parse_create,
-    parse_model,
-    parse_version,
-    read_create,
-)
-from api.contract import (
+from api import bodies, errors
+from api.auth import take
+from api.errors import Moved, Problem, ProblemDocument
+from api.lookups import VersionRef
+from api.predictions.intake import accept, submit
+from api.predictions.listing import list_of_kind
+from api.request import Request, number_of, prediction_id_of, read_body
+from api.response import json_response
+from api.route import (
     FILTERS,
     HOW,
     LISTED,
@@ -34,30 +30,14 @@ from api.contract import (
     SHOWN,
     VERSION_OF_MODEL,
     WAIT,
+    Answer,
+    Body,
+    Parameter,
+    Route,
     creates,
     deletes,
+    reads,
 )
-from api.errors import (
-    Moved,
-    Problem,
-    ProblemDocument,
-    data_removed,
-    internal,
-    invalid_version,
-    kind_not_served,
-    no_destination,
-    no_webhook,
-    not_found,
-    not_terminal,
-    problem_of,
-)
-from api.limits import take, taken_of
-from api.lookups import VersionRef
-from api.predictions.intake import accept, submit
-from api.predictions.listing import list_of_kind
-from api.request import Request, number_of, prediction_id_of, read_body
-from api.response import json_response
-from api.route import Answer, Body, Parameter, Route, reads
 from api.sites.sites import sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
@@ -76,17 +56,17 @@ log = logging.getLogger(__name__)
     name="predictions.create",
     summary="Create a prediction of a version, or of the latest version of a model",
     parameters=(WAIT, *HOW),
-    body=Body(VersionPredictionRequest),
+    body=Body(bodies.VersionPredictionRequest),
 )
 async def create(request: Request) -> Response:
-    asked = await read_create(request, version=True)
+    asked = await bodies.read_create(request, version=True)
     return await submit(request, await _version(request, asked), asked)
 
 
-async def _version(request: Request, asked: CreatePrediction) -> Version:
-    version = await version_named(request, parse_version(asked.version or ""), request.account)
+async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
+    version = await version_named(request, bodies.parse_version(asked.version or ""), request.account)
     if version is None:
-        raise invalid_version()
+        raise errors.invalid_version()
     return version
 
 
@@ -95,14 +75,14 @@ async def _version(request: Request, asked: CreatePrediction) -> Version:
     name="models.predictions.create",
     summary="Create a prediction of the latest version of a model",
     parameters=(*OWNER_AND_NAME, WAIT, *HOW),
-    body=Body(PredictionRequest),
+    body=Body(bodies.PredictionRequest),
 )
 async def create_of_model(request: Request) -> Response:
-    model = parse_model(request.path_params["owner"], request.path_params["name"])
-    asked = await read_create(request)
+    model = bodies.parse_model(request.path_params["owner"], request.path_params["name"])
+    asked = await bodies.read_create(request)
     version = await version_named(request, VersionRef(model=model), request.account)
     if version is None:
-        raise not_found()
+        raise errors.not_found()
     return await submit(request, version, asked)
 
 
@@ -136,9 +116,9 @@ async def delete(request: Request) -> Response:
     account, prediction_id, services = request.account, request.prediction_id, request.services
     match await services.scripts.erase(prediction_id, account=account.name):
         case "unknown":
-            raise not_found()
+            raise errors.not_found()
         case "running":
-            raise not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
+            raise errors.not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
         case "erased":
             await services.predictions.unlist(account.name, prediction_id)
     if services.files is not None:
@@ -164,13 +144,13 @@ async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
     name="procedures.create",
     summary="Create a procedure: a prediction that waits apart from others",
     parameters=(WAIT, *HOW),
-    body=Body(VersionPredictionRequest),
+    body=Body(bodies.VersionPredictionRequest),
 )
 async def create_procedure(request: Request) -> Response:
-    asked = await read_create(request, version=True)
-    version = await request.services.lookups.named(parse_version(asked.version or ""), request.account)
+    asked = await bodies.read_create(request, version=True)
+    version = await request.services.lookups.named(bodies.parse_version(asked.version or ""), request.account)
     if version is None:
-        raise invalid_version()
+        raise errors.invalid_version()
     return await submit(request, await _of_kind(request, version, "procedure"), asked)
 
 
@@ -179,21 +159,21 @@ async def create_procedure(request: Request) -> Response:
     name="trainings.create",
     summary="Create a training, which makes a version of its destination",
     parameters=(*VERSION_OF_MODEL, WAIT, *HOW),
-    body=Body(TrainingRequest),
+    body=Body(bodies.TrainingRequest),
 )
 async def create_training(request: Request) -> Response:
     params, lookups = request.path_params, request.services.lookups
-    ref = VersionRef(model=parse_model(params["owner"], params["name"]), version=params["id"])
+    ref = VersionRef(model=bodies.parse_model(params["owner"], params["name"]), version=params["id"])
     if not re.fullmatch(VERSION_ID, params["id"]):
-        raise not_found()
-    asked = await read_create(request, destination=True)
+        raise errors.not_found()
+    asked = await bodies.read_create(request, destination=True)
     version = await lookups.named(ref, request.account)
     if version is None:
-        raise not_found()
+        raise errors.not_found()
     destination = asked.destination or ""
     model = await lookups.model(destination, request.account) if re.fullmatch(MODEL_NAME, destination) else None
     if model is None or not model.may_be_changed_by(request.account):
-        raise no_destination()
+        raise errors.no_destination()
     return await submit(request, await _of_kind(request, version, "training"), asked)
 
 
@@ -201,7 +181,7 @@ async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
     """Return the version for runs of this kind. Raises a 422 if no director serves them."""
     served = await request.services.catalog.of_kind(version, kind)
     if served is None:
-        raise kind_not_served(kind)
+        raise errors.kind_not_served(kind=kind)
     return served
 
 
@@ -259,7 +239,7 @@ async def _shown(request: Request, kind: Kind) -> Response:
     scripts, account = request.services.scripts, request.account.name
     stored = await scripts.get(request.prediction_id, whole=False)
     if stored is None or stored.record.account != account or stored.record.kind != kind:
-        raise not_found()
+        raise errors.not_found()
     if stored.left_out and not stored.record.moved:
         try:
             async with request.services.reading.taken(account):
@@ -267,7 +247,7 @@ async def _shown(request: Request, kind: Kind) -> Response:
         except TimeoutError as exc:
             raise BackendUnavailable("too many large predictions are read at once") from exc
         if stored is None:
-            raise not_found()
+            raise errors.not_found()
     if stored.record.moved:
         raise Moved(stored.record.moved)
     return json_response(view(stored))
@@ -312,7 +292,7 @@ async def get_events(request: Request) -> Response:
     if page is not None and page.account == account.name and page.has_more and not page.events:
         page = await scripts.replay(request.prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
     if page is None or page.account != account.name:
-        raise not_found()
+        raise errors.not_found()
     if page.moved:
         raise Moved(page.moved)
     if not page.last:
@@ -326,10 +306,10 @@ async def get_events(request: Request) -> Response:
 # Shows a receiver's host and never its URL, which may hold a secret.
 
 REFUSALS: Final[Mapping[Redelivered, Callable[[], Problem]]] = {
-    "unknown": not_found,
-    "running": not_terminal,
-    "unwanted": no_webhook,
-    "removed": data_removed,
+    "unknown": errors.not_found,
+    "running": errors.not_terminal,
+    "unwanted": errors.no_webhook,
+    "removed": errors.data_removed,
 }
 
 
@@ -379,7 +359,7 @@ async def story_of(request: Request) -> Known:
     """Return the story of the path's prediction to its owner or an operator; else raise 404."""
     known, account = await request.services.scripts.story(request.prediction_id), request.account
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
-        raise not_found()
+        raise errors.not_found()
     if known.record.moved:
         raise Moved(known.record.moved)
     return known
@@ -417,19 +397,19 @@ class BatchResults(Struct, frozen=True):
     scopes=("run",),
     bucket="create",
     parameters=HOW,
-    body=Body(BatchRequest),
+    body=Body(bodies.BatchRequest),
     answers={200: Answer("What became of each, in the order of the request.", BatchResults)},
 )
 async def create_batch(request: Request) -> Response:
     """Answer 200 with a result for each. A body that is not a batch is refused whole."""
     body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes)
-    bodies = parse_batch(body, most=MOST)
+    given = bodies.parse_batch(body, most=MOST)
     if sites_of(request) is None:
         request.services.gate.pass_through()
     results: list[BatchResult] = []
-    for first in range(0, len(bodies), AT_ONCE):
-        some = enumerate(bodies[first : first + AT_ONCE], start=first)
-        results += await asyncio.gather(*(_result(request, bytes(one), place) for place, one in some))
+    for first in range(0, len(given), AT_ONCE):
+        places = enumerate(given[first : first + AT_ONCE], start=first)
+        results += await asyncio.gather(*(_result(request, bytes(one), place) for place, one in places))
     return json_response(BatchResults(results))
 
 
@@ -437,17 +417,17 @@ async def _result(request: Request, body: bytes, place: int) -> BatchResult:
     try:
         return await _accepted(request, body, place)
     except (Problem, DirectorError) as exc:
-        document = problem_of(exc).document
+        document = errors.problem_of(exc).document
     except Exception:  # one failure of a thousand must not cost the others their answers
         log.exception("a prediction of a batch failed")
-        document = internal().document
+        document = errors.internal().document
     return BatchResult(status=document.status, error=document)
 
 
 async def _accepted(request: Request, body: bytes, place: int) -> BatchResult:
     # the request itself was counted when it came in, as the first prediction
-    taken = taken_of(request) if place == 0 else await take(request, request.account, "create")
-    asked = parse_create(body, version=True)
+    rate_token = request.rate_token if place == 0 else await take(request, request.account, "create")
+    asked = bodies.parse_create(body, version=True)
     version = await _version(request, asked)
-    accepted, stored = await accept(request, version, asked, taken=taken, place=f"/{place}")
+    accepted, stored = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
     return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)

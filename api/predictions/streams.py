@@ -15,12 +15,11 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.contract import NO_BODY
 from api.errors import Moved, data_removed, not_found, too_many_streams
 from api.predictions.stream_events import Mark
 from api.request import Request
 from api.response import carry, raw
-from api.route import Answer, Parameter, Route
+from api.route import NO_BODY, Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
 
 # The response streams as long as the client reads it, and breaks the connection where it stops early.

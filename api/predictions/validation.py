@@ -47,11 +47,11 @@ ANYTHING: Final[tuple[Schema, ...]] = (True, {})
 def read_document(document: bytes) -> dict[str, Any]:
     """Read a model's OpenAPI document. Raises a Problem, worded for the operator, if it is too large or unreadable."""
     if len(document) > MAX_DOCUMENT_BYTES:
-        raise unusable_schema(f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
+        raise unusable_schema(reason=f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
         return decode_json(document, dict[str, Any])
     except Problem as exc:
-        raise unusable_schema("is not a JSON object that can be read") from exc
+        raise unusable_schema(reason="is not a JSON object that can be read") from exc
 
 
 def input_schema(document: dict[str, Any], name: str = "Input") -> dict[str, Any]:
@@ -115,7 +115,7 @@ class _Reduction:
         """Return a copy with the allowed keywords only. `within`: the references that are being expanded around it."""
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise unusable_schema("is too large once its references are written out")
+            raise unusable_schema(reason="is too large once its references are written out")
         if not isinstance(schema, dict):
             return schema is not False
         reduced = {word: schema[word] for word, fits in CARRIED.items() if word in schema and fits(schema[word])}
@@ -139,11 +139,11 @@ class _Reduction:
         if not isinstance(reference, str) or reference in within:  # a schema inside itself: one level is checked
             return True
         if not reference.startswith("#/"):
-            raise unusable_schema("refers to something outside itself")
+            raise unusable_schema(reason="refers to something outside itself")
         steps = (unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/"))
         target = _follow(self._document, steps)
         if target is None:
-            raise unusable_schema("has a reference that leads nowhere")
+            raise unusable_schema(reason="has a reference that leads nowhere")
         return self.reduce(target, depth=depth + 1, within=(*within, reference))
 
     def _is_linear(self, pattern: object) -> bool:
@@ -355,7 +355,7 @@ class _Validator:
                 offline=True,
             )
         except ValidationError as exc:
-            raise unusable_schema("is not a valid JSON Schema") from exc
+            raise unusable_schema(reason="is not a valid JSON Schema") from exc
         # the first error of an alternative is found only after all errors of all its branches
         self._has_alternatives = '"anyOf"' in _json(schema)
         self._errors_each = _size(schema) if self._has_alternatives else 1
