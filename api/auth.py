@@ -16,7 +16,7 @@ from starlette.responses import Response
 from api import errors
 from api.request import Request
 from api.response import RawHeaders, carry, json_response, raw
-from api.route import Answer, Route, Scope, reads
+from api.route import Answer, Scope, changes, reads
 from api.services import services_of
 from director.broker.replies import Allowance
 from director.core.account_limits import Bucket, BucketName
@@ -185,12 +185,11 @@ async def get_account(request: Request) -> Response:
     )
 
 
-@Route(
+@changes(
     "GET",
     "/webhooks/default/secret",
     name="webhooks.default.secret.get",
     summary="Get what the account's webhooks are signed with",
-    scopes=("run",),
     answers={200: Answer("The secret.", WebhookSecret)},
     refusals={404},
 )

@@ -24,7 +24,6 @@ VERSION: Final = re.compile(VERSION_ID)
 
 # old official clients still send the last two; they have no effect
 KNOWN_KEYS: Final = frozenset({"input", "webhook", "webhook_events_filter", "stream", "webhook_completed"})
-
 MAX_FILTER: Final = 20
 EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 

@@ -22,7 +22,6 @@ from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueR
 from director.store.accounts import Reason
 
 log = logging.getLogger(__name__)
-
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_INVALID_FIELDS: Final = 20
 MAX_NAME: Final = 100
@@ -139,7 +138,6 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
 DO_NOT_RETRY: Final = {"x-should-retry": "false"}
 UNAVAILABLE: Final = "Service unavailable"
 THROTTLED: Final = "Capacity temporarily exceeded"
-
 malformed = Refusal(400, "", "Malformed body", Code.MALFORMED)  # the body cannot be read at all
 no_token = Refusal(
     401,

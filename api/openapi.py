@@ -105,7 +105,7 @@ def _types(routes: Sequence[Route]) -> Iterator[Any]:
     for _, type_ in HEADERS.values():
         yield type_
     for route in routes:
-        yield from (parameter.type for parameter in route.parameters)
+        yield from (parameter.type for parameter in route.all_parameters)
         yield from (answer.type for answer in route.answers.values() if answer.type is not None)
         if route.body is not None:
             yield route.body.type
@@ -142,7 +142,7 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
         "summary": route.summary,
         # a list of alternatives: one of the scopes is enough
         "security": [{"token": [scope]} for scope in scopes],
-        "parameters": [_parameter(parameter, schema_of) for parameter in route.parameters],
+        "parameters": [_parameter(parameter, schema_of) for parameter in route.all_parameters],
         "responses": {},
     }
     if body is not None:

@@ -38,10 +38,8 @@ T = TypeVar("T")
 
 # a model server in Rust reads at most 128 levels, and the envelope takes a few of them
 MAX_NESTING: Final = 100
-
 LONGEST_S: Final = 30.0
 QUOTED: Final = re.compile(r"(?<=^Invalid enum value) .*?( - at `[^`]*`)?$", re.DOTALL)
-
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
 NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
@@ -107,10 +105,7 @@ async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
 
 
 def _depth(body: bytes) -> int:
-    """Return how deep arrays and objects nest, in linear time and without recursion.
-
-    With at most MAX_NESTING openings the result is an upper bound.
-    """
+    """Return how deep arrays and objects nest, in linear time; at least that, with at most MAX_NESTING openings."""
     openings = sum(map(body.count, OPEN))
     if openings <= MAX_NESTING:
         return openings
@@ -201,6 +196,12 @@ def type_of(value: bytes) -> str:
 
 def wrong_type(field: str, expected: str, given: str) -> InvalidField:
     return InvalidField("invalid_type", field, f"Invalid type. Expected: {expected}, given: {given}")
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has left. The rest of its body is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def prediction_id_of(request: BaseRequest) -> PredictionId:

@@ -26,7 +26,6 @@ from director.core.schema import Page
 
 T = TypeVar("T")
 RawHeaders = Sequence[tuple[bytes, bytes]]
-
 MEDIA_TYPE: Final = "application/json"
 
 

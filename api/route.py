@@ -5,6 +5,7 @@ The router, the check of the token's scopes and the OpenAPI document all come fr
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Annotated, Any, Final, Literal
 
@@ -18,10 +19,10 @@ from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID, Predicti
 from director.core.schema import Page, Prediction
 from director.core.states import Status
 from director.store.accounts import ACCOUNT_NAME
+from director.store.models import SLUG
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
-
 Scope = Literal["read", "run", "admin"]
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -55,6 +56,7 @@ class Route(Struct, eq=False):
     """One method of one path, and how its handler is called. Use it as the handler's decorator.
 
     A route without a name is not part of the contract: it has no base such as /v1, and the document omits it.
+    `parameters`: those of the query and headers.
 
     `scopes`: the token must have one of these; the handler finds its account in `request.account`. A route without
     scopes asks for no token. `bucket`: the rate that the request counts against.
@@ -78,6 +80,12 @@ class Route(Struct, eq=False):
     answers: Mapping[int, Answer] = {}
     refusals: Collection[int] = ()
     handler: Handler = None  # type: ignore[assignment] # `__call__` sets it
+
+    @property
+    def all_parameters(self) -> list[Parameter]:
+        """Return `parameters`, and before them those of the path."""
+        places = [(before, part[1:-1]) for before, part in pairwise(self.path.split("/")) if part.startswith("{")]
+        return [*(IN_PATH.get(f"{before}/{name}") or IN_PATH[name] for before, name in places), *self.parameters]
 
     @property
     def refused(self) -> frozenset[int]:
@@ -129,26 +137,28 @@ CREATED: Final = {
 
 Id = Annotated[str, Meta(pattern="^[0-9a-hjkmnp-tv-z]{26}$")]
 NamePart = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
-
 CURSOR: Final = Parameter("cursor", "Where the page begins: part of the `next` and `previous` of another one.")
-PREDICTION_ID: Final = (Parameter("id", "The id of a prediction.", Id, "path"),)
-OWNER_AND_NAME: Final = (
-    Parameter("owner", "Who has it.", NamePart, "path"),
-    Parameter("name", "Its name.", NamePart, "path"),
-)
-VERSION_OF_MODEL: Final = (
-    *OWNER_AND_NAME,
-    Parameter("id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path"),
-)
-QUEUE: Final = (
-    *OWNER_AND_NAME,
-    Parameter(
+# The parts of paths, by their own name, or by the part before and their name
+IN_PATH: Final = {
+    "owner": Parameter("owner", "Who has it.", NamePart, "path"),
+    "name": Parameter("name", "Its name.", NamePart, "path"),
+    "id": Parameter("id", "The id of a prediction.", Id, "path"),
+    "version": Parameter(
         "version",
         "The first 12 digits of a version, and behind a `~` the kind of its runs where they are no predictions.",
         Annotated[str, Meta(pattern=QUEUE_END)],
         "path",
     ),
-)
+    "versions/id": Parameter("id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path"),
+    "files/id": Parameter("id", "The id of a file.", Id, "path"),
+    "download/name": Parameter("name", "Any: it is for who looks at its ending.", str, "path"),
+    "outputs/name": Parameter("name", "The file.", str, "path"),
+    "accounts/name": Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path"),
+    "tokens/id": Parameter("id", "The id of a token, which is no secret.", str, "path"),
+    "collections/slug": Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),
+    "streams/address": Parameter("address", "The last part of `urls.stream`, which is the permission.", place="path"),
+}
+
 
 FILTERS: Final = (
     CURSOR,

@@ -33,7 +33,6 @@ from director.runtime.tracing import Tracing
 from director.store import services as store
 
 log = logging.getLogger(__name__)
-
 GATE_PAUSE_S: Final = 1.0
 
 
@@ -65,14 +64,14 @@ class Gate:
 
     async def run(self) -> None:
         """Check until the gate is open or the server is unsafe. Logs why it waits, once per reason."""
-        told = ""
+        logged = ""
         while not self._opened.is_set():
             try:
                 server = await self.run_once()
             except BackendUnavailable as exc:
-                if (reason := str(exc)) != told:
+                if (reason := str(exc)) != logged:
                     log.warning("redis is away, asking again", extra={"reason": reason})
-                    told = reason
+                    logged = reason
             except UnsafeBackend as exc:
                 self._on_unsafe(exc)
                 return
@@ -212,7 +211,7 @@ class Clients(Struct, frozen=True, kw_only=True):
 class Services(store.Services):
     """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here.
 
-    `believes`: known tokens and models are still accepted while the server is away. Metrics show the home's Redis.
+    `serves_while_away`: known tokens and models still hold while the server is away. Metrics show the home's Redis.
     """
 
     def __init__(
@@ -226,7 +225,7 @@ class Services(store.Services):
         tracing: Tracing,
         site: int = 0,
         is_home: bool = True,
-        believes: bool = False,
+        serves_while_away: bool = False,
     ) -> None:
         super().__init__(
             clients.redis,
@@ -247,7 +246,7 @@ class Services(store.Services):
             scripts,
             clock=clock,
             cache_s=settings.cache_s,
-            believes=(lambda: not gate.is_up) if believes else None,
+            is_away=(lambda: not gate.is_up) if serves_while_away else None,
         )
         self.glances = Glances(redis)
         self.waiters = Waiters(

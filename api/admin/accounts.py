@@ -18,7 +18,7 @@ from api.auth import named
 from api.errors import account_exists, invalid_field, not_found
 from api.request import Request, decoded
 from api.response import cursor_of, json_response, page_after, page_response
-from api.route import CURSOR, NO_BODY, Answer, Body, Parameter, Route
+from api.route import CURSOR, NO_BODY, Answer, Body, Route
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
@@ -32,7 +32,6 @@ PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
 LONGEST_S: Final = 10.0  # how long the call itself ends the predictions of a suspended account; a keeper does the rest
 DAY_MS: Final = 86_400_000
-
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
 Limit = float | Literal["default"] | None
 Lane = Literal["high", "normal", "low"]
@@ -133,7 +132,6 @@ class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
 
 serves: Final = partial(Route, scopes=("admin",))
 DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
-NAMED: Final = (Parameter("name", "The account.", Name, "path"),)
 
 
 @serves(
@@ -172,7 +170,6 @@ async def create_account(request: Request) -> Response:
     "/admin/accounts/{name}",
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
-    parameters=NAMED,
     answers={200: Answer("The account.", AccountDetail)},
 )
 async def get_account_of_all(request: Request) -> Response:
@@ -184,7 +181,6 @@ async def get_account_of_all(request: Request) -> Response:
     "/admin/accounts/{name}",
     name="admin.accounts.update",
     summary="Change an account's type, its limits, or both",
-    parameters=NAMED,
     body=Body(AccountChange),
     answers=DETAIL,
 )
@@ -205,7 +201,6 @@ async def change_account(request: Request) -> Response:
     "/admin/accounts/{name}/suspend",
     name="admin.accounts.suspend",
     summary="Let nothing of an account start any more",
-    parameters=NAMED,
     body=Body(AskedSuspension),
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
 )
@@ -227,7 +222,6 @@ async def suspend_account(request: Request) -> Response:
     "/admin/accounts/{name}/resume",
     name="admin.accounts.resume",
     summary="Let what is held of an account run",
-    parameters=NAMED,
     answers=DETAIL,
 )
 async def resume_account(request: Request) -> Response:
@@ -245,7 +239,6 @@ async def resume_account(request: Request) -> Response:
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",
-    parameters=NAMED,
     answers={200: Answer("All of them, oldest first.", Page[TokenView])},
 )
 async def list_tokens(request: Request) -> Response:
@@ -259,7 +252,6 @@ async def list_tokens(request: Request) -> Response:
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.create",
     summary="Make a token",
-    parameters=NAMED,
     body=Body(AskedToken),
     answers={201: Answer("The token, this once with its secret.", MadeToken)},
 )
@@ -283,7 +275,6 @@ async def create_token(request: Request) -> Response:
     "/admin/accounts/{name}/tokens/{id}",
     name="admin.accounts.tokens.revoke",
     summary="Revoke a token",
-    parameters=(*NAMED, Parameter("id", "The id of a token, which is no secret.", str, "path")),
     answers={204: NO_BODY},
 )
 async def revoke_token(request: Request) -> Response:

@@ -15,7 +15,7 @@ from api.auth import named
 from api.errors import InvalidField, invalid_field, invalid_input, not_found
 from api.request import Request, decoded, prediction_id_of
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_response
-from api.route import CURSOR, PREDICTION_ID, Answer, Body, Parameter, administers
+from api.route import CURSOR, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
@@ -23,9 +23,7 @@ from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
 PATH: Final = "/admin/dead"
 MOST_IDS: Final = 1_000
 LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
-
 DONE: Final = {200: Answer("What was done.", Done)}
-
 Slices = AsyncIterator[list[Place]]
 
 
@@ -67,7 +65,6 @@ async def list_dead(request: Request) -> Response:
     "/admin/dead/{id}",
     name="admin.dead.get",
     summary="Get a dead letter, with its input",
-    parameters=PREDICTION_ID,
     answers={200: Answer("The letter.", WholeLetter)},
 )
 async def get_dead(request: Request) -> Response:
@@ -86,7 +83,6 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
         f"/admin/dead/{{id}}/{verb}",
         name=f"admin.dead.{verb}",
         summary=one,
-        parameters=PREDICTION_ID,
         answers=DONE,
     )
     async def decide_on_one(request: Request) -> Response:

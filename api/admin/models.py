@@ -21,7 +21,7 @@ from api.errors import (
 )
 from api.request import Request, decoded
 from api.response import json_response
-from api.route import NO_BODY, OWNER_AND_NAME, Answer, Body, Parameter, administers
+from api.route import NO_BODY, Answer, Body, Parameter, administers
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
@@ -60,7 +60,6 @@ CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView,
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.get",
     summary="Get how a model is run, as far as that is written down",
-    parameters=OWNER_AND_NAME,
     answers=CONFIG,
     refusals={501},
 )
@@ -74,7 +73,7 @@ async def get_config(request: Request) -> Response:
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.put",
     summary="Write down how a model is run, in force in its directors within seconds",
-    parameters=(*OWNER_AND_NAME, IF_MATCH),
+    parameters=(IF_MATCH,),
     body=Body(ModelConfig),
     answers=CONFIG,
     refusals={412},
@@ -92,7 +91,7 @@ async def change_config(request: Request) -> Response:
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.delete",
     summary="Take that back: directors go by their own settings again",
-    parameters=(*OWNER_AND_NAME, IF_MATCH),
+    parameters=(IF_MATCH,),
     answers={204: NO_BODY},
     refusals={412, 422},
 )

@@ -101,7 +101,6 @@ def _has_token(request: Request, token: str) -> bool:
 # are bounded, and one that takes nothing for a minute is disconnected.
 
 log = logging.getLogger(__name__)
-
 MOST_SNAPSHOTS: Final = 1_000
 
 

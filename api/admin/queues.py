@@ -17,7 +17,7 @@ from api.auth import named
 from api.errors import invalid_field, not_found
 from api.request import Request, decode_json, decoded, number_of, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_after, page_response
-from api.route import CURSOR, QUEUE, Answer, Body, Parameter, Route, administers, one_of
+from api.route import CURSOR, Answer, Body, Parameter, Route, administers, one_of
 from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -111,7 +111,7 @@ async def list_queues(request: Request) -> Response:
     "/admin/queues/{owner}/{name}/{version}",
     name="admin.queues.get",
     summary="Get a queue, with its streams, its accounts and how its model is run",
-    parameters=(*QUEUE, HISTORY),
+    parameters=(HISTORY,),
     answers={200: Answer("The queue.", QueueDetail)},
     refusals={422},
 )
@@ -139,7 +139,7 @@ async def get_queue(request: Request) -> Response:
     "/admin/queues/{owner}/{name}/{version}/predictions",
     name="admin.queues.predictions",
     summary="List what is live in a queue, of all accounts",
-    parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
+    parameters=(CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
     answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
 )
 async def list_live(request: Request) -> Response:
@@ -251,7 +251,6 @@ def _changes(verb: str, summary: str, *, body: Any = None, answer: Answer = QUEU
         summary=summary,
         scopes=("admin",),
         site="asked",
-        parameters=QUEUE,
         body=None if body is None else Body(body),
         answers={200: answer},
     )

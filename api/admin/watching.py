@@ -20,7 +20,6 @@ from director.diagnosis.findings import Finding, away
 from director.diagnosis.overview import SHORTEST_S, Overview, Snapshot
 
 log = logging.getLogger(__name__)
-
 BROKEN_S: Final = 5.0  # after an error of our own
 
 

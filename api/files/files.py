@@ -26,7 +26,7 @@ from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.request import Request, decode_json
 from api.response import PAGE_SIZE, base_url, cursor_of, json_response, walked_page
-from api.route import CURSOR, Answer, Body, Id, Parameter, Route, deletes, reads
+from api.route import CURSOR, Answer, Body, Parameter, Route, changes, deletes, reads
 from api.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
@@ -36,16 +36,15 @@ from director.files.caller_files import GRACE_S, CallerFile
 from director.files.store import CallerFileName, FileStore, ending_of
 from director.store.accounts import Account
 
-# A file's bytes are counted against the account's quota before they are written.
-#
-# The room is taken 8 MiB ahead, so that a large file needs few calls, and exactly where that much does not fit. What a
-# process took before it died is free again within an hour.
-
 AHEAD_BYTES: Final = 8 << 20
 
 
 class Room:
-    """The room of one file in its account's quota. Without a quota, nothing is reserved before the file is stored."""
+    """The room of one file in its account's quota. Without a quota, nothing is reserved before the file is stored.
+
+    It is taken 8 MiB ahead, so that a large file needs few calls. What a process took before it died is free again
+    within an hour.
+    """
 
     def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
         self._scripts = services.scripts
@@ -80,7 +79,6 @@ class Room:
 
 
 log = logging.getLogger(__name__)
-
 PATH: Final = "/files"
 MAX_FILE_BYTES: Final = 100 << 20
 LONGEST_S: Final = GRACE_S / 4  # the longest that an upload may take
@@ -97,9 +95,6 @@ PLAIN_TYPE: Final = "application/octet-stream"
 MEDIA_TYPE: Final = re.compile(
     r"[A-Za-z0-9][\w.+-]{0,63}/[A-Za-z0-9][\w.+-]{0,127}(; ?[\w-]{1,32}=[\w.+-]{1,64}){0,3}", re.A
 )
-
-
-FILE_ID: Final = (Parameter("id", "The id of a file.", Id, "path"),)
 SIGNED: Final = (
     Parameter("owner", "Whose file it is."),
     Parameter("expiry", "Until when the address is good, in seconds since 1970."),
@@ -139,28 +134,26 @@ class File(Struct, frozen=True, kw_only=True):
     urls: FileUrls
 
 
-@Route(
+@changes(
     "POST",
     "/files",
     name="files.create",
     summary="Give a file for inputs",
-    scopes=("run",),
     body=Body(FileUpload, "multipart/form-data"),
     answers={201: Answer("The file.", File, headers=("Location",))},
     refusals={501},
 )
 async def create_file(request: Request) -> Response:
     """Answer 501 where no files are stored: the JavaScript client then sends data URIs, but not after a 4xx."""
-    account = request.account
+    account, services = request.account, request.services
     refuse_suspended(account)
-    services = request.services
     store = store_of(request)
     services.gate.pass_through()
     base = base_url(request)
     form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
     try:
         async with services.uploading.taken(account.name):
-            file = await _received(services, store, form, account)
+            file = await _stored(services, store, form, account)
     except TimeoutError as exc:
         raise errors.too_many_uploads(retry_after=RETRY_S) from exc
     log.info("file stored", extra={"file": file.id, "size": file.size})
@@ -177,8 +170,7 @@ async def create_file(request: Request) -> Response:
 )
 async def list_files(request: Request) -> Response:
     """List 100 files a page. A file that expired recently is missing from its page."""
-    account = request.account
-    services, cursor, base = request.services, cursor_of(request), base_url(request)
+    account, services, cursor, base = request.account, request.services, cursor_of(request), base_url(request)
     newest_first = cursor is None or not cursor.backwards
     bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
     found = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
@@ -192,26 +184,22 @@ async def list_files(request: Request) -> Response:
     "/files/{id}",
     name="files.get",
     summary="Tell of a file",
-    parameters=FILE_ID,
     answers={200: Answer("What is known of it.", File)},
     refusals={400},
 )
 async def get_file(request: Request) -> Response:
-    account = request.account
-    return json_response(_view(await _asked(request, account.name), base_url(request)))
+    return json_response(_view(await _file(request, request.account.name), base_url(request)))
 
 
 @deletes(
     "/files/{id}",
     name="files.delete",
     summary="Delete a file",
-    parameters=FILE_ID,
 )
 async def delete_file(request: Request) -> Response:
     """Delete the file at once. A prediction that has fetched it keeps its copy."""
-    account = request.account
-    services = request.services
-    file = await _asked(request, account.name)
+    account, services = request.account, request.services
+    file = await _file(request, account.name)
     await services.caller_files.remove(file)
     await services.scripts.stow(account.name, file.id)
     if services.files is not None:
@@ -224,7 +212,7 @@ async def delete_file(request: Request) -> Response:
     "/files/{id}/download",
     name="files.download",
     summary="Fetch the bytes of a file at a signed address",
-    parameters=(*FILE_ID, *SIGNED, *PART),
+    parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},
 )
@@ -234,8 +222,6 @@ async def delete_file(request: Request) -> Response:
     name="files.download.named",
     summary="Fetch the bytes of a file at a signed address that ends in its name",
     parameters=(
-        *FILE_ID,
-        Parameter("name", "Any: it is for who looks at its ending.", str, "path"),
         *SIGNED,
         *PART,
     ),
@@ -249,7 +235,7 @@ async def download_file(request: Request) -> Response:
     file_id = _id_of(request)
     if not await services.links.may_download(owner, file_id, expiry=expiry, signature=signature):
         raise errors.file_not_found()
-    file = await _asked(request, owner)
+    file = await _file(request, owner)
     opened = None if services.files is None else await services.files.open(file.stored_as)
     if opened is None:
         raise errors.file_not_found()
@@ -260,14 +246,14 @@ async def download_file(request: Request) -> Response:
     return stored_response(request, opened, digest=file.md5, headers=headers)
 
 
-async def _received(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
-    """Store the file of a form, record it and return it. Deletes what was stored of a file that is refused."""
+async def _stored(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
+    """Store the file of a form and record it. Deletes what was stored of a file that is refused."""
     name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
     upload = _Upload(store, form, name, room := Room(services, account, name.id))
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
-            file = upload.judged(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
+            file = upload.record(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
             await room.keep(file)
             await services.caller_files.add(file)
     except BackendUnavailable:
@@ -295,7 +281,7 @@ class _Upload:
         self._size = 0
         self._sha256 = hashlib.sha256()
         self._md5 = hashlib.md5(usedforsecurity=False)
-        self._ended_early: Exception | None = None
+        self._error: Exception | None = None
 
     async def take(self) -> None:
         while (part := await self._form.next_part()) is not None:
@@ -305,10 +291,10 @@ class _Upload:
             else:
                 await self._read(part)
 
-    def judged(self, *, created: int, life_ms: int) -> CallerFile:
+    def record(self, *, created: int, life_ms: int) -> CallerFile:
         """Return the file's record. Raises a 422 for wrong fields of the form."""
         if self._content is None:
-            self._faults.append(InvalidField("required", "", f"{CONTENT} is required"))
+            self._fault("required", "", f"{CONTENT} is required")
         name = _plain(self._fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
         if len(name.encode()) > LONGEST_NAME:
             self._fault("string_lte", "filename", f"String length must be less than or equal to {LONGEST_NAME}")
@@ -345,8 +331,8 @@ class _Upload:
         try:
             await self._store.put(self._name, self._blocks(), content_type=PLAIN_TYPE)
         except Exception as exc:  # a store is third-party code: whatever it raises, the file was not stored
-            if self._ended_early is not None:
-                raise self._ended_early from None
+            if self._error is not None:
+                raise self._error from None
             log.exception("a file could not be stored", extra={"file": self._name.id})
             raise errors.file_not_stored(retry_after=RETRY_S) from exc
 
@@ -358,7 +344,7 @@ class _Upload:
                 await to_thread.run_sync(self._sum, block)
                 yield block
         except Exception as exc:
-            self._ended_early = exc  # the store may turn it into another exception
+            self._error = exc  # the store may turn it into another exception
             raise
 
     def _sum(self, block: bytes) -> None:
@@ -379,7 +365,7 @@ class _Upload:
         self._faults.append(InvalidField(kind, field, description))
 
 
-async def _asked(request: Request, account: str) -> CallerFile:
+async def _file(request: Request, account: str) -> CallerFile:
     file = await request.services.caller_files.get(account, _id_of(request))
     if file is None:
         raise errors.file_not_found()

@@ -1,7 +1,8 @@
 """Serve the files of outputs at signed addresses without a token, and take such files from our own directors.
 
 A model made their content, so it is untrusted: browsers may not guess its type, and content that a browser could run
-is served only as a download.
+is served only as a download. A director's order is signed for one action and for minutes. A file is kept only where its
+bytes match the digest in its name, so an intercepted order is good for nothing else.
 """
 
 import hashlib
@@ -21,13 +22,7 @@ from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId
 from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 
-# Directors that cannot see the API's folder send files of outputs here, and delete them here.
-#
-# A director's order is signed for one action and for minutes. A file is kept only where its bytes match the digest in
-# its name, so an intercepted order is good for nothing else. These routes need no token and are not for callers.
-
 log = logging.getLogger(__name__)
-
 RETRY_S: Final = 5
 Bytes = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 ANY_TYPE: Final = "*/*"
@@ -132,11 +127,6 @@ class _Body:
             raise ValueError("these are not the bytes of this name")
 
 
-# Responses with a file of the store: the whole file, the one part that was asked for, or headers alone for a HEAD.
-#
-# Browsers may not guess the type of the content or run it. Only the bytes that are sent are read, a piece at a time.
-# The caller checks first who may have the file.
-
 # One range alone: a request for several may be answered with the whole file, and is
 RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 UNTRUSTED: Final = {
@@ -151,7 +141,10 @@ UNTRUSTED: Final = {
 
 
 def stored_response(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
-    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the file."""
+    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the file.
+
+    Only the bytes that are sent are read, a piece at a time. The caller checks first who may have the file.
+    """
     etag = f'"{digest}"'
     described = UNTRUSTED | {"Accept-Ranges": "bytes", "ETag": etag} | dict(headers)
     if request.method == "HEAD":
@@ -193,7 +186,6 @@ RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
     name="outputs.get",
     summary="Fetch a file of an output at its signed address",
     parameters=(
-        Parameter("name", "The file.", str, "path"),
         Parameter("expires", "Until when the address is good, in seconds since 1970."),
         Parameter("signature", "What makes it good."),
         *PART,

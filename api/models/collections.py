@@ -67,19 +67,17 @@ async def list_collections(request: Request) -> Response:
     "/collections/{slug}",
     name="collections.get",
     summary="Get a collection, with its models",
-    parameters=(Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),),
     answers={200: Answer("The collection.", WholeCollection)},
     refusals={400},
 )
 async def get_collection(request: Request) -> Response:
     """Show its first models, as many as one response may hold."""
-    account = request.account
     slug, services = request.path_params["slug"], request.services
     found = await services.collections.get(slug) if re.fullmatch(SLUG, slug) else None
     if found is None:
         raise not_found()
     models = await services.catalog.models.many(found.models)
-    seen = [model for model in models if model is not None and model.may_be_seen_by(account)]
+    seen = [model for model in models if model is not None and model.may_be_seen_by(request.account)]
     shown = await shown_models(request, await fitting(request, seen))
     return json_response(WholeCollection(found.name, slug, found.description, found.full_description or None, shown))
 
@@ -96,10 +94,8 @@ async def list_hardware(request: Request) -> Response:
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
 
 
-# Search by words: QUERY /models, and GET /search.
-#
-# The search goes through cards of the newest 5,000 models, which this process caches for seconds. The models that match
-# are read again before they are shown. A caller finds only what it may see.
+# Search goes through cards of the newest 5,000 models, which this process caches for seconds. The models that match are
+# read again before they are shown. A caller finds only what it may see.
 
 MOST_BODY: Final = 4_096
 MOST_FOUND: Final = 50
@@ -141,14 +137,13 @@ class SearchResults(Struct, frozen=True):
 )
 async def query_models(request: Request) -> Response:
     """Read the words from the body, which is plain text. One client puts quotes around them."""
-    account = request.account
     try:
         query = (await read_body(request, max_bytes=MOST_BODY)).decode().strip()
     except UnicodeDecodeError as exc:
         raise malformed("The body is not UTF-8.") from exc
     if len(query) > 1 and query[0] == query[-1] == '"':
         query = query[1:-1]
-    best = [model for _, model in await _best(request.services, account, query, most=PAGE_SIZE)]
+    best = [model for _, model in await _best(request.services, request.account, query, most=PAGE_SIZE)]
     return page_response(request, "/models", await shown_models(request, await fitting(request, best)))
 
 
@@ -164,11 +159,10 @@ async def query_models(request: Request) -> Response:
     refusals={400, 422},
 )
 async def search(request: Request) -> Response:
-    account = request.account
     query, services = request.query_params.get("query", "").strip(), request.services
     if not query:
         raise malformed('Query parameter "query" is required')
-    best = await _best(services, account, query, most=_limit(request))
+    best = await _best(services, request.account, query, most=_limit(request))
     models = await fitting(request, [model for _, model in best])
     found = [
         FoundModel(view, Metadata(view.description, round(score, 3), []))

@@ -1,7 +1,6 @@
 """Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer.
 
-Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction. If nothing was
-filed, what the limits had counted is given back. If that is unknown, it stays counted.
+Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
 """
 
 import asyncio
@@ -25,10 +24,10 @@ from api.errors import Moved, Problem
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
-from api.request import Request
+from api.request import Request, until_gone
 from api.response import base_url, json_response
 from api.services import Services
-from api.sites.placing import Wanted, names_a_file, place
+from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
 from director.broker.replies import Accepted
 from director.core.account_limits import Bucket
@@ -46,7 +45,6 @@ from director.store.catalog import Version
 from director.store.predictions import Ending
 
 log = logging.getLogger(__name__)
-
 UNEXPECTED: Final = "internal"
 LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
@@ -238,12 +236,12 @@ async def _placed(
     if (sites := sites_of(request)) is None:
         services = request.services
         return await _enter(services, new, wait), services
-    wanted = Wanted(
+    run = Submission(
         id=new.id,
         account=request.account,
         version=version,
         asked=request.headers.get("x-site"),
-        names_files=names_a_file(new.input),
+        names_files=FILE.search(new.input) is not None,
         idempotency=new.idempotency,
     )
 
@@ -251,7 +249,7 @@ async def _placed(
         new.id, new.shard, new.bound = prediction_id, _shard(new.account, version), True
         return await _enter(services, new, wait)
 
-    return await place(sites, wanted, enter)
+    return await place(sites, run, enter)
 
 
 async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> Accepted:
@@ -328,7 +326,7 @@ async def _answer(
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
     # a caller that hangs up frees its wait; the prediction goes on
-    gone = asyncio.get_running_loop().create_task(_gone(request))
+    gone = asyncio.get_running_loop().create_task(until_gone(request.receive))
     try:
         ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
     finally:
@@ -349,18 +347,8 @@ async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook |
     return None
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-# The span `enqueue` covers the checking and filing of one prediction. It belongs to the caller's trace, or begins one.
-#
-# The trace headers are passed on with the prediction even where tracing is off.
-
-
 class Step(Struct):
-    """The content of the span. `headers`: the trace headers to pass on with the prediction."""
+    """The span of one prediction. `headers`: the trace headers to pass on, also where tracing is off."""
 
     headers: TraceHeaders
     facts: Facts = {}
@@ -368,6 +356,7 @@ class Step(Struct):
 
 @contextmanager
 def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
+    """Yield the span of checking and filing one prediction. It belongs to the caller's trace, or begins one."""
     tracing, headers = request.services.tracing, request.headers
     trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
     if not tracing.is_on:

@@ -17,17 +17,14 @@ from api.errors import InvalidField, forbidden, invalid_input
 from api.predictions.waiters import Glance
 from api.request import Request
 from api.response import PAGE_SIZE, Cursor, cursor_of, walked_page
-from api.sites.lists import AWAY, Listed, Lists, Looked
+from api.sites.lists import AWAY, ListedId, Lists, Sighting
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at
 from director.core.schema import Prediction, Record
 from director.core.states import Status
 from director.core.view import PATHS, view
 from director.store.accounts import ACCOUNT_NAME
 
-# Filters come from the query and are kept in the links of the pages.
-#
-# `created_after`, `created_before` and `source` are Replicate's; `status`, `model`, `version` and `account` are ours.
-
+# `created_after`, `created_before` and `source` are Replicate's filters; `status`, `model`, `version`, `account` ours.
 LATEST_MS: Final = (1 << 48) - 1  # the largest time that an id can hold
 SOURCES: Final = ("api", "web")
 
@@ -145,11 +142,11 @@ async def _walk(
     return results, walked, bool(walked) and bool(await _ids(lists, account, kind, span.past(walked[-1]), count=1))
 
 
-async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[Listed]:
+async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[ListedId]:
     return await lists.ids(account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
 
 
-def _fitting(looked: Sequence[Looked], filters: Filters, *, room: int, is_first: bool) -> int:
+def _fitting(looked: Sequence[Sighting], filters: Filters, *, room: int, is_first: bool) -> int:
     """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet.
 
     The first of a page is always read, so that every page leads on.

@@ -1,7 +1,6 @@
 """Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch.
 
-A prediction of another account, or of another kind, answers 404 as if it did not exist. A text that cannot be an id is
-answered without asking Redis.
+A prediction of another account, or of another kind, answers 404 as if it did not exist.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from typing import Annotated, Final
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
-from api import bodies, errors
+from api import bodies, errors, route
 from api.auth import take
 from api.errors import Moved, Problem, ProblemDocument
 from api.lookups import VersionRef
@@ -21,23 +20,6 @@ from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
 from api.request import Request, number_of, prediction_id_of, read_body
 from api.response import json_response
-from api.route import (
-    FILTERS,
-    HOW,
-    LISTED,
-    OWNER_AND_NAME,
-    PREDICTION_ID,
-    SHOWN,
-    VERSION_OF_MODEL,
-    WAIT,
-    Answer,
-    Body,
-    Parameter,
-    Route,
-    creates,
-    deletes,
-    reads,
-)
 from api.sites.sites import sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
@@ -51,12 +33,12 @@ from director.store.catalog import Version
 log = logging.getLogger(__name__)
 
 
-@creates(
+@route.creates(
     "/predictions",
     name="predictions.create",
     summary="Create a prediction of a version, or of the latest version of a model",
-    parameters=(WAIT, *HOW),
-    body=Body(bodies.VersionPredictionRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create(request: Request) -> Response:
     asked = await bodies.read_create(request, version=True)
@@ -70,12 +52,12 @@ async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
     return version
 
 
-@creates(
+@route.creates(
     "/models/{owner}/{name}/predictions",
     name="models.predictions.create",
     summary="Create a prediction of the latest version of a model",
-    parameters=(*OWNER_AND_NAME, WAIT, *HOW),
-    body=Body(bodies.PredictionRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.PredictionRequest),
 )
 async def create_of_model(request: Request) -> Response:
     model = bodies.parse_model(request.path_params["owner"], request.path_params["name"])
@@ -86,33 +68,29 @@ async def create_of_model(request: Request) -> Response:
     return await submit(request, version, asked)
 
 
-@Route(
+@route.Route(
     "GET",
     "/predictions/{id}/explain",
     name="predictions.explain",
     summary="Tell the story of a prediction so far, and what is next",
     scopes=("read", "admin"),
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers={200: Answer("Its story.", Story)},
+    answers={200: route.Answer("Its story.", Story)},
 )
 async def explain(request: Request) -> Response:
-    services, began = request.services, request.services.clock.monotonic()
+    clock, began = request.services.clock, request.services.clock.monotonic()
     known = await story_of(request)
-    took_ms = (services.clock.monotonic() - began) * 1000
-    return json_response(tell(known, took_ms=took_ms))
+    return json_response(tell(known, took_ms=(clock.monotonic() - began) * 1000))
 
 
-@deletes(
+@route.deletes(
     "/predictions/{id}",
     name="predictions.delete",
     summary="Delete a prediction that has ended, with its data and files",
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
     refusals={409},
 )
 async def delete(request: Request) -> Response:
-    """Delete a terminal prediction with its data and files. Answers 409 for any other."""
     account, prediction_id, services = request.account, request.prediction_id, request.services
     match await services.scripts.erase(prediction_id, account=account.name):
         case "unknown":
@@ -135,16 +113,15 @@ async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
 
 
 # Procedures are runs that a model server takes as predictions. Trainings make a version of another model, the
-# destination, from a version that can be trained. Both wait in queues of their own, trainings for directors of their
-# kind.
+# destination. Both wait in queues of their own, trainings for directors of their kind.
 
 
-@creates(
+@route.creates(
     "/procedures",
     name="procedures.create",
     summary="Create a procedure: a prediction that waits apart from others",
-    parameters=(WAIT, *HOW),
-    body=Body(bodies.VersionPredictionRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create_procedure(request: Request) -> Response:
     asked = await bodies.read_create(request, version=True)
@@ -154,12 +131,12 @@ async def create_procedure(request: Request) -> Response:
     return await submit(request, await _of_kind(request, version, "procedure"), asked)
 
 
-@creates(
+@route.creates(
     "/models/{owner}/{name}/versions/{id}/trainings",
     name="trainings.create",
     summary="Create a training, which makes a version of its destination",
-    parameters=(*VERSION_OF_MODEL, WAIT, *HOW),
-    body=Body(bodies.TrainingRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.TrainingRequest),
 )
 async def create_training(request: Request) -> Response:
     params, lookups = request.path_params, request.services.lookups
@@ -190,36 +167,34 @@ def _serve(kind: Kind) -> None:
     path = PATHS[kind]
     one = path.removesuffix("s")
 
-    @reads(
+    @route.reads(
         f"/{path}",
         name=f"{path}.list",
         summary=f"List the {path} of the account",
-        parameters=FILTERS,
-        answers=LISTED,
+        parameters=route.FILTERS,
+        answers=route.LISTED,
     )
     async def list_runs(request: Request) -> Response:
         return await list_of_kind(request, kind)
 
-    @reads(
+    @route.reads(
         f"/{path}/{{id}}",
         name=f"{path}.get",
         summary=f"Get a {one}",
         of=prediction_id_of,
-        parameters=PREDICTION_ID,
-        answers=SHOWN,
+        answers=route.SHOWN,
     )
     async def get(request: Request) -> Response:
         return await _shown(request, kind)
 
-    @Route(
+    @route.Route(
         "POST",
         f"/{path}/{{id}}/cancel",
         name=f"{path}.cancel",
         summary=f"Cancel a {one}",
         scopes=("run",),
         of=prediction_id_of,
-        parameters=PREDICTION_ID,
-        answers=SHOWN,
+        answers=route.SHOWN,
     )
     async def cancel(request: Request) -> Response:
         """Answer 200 with the run, whether it was waiting, running or terminal.
@@ -253,8 +228,7 @@ async def _shown(request: Request, kind: Kind) -> Response:
     return json_response(view(stored))
 
 
-# The events of a prediction, in pages that are bounded in events and in bytes. Only the owner may read them, because
-# they carry what the model put out.
+# Only the owner may read the events of a prediction, because they carry what the model put out.
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
@@ -270,17 +244,16 @@ class Events(Struct, frozen=True, kw_only=True):
     data_removed: bool = False
 
 
-@reads(
+@route.reads(
     "/predictions/{id}/events",
     name="predictions.events",
     summary="List what happened to a prediction, in order and numbered",
     of=prediction_id_of,
     parameters=(
-        *PREDICTION_ID,
-        Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
-        Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        route.Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
+        route.Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
     ),
-    answers={200: Answer("A page.", Events)},
+    answers={200: route.Answer("A page.", Events)},
     refusals={422},
 )
 async def get_events(request: Request) -> Response:
@@ -301,9 +274,7 @@ async def get_events(request: Request) -> Response:
     return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
 
 
-# The delivery of the webhook for a prediction's end, and its redelivery.
-#
-# Shows a receiver's host and never its URL, which may hold a secret.
+# A receiver is shown by its host and never by its URL, which may hold a secret.
 
 REFUSALS: Final[Mapping[Redelivered, Callable[[], Problem]]] = {
     "unknown": errors.not_found,
@@ -321,30 +292,28 @@ class Webhooks(Struct, frozen=True):
     data_removed: bool
 
 
-@Route(
+@route.Route(
     "GET",
     "/predictions/{id}/webhooks",
     name="predictions.webhooks",
     summary="Tell how the webhook of a prediction's end goes",
     scopes=("read", "admin"),
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers={200: Answer("Every attempt, and when the next one is.", Webhooks)},
+    answers={200: route.Answer("Every attempt, and when the next one is.", Webhooks)},
 )
 async def get_webhooks(request: Request) -> Response:
     known = await story_of(request)
     return json_response(Webhooks(request.prediction_id, tell(known).webhook, data_removed=not known.events))
 
 
-@Route(
+@route.Route(
     "POST",
     "/predictions/{id}/webhooks/redeliver",
     name="predictions.webhooks.redeliver",
     summary="Tell the end of a prediction to its webhook again",
     scopes=("run", "admin"),
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers={200: Answer("It is told at once.", Webhooks)},
+    answers={200: route.Answer("It is told at once.", Webhooks)},
     refusals={409, 410},
 )
 async def redeliver(request: Request) -> Response:
@@ -365,10 +334,8 @@ async def story_of(request: Request) -> Known:
     return known
 
 
-# A batch creates many predictions in one request. Each is checked, and accepted or refused, by itself.
-#
-# The headers of the request apply to each prediction. The response is never held: `Prefer` is ignored. A batch that is
-# sent again with the same Idempotency-Key creates nothing twice.
+# The headers of a batch apply to each of its predictions. The response is never held: `Prefer` is ignored. A batch that
+# is sent again with the same Idempotency-Key creates nothing twice.
 
 MOST: Final = 1_000
 AT_ONCE: Final = 100  # their Redis calls leave in one write
@@ -389,16 +356,15 @@ class BatchResults(Struct, frozen=True):
     results: list[BatchResult]
 
 
-@Route(
+@route.changes(
     "POST",
     "/predictions/batch",
     name="predictions.batch",
     summary="Create many predictions, each judged by itself",
-    scopes=("run",),
     bucket="create",
-    parameters=HOW,
-    body=Body(bodies.BatchRequest),
-    answers={200: Answer("What became of each, in the order of the request.", BatchResults)},
+    parameters=route.HOW,
+    body=route.Body(bodies.BatchRequest),
+    answers={200: route.Answer("What became of each, in the order of the request.", BatchResults)},
 )
 async def create_batch(request: Request) -> Response:
     """Answer 200 with a result for each. A body that is not a batch is refused whole."""

@@ -20,7 +20,6 @@ from director.core.view import LINES_DROPPED, RESTARTS
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 RETRIED: Final = b": retried\n\n"
 REMOVED: Final = "The output of this prediction was removed."
-
 NULL: Final = Raw(b"null")
 
 # A bare CR ends a line too, and progress bars are full of them
