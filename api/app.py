@@ -141,7 +141,6 @@ class _Endpoint(Struct, frozen=True):
 
     @property
     def methods(self) -> list[str]:
-        """Return the allowed methods. HEAD is GET without a body; OPTIONS names the others."""
         return sorted({*self.routes, "OPTIONS", *(["HEAD"] if "GET" in self.routes else [])})
 
 
@@ -154,8 +153,8 @@ async def _answer(request: Request, route: Route) -> Response:
 def _paths(routes: Iterable[Route]) -> list[Path]:
     """Return Starlette's routes, one for each path with all of its methods.
 
-    They are tried in order, so a literal part goes before a parameter. Paths that begin alike stand together in the
-    order of declaration: a prediction is found after one or two tries, and the last path after sixty.
+    A literal part goes before a parameter. Paths that begin alike stand together in the order of declaration: a
+    prediction is found after one or two tries, and the last path after sixty.
     """
     found: dict[str, dict[str, Route]] = {}
     for route in routes:

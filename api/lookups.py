@@ -149,11 +149,9 @@ class Lookups:
         return model if model is not None and model.may_be_seen_by(account) else None
 
     async def has_model(self, name: str) -> bool:
-        """Return whether there is a model of this name, visible to the caller or not."""
         return await self._models.get(name, lambda: self._catalog.model(name)) is not None
 
     async def owner(self, version: str) -> str | None:
-        """Return the name of the model that has this version id."""
         return await self._owners.get(version, lambda: self._catalog.model_of(version))
 
     async def version(self, model: str, version: str) -> Version | None:
@@ -161,10 +159,7 @@ class Lookups:
         return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
-        """Return the version that a reference means: a pinned one, a model's latest, or one by its id alone.
-
-        None if there is no such version, or if this account may not see its model.
-        """
+        """Return the version that a reference means. None without one that the account may see."""
         name = ref.model
         if name is None and ref.version is not None:
             name = await self.owner(ref.version)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
@@ -99,7 +99,6 @@ class Gate:
 
 NO_ROUTE: Final = "none"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
-OTHER: Final = "other"
 
 
 class Meters:
@@ -124,7 +123,7 @@ class Meters:
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
         """Count a request whose response head was sent."""
-        method = method if method in METHODS else OTHER
+        method = method if method in METHODS else "other"
         found = self._by_answer.get((route, method, status))
         if found is None:
             found = self._requests.labels(route, method, str(status)), self._seconds.labels(route, method)
@@ -146,20 +145,14 @@ class Meters:
     def placed(self, site: str, how: str) -> None:
         self._placed.labels(site, how).inc()
 
-    def watch_sites(self, up: Mapping[str, Callable[[], float]]) -> None:
-        for name, is_up in up.items():
-            self._sites_up.labels(name).set_function(is_up)
-
-    def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
-        self.registry.gauge("director_api_held_responses").set_function(held)
-        self.registry.gauge("director_api_stream_readers").set_function(readers)
+    def watch_site(self, name: str, is_up: Callable[[], float]) -> None:
+        self._sites_up.labels(name).set_function(is_up)
 
 
 class Turns:
     """Let `most` requests work at once, and `each` of one account, in order of arrival.
 
-    However many requests of one account wait, it never holds more than `each` turns. A wait of more than `patience_s`
-    raises TimeoutError.
+    A wait of more than `patience_s` raises TimeoutError.
     """
 
     def __init__(self, most: int, *, each: int, patience_s: float) -> None:

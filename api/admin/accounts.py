@@ -106,8 +106,8 @@ class SuspensionView(Struct, frozen=True):
     since: str
 
     @classmethod
-    def of(cls, suspension: Suspension) -> "SuspensionView":
-        return cls(suspension.policy, suspension.reason, iso(suspension.since_ms))
+    def of(cls, suspension: Suspension | None) -> "SuspensionView | None":
+        return None if suspension is None else cls(suspension.policy, suspension.reason, iso(suspension.since_ms))
 
 
 class AccountDetail(Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ async def create_account(request: Request) -> Response:
     answers={200: Answer("The account.", AccountDetail)},
 )
 async def get_account_of_all(request: Request) -> Response:
-    return json_response(await _view(request, (await _named(request)).account))
+    return json_response(await _view(request, (await _target(request)).account))
 
 
 @serves(
@@ -186,7 +186,7 @@ async def get_account_of_all(request: Request) -> Response:
 )
 async def change_account(request: Request) -> Response:
     """Check the whole body before anything is changed."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     asked = await decoded(request, AccountChange, max_bytes=MAX_BODY)
     limits = _written(asked.limits)
     if limits:
@@ -206,7 +206,7 @@ async def change_account(request: Request) -> Response:
 )
 async def suspend_account(request: Request) -> Response:
     """Suspend the account at every site. After the answer nothing more of the account starts."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     asked = await decoded(request, AskedSuspension, max_bytes=MAX_BODY)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
     for site in others(request):  # if a site is away, the caller gets an error and asks again
@@ -226,7 +226,7 @@ async def suspend_account(request: Request) -> Response:
 )
 async def resume_account(request: Request) -> Response:
     """Lift the suspension. What was held runs again; what was ended does not come back."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     await administration.resume(name, by=by)
     for site in others(request):
         if await site.services.accounts.exists(name):
@@ -242,7 +242,7 @@ async def resume_account(request: Request) -> Response:
     answers={200: Answer("All of them, oldest first.", Page[TokenView])},
 )
 async def list_tokens(request: Request) -> Response:
-    administration, name, _ = await _named(request)
+    administration, name, _ = await _target(request)
     tokens = await administration.accounts.tokens.of(name)
     return page_response(request, PATH, [TokenView.of(token) for token in tokens])
 
@@ -257,7 +257,7 @@ async def list_tokens(request: Request) -> Response:
 )
 async def create_token(request: Request) -> Response:
     """Return the secret as `token`. No other answer ever has it."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     asked = await decoded(request, AskedToken, max_bytes=MAX_BODY)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
     try:
@@ -279,7 +279,7 @@ async def create_token(request: Request) -> Response:
 )
 async def revoke_token(request: Request) -> Response:
     """Revoke the token. An API process that has it cached accepts it until the cache expires."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     tokens = await administration.accounts.tokens.of(name)
     found = next((token for token in tokens if token.id == request.path_params["id"]), None)
     if found is None or not await administration.revoke(found, by=by):
@@ -287,7 +287,7 @@ async def revoke_token(request: Request) -> Response:
     return Response(status_code=204)
 
 
-class _Named(NamedTuple):
+class _Target(NamedTuple):
     """The account of a path, and the operator that asks."""
 
     administration: Administration
@@ -295,11 +295,11 @@ class _Named(NamedTuple):
     by: str
 
 
-async def _named(request: Request) -> _Named:
+async def _target(request: Request) -> _Target:
     services, name = request.services, str(request.path_params["name"])
     if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
         raise not_found()
-    return _Named(services.administration, name, named(request.account))
+    return _Target(services.administration, name, named(request.account))
 
 
 async def _view(request: Request, name: str) -> AccountDetail:
@@ -314,7 +314,7 @@ async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
         AccountDetail(
             name=name,
             type=written.type,
-            suspension=None if written.suspension is None else SuspensionView.of(written.suspension),
+            suspension=SuspensionView.of(written.suspension),
             limits=services.accounts.limits_of(written),
             usage=usage,
         )
@@ -327,13 +327,12 @@ def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
         raise invalid_field("enum", "limits", f"Has only {known}")
-    written = {name: NO_LIMIT if value is None else _number(value) for name, value in limits.items()}
+    written = {
+        name: NO_LIMIT if value is None else value if isinstance(value, str) else f"{value:.15g}"
+        for name, value in limits.items()
+    }
     try:
         AccountLimits().over({name: value for name, value in written.items() if value != DEFAULT})
     except SettingsError as exc:
         raise invalid_field("invalid", "limits", str(exc)) from exc
     return written
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.15g}"

@@ -52,10 +52,6 @@ async def list_directors(request: Request) -> Response:
     return page_response(request, PATH, [director_view(one) for one in page], older=more, kept=kept)
 
 
-# Owed webhooks: how many, since when, to which hosts.
-#
-# One is delivered again with the `redeliver` of its prediction.
-
 LONGEST_HOST: Final = 300
 
 
@@ -75,14 +71,9 @@ async def get_owed(request: Request) -> Response:
     return json_response(await request.services.owed.look(host=host))
 
 
-# The metrics of this process, for a token of the settings or one with the scope `admin`.
-#
-# With the token of the settings they need no Redis, so that an outage can be watched.
-
-
 @Route("GET", "/metrics")
 async def get_metrics(request: Request) -> Response:
-    """Answer as text, or as OpenMetrics where the caller accepts it."""
+    """Answer as text, or as OpenMetrics. With the token of the settings no Redis is needed, as in an outage."""
     services = request.services
     if not _has_token(request, services.settings.metrics_token):
         await authenticate(request, "admin")
@@ -94,11 +85,6 @@ def _has_token(request: Request, token: str) -> bool:
     _, _, given = request.headers.get("authorization", "").partition(" ")
     return bool(token) and hmac.compare_digest(given.strip().encode(), token.encode())
 
-
-# GET /admin/live shows the whole service as server-sent events.
-#
-# A watcher is served only as long as its token has the scope `admin`. It counts as a reader of a stream: all together
-# are bounded, and one that takes nothing for a minute is disconnected.
 
 log = logging.getLogger(__name__)
 MOST_SNAPSHOTS: Final = 1_000
@@ -124,7 +110,10 @@ class LiveEvent(Struct, frozen=True):
     refusals={422},
 )
 async def follow_live(request: Request) -> Response:
-    """Send a `snapshot` at once, and one every few seconds. While Redis is away, send `away`."""
+    """Send a `snapshot` at once, and one every few seconds. While Redis is away, send `away`.
+
+    A watcher is served only as long as its token has the scope `admin`, and counts as a reader of a stream.
+    """
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)
@@ -161,11 +150,6 @@ async def _is_taken(data: bytes, send: Send) -> bool:
         return False
     return True
 
-
-# Show what operators changed: who, when and what, oldest or newest first.
-#
-# Only for tokens with the scope `admin`. Reads only. What became of predictions is in other logs: see `director
-# audit`.
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000

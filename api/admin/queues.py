@@ -97,13 +97,13 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     answers={200: Answer("A page, by name.", Page[QueueView])},
 )
 async def list_queues(request: Request) -> Response:
-    wanted, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
-    if len(wanted) > LONGEST_FILTER:
+    part, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
+    if len(part) > LONGEST_FILTER:
         raise invalid_field("max_length", "q", f"Has at most {LONGEST_FILTER} characters")
-    names = [name for name in await request.services.queues.all() if wanted in name]
+    names = [name for name in await request.services.queues.all() if part in name]
     page, more = page_after(names, cursor, str)
     views = [view_of(*one) for one in await request.services.queues.stats_of(page)]
-    return page_response(request, PATH, views, older=more, kept={"q": wanted} if wanted else None)
+    return page_response(request, PATH, views, older=more, kept={"q": part} if part else None)
 
 
 @administers(
@@ -149,12 +149,8 @@ async def list_live(request: Request) -> Response:
     cursor = cursor_of(request, is_place=lambda text: LivePlace.parse(text) is not None)
     if not await request.services.queues.has(queue):
         raise not_found()
-    found = await request.services.predictions.live(
-        queue,
-        cast(LiveState | None, state),
-        after=LivePlace.parse(cursor.at) if cursor else None,
-        count=PAGE_SIZE,
-    )
+    after = LivePlace.parse(cursor.at) if cursor else None
+    found = await request.services.predictions.live(queue, cast(LiveState | None, state), after=after, count=PAGE_SIZE)
     path, kept = f"{PATH}/{queue.replace(':', '/')}/predictions", {"state": state} if state else None
     older = Cursor(str(found.next)) if found.next else None
     return page_response(request, path, found.results, older=older, kept=kept)
@@ -184,9 +180,8 @@ async def _config(request: Request, queue: QueueName) -> ConfigView | None:
     return None if stored is None or not stored.revision else ConfigView.of(stored)
 
 
-# Changes of queues. Each is logged with the name of the operator, and each may be repeated safely.
-#
-# A call that takes long stops and says that more is left, so that no caller waits without end.
+# Each change is logged with the name of the operator, and may be repeated safely. A call that takes long stops and says
+# that more is left.
 
 MAX_BODY: Final = 4_096
 LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
@@ -243,14 +238,11 @@ class Migrated(Struct, frozen=True, kw_only=True):
 
 
 def _changes(verb: str, summary: str, *, body: Any = None, answer: Answer = QUEUE_THEN) -> Route:
-    """Return the route of one change of a queue."""
-    return Route(
+    return administers(
         "POST",
         f"/admin/queues/{{owner}}/{{name}}/{{version}}/{verb}",
         name=f"admin.queues.{verb}",
         summary=summary,
-        scopes=("admin",),
-        site="asked",
         body=None if body is None else Body(body),
         answers={200: answer},
     )
@@ -258,25 +250,21 @@ def _changes(verb: str, summary: str, *, body: Any = None, answer: Answer = QUEU
 
 @_changes("pause", "Hand nothing out any more, of one account or at all", body=AskedPause)
 async def pause_queue(request: Request) -> Response:
-    """Hand out no more work, of one account or of all. What runs goes on."""
-    queue, by = await _entered(request)
-    account = await _account(request)
-    await request.services.queue_administration.pause(queue, account=account, by=by)
+    queue, by = await _queue_and_operator(request)
+    await request.services.queue_administration.pause(queue, account=await _account(request), by=by)
     return await _answer(request, queue)
 
 
 @_changes("resume", "Hand out again what waits", body=AskedPause)
 async def resume_queue(request: Request) -> Response:
-    queue, by = await _entered(request)
-    account = await _account(request)
-    await request.services.queue_administration.resume(queue, account=account, by=by)
+    queue, by = await _queue_and_operator(request)
+    await request.services.queue_administration.resume(queue, account=await _account(request), by=by)
     return await _answer(request, queue)
 
 
 @_changes("drain", "Pause a queue, and learn whether anything still runs", answer=Answer("How far it is.", Drained))
 async def drain_queue(request: Request) -> Response:
-    """Pause the queue, and say whether anything still runs. Call it again to see the progress."""
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     try:
         view = view_of(queue, await request.services.queue_administration.drain(queue, by=by))
     except UnknownQueue as exc:
@@ -287,7 +275,7 @@ async def drain_queue(request: Request) -> Response:
 @_changes("resize", "Change the streams of each lane", body=AskedSize)
 async def resize_queue(request: Request) -> Response:
     """Change the streams of each lane. `read` is more than `streams` until the other streams are empty."""
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedSize, max_bytes=MAX_BODY)
     await request.services.queue_administration.resize(queue, streams=asked.streams, by=by)
     return await _answer(request, queue)
@@ -295,7 +283,7 @@ async def resize_queue(request: Request) -> Response:
 
 @_changes("bound", "Say what becomes of more than a queue can run", body=AskedBound)
 async def bound_queue(request: Request) -> Response:
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedBound, max_bytes=MAX_BODY)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
         raise invalid_field("invalid", "max_queued", "Goes with the mode bounded, and with no other")
@@ -310,7 +298,7 @@ async def bound_queue(request: Request) -> Response:
     answer=Answer("What was moved.", Migrated),
 )
 async def migrate_queue(request: Request) -> Response:
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedMigration, max_bytes=MAX_BODY)
     services = request.services
     to = await services.queues.named(asked.to)
@@ -339,7 +327,7 @@ async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bo
     return moved, True
 
 
-async def _entered(request: Request) -> tuple[QueueName, str]:
+async def _queue_and_operator(request: Request) -> tuple[QueueName, str]:
     """Return the queue and the operator's name. Raises a 404 first, so that only changes that are made are logged."""
     queue = queue_of(request)
     if not await request.services.queues.has(queue):

@@ -71,7 +71,6 @@ async def list_collections(request: Request) -> Response:
     refusals={400},
 )
 async def get_collection(request: Request) -> Response:
-    """Show its first models, as many as one response may hold."""
     slug, services = request.path_params["slug"], request.services
     found = await services.collections.get(slug) if re.fullmatch(SLUG, slug) else None
     if found is None:
@@ -89,7 +88,6 @@ async def get_collection(request: Request) -> Response:
     answers={200: Answer("All of them.", list[Hardware])},
 )
 async def list_hardware(request: Request) -> Response:
-    """Answer a plain list, not a page."""
     hardware = await request.services.collections.hardware()
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
 

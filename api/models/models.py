@@ -282,7 +282,6 @@ async def list_models(request: Request) -> Response:
     refusals={404, 409},
 )
 async def make_model(request: Request) -> Response:
-    """Create a model without a version. A director brings it one."""
     account = request.account
     name, said = parse_make(await read_body(request, max_bytes=MOST_BODY))
     if not Model(name=name, created_ms=0).may_be_changed_by(account):
@@ -443,7 +442,6 @@ NEEDED: Final = {
     answers={200: Answer("A page, newest first.", Page[VersionView])},
 )
 async def list_versions(request: Request) -> Response:
-    """List versions with their schemas, newest first, as many as one response may hold."""
     model = await seen_model(request)
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"

@@ -58,10 +58,7 @@ OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
 async def submit(
     request: Request, version: Version, asked: bodies.CreatePrediction, *, deployment: str = ""
 ) -> Response:
-    """Accept a run of this version. Answers 201 with it, or 202 if the caller waited and it is not terminal yet.
-
-    `deployment`: owner/name of the deployment that was called.
-    """
+    """Accept a run of this version. `deployment`: owner/name of the deployment that was called."""
     services = request.services
     asked_at = services.clock.monotonic()
     if sites_of(request) is None:
@@ -92,10 +89,7 @@ async def accept(
     place: str = "",
     wait: Wait | None = None,
 ) -> tuple[Accepted, Stored]:
-    """Check and file one prediction. `place` distinguishes the predictions of a batch, which share an idempotency key.
-
-    `wait`: the caller's wait, if it waits for the end.
-    """
+    """Check and file one prediction. `place` distinguishes the predictions of a batch, which share a key."""
     with enqueue_span(request, version) as step:
         schema = InputSchema.of(version)
         if faults := schema.check(asked.input):
@@ -178,8 +172,7 @@ def _idempotency(
 ) -> tuple[str, str] | None:
     """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent.
 
-    The fingerprint has the model and not the version that it led to, so that a key holds across a deploy. A body names
-    its version itself.
+    The fingerprint has the model and not its version, so that a key holds across a deploy.
     """
     key = headers.get("idempotency-key")
     if key is None:

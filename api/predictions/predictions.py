@@ -27,7 +27,6 @@ from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
 from director.core.schema import Known, Prediction
 from director.core.view import PATHS, EventView, shown_event, view
 from director.diagnosis.story import Owed, Story, tell
-from director.files.store import FileStore
 from director.store.catalog import Version
 
 log = logging.getLogger(__name__)
@@ -100,16 +99,12 @@ async def delete(request: Request) -> Response:
         case "erased":
             await services.predictions.unlist(account.name, prediction_id)
     if services.files is not None:
-        await _remove_files(services.files, prediction_id)
+        try:
+            await services.files.remove(prediction_id)
+        except Exception:  # a store is third-party code, and the keeper deletes files of predictions that are gone
+            log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
         await services.scripts.stow(account.name, prediction_id)
     return Response(status_code=204)
-
-
-async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
-    try:
-        await store.remove(prediction_id)
-    except Exception:  # a store is third-party code, and the keeper deletes files of predictions that are gone
-        log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
 
 
 # Procedures are runs that a model server takes as predictions. Trainings make a version of another model, the

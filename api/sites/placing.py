@@ -3,11 +3,10 @@
 Another site is tried only when the previous one certainly took nothing: its queue refused, or there was no connection
 to its server. If a reply was lost, the caller gets a 503, and the run stays where it is.
 
-An idempotency key is bound at the home before anything is placed (`lua/bind.lua`), so a key needs the home to answer.
-The request that binds the key places the run, and it alone may bind the key to another site. Other requests with the
-key get the prediction that it stands for, and a 503 while that does not exist yet. After 20 seconds by the home's
-clock, the next request takes the key over. An enqueue that arrives later still is refused at its site
-(`lua/enqueue.lua`), so the run is never at two sites.
+An idempotency key is bound at the home before anything is placed (`lua/bind.lua`). The request that binds it places the
+run, and it alone may bind the key to another site. Others get the prediction that it stands for, and a 503 while that
+does not exist yet. After 20 seconds by the home's clock, the next request takes the key over. An enqueue that arrives
+later still is refused at its site (`lua/enqueue.lua`), so the run is never at two sites.
 """
 
 import asyncio

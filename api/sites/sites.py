@@ -332,19 +332,18 @@ async def all_running(
             )
             await stack.enter_async_context(services.running())
             behind.append(services)
-        meters.watch(
-            held=lambda: sum(services.waiters.waiting for services in behind),
-            readers=lambda: sum(services.readers.reading for services in behind),
-        )
+        held, reading = (meters.registry.gauge(f"director_api_{of}") for of in ("held_responses", "stream_readers"))
+        held.set_function(lambda: sum(services.waiters.waiting for services in behind))
+        reading.set_function(lambda: sum(services.readers.reading for services in behind))
         if plan.table is None:
             yield {"services": behind[0], "sites": None}
             return
         home = Site(plan.table.site[0], behind[0], clock)
         others = zip(plan.table.site[1:], behind[1:], strict=True)
         sites = Sites(plan.table, [home, *(Site(row, services, clock, home=home) for row, services in others)])
-        meters.watch_sites({site.name: partial(getattr, site, "is_up") for site in sites.all})
         async with anyio.create_task_group() as tasks:
             for site in sites.all:
+                meters.watch_site(site.name, partial(getattr, site, "is_up"))
                 tasks.start_soon(site.run)
             yield {"services": behind[0], "sites": sites}
             tasks.cancel_scope.cancel()

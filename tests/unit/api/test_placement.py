@@ -45,7 +45,7 @@ def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
 ) -> None:
     order = in_order(candidates, placement, Random(seed).random)
     assert sorted(order) == sorted(each.name for each in candidates)
-    stuck = {each.name: not each.look.starts or not each.look.slots for each in candidates}
+    stuck = {each.name: not each.report.starts or not each.report.slots for each in candidates}
     assert [stuck[name] for name in order] == sorted(stuck[name] for name in order)
 
 
