@@ -20,7 +20,6 @@ from director.core.webhook_url import parse_webhook_url
 
 MODEL: Final = re.compile(MODEL_NAME)
 VERSION: Final = re.compile(VERSION_ID)
-
 # old official clients still send the last two; they have no effect
 KNOWN_KEYS: Final = frozenset({"input", "webhook", "webhook_events_filter", "stream", "webhook_completed"})
 MAX_FILTER: Final = 20
@@ -167,7 +166,6 @@ SMALLEST_COST: Final = 0.001
 LARGEST_COST: Final = 1_000_000
 LONGEST_AFFINITY: Final = 255
 AFFINITY_DIGITS: Final = 16
-
 # possessive and with an optional end, so that no text causes backtracking
 QUOTED: Final = re.compile(r'"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)
 SEPARATORS: Final = re.compile(r"[,;=]")

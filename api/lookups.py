@@ -22,7 +22,6 @@ from director.store.models import Model
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-
 # shorter, because a caller may ask for a thing just before it is created
 LONGEST_ABSENCE_S: Final = 1.0
 LONGEST_OUTAGE_S: Final = 3600.0

@@ -35,7 +35,6 @@ from director.core.ids import PredictionId, is_prediction_id
 from director.store.accounts import Account
 
 T = TypeVar("T")
-
 # a model server in Rust reads at most 128 levels, and the envelope takes a few of them
 MAX_NESTING: Final = 100
 LONGEST_S: Final = 30.0

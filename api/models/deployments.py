@@ -39,10 +39,7 @@ RETRY_AFTER_S: Final = 1
 TAKEN: Final = InvalidField("unique", "name", "A deployment of this name already exists")
 TOO_MANY: Final = InvalidField("array_max_items", "", f"An account has at most {MOST:,} deployments")
 FEWER_THAN_LEAST: Final = InvalidField("number_gte", "max_instances", "Must be greater than or equal to min_instances")
-
-
 # Bodies are read member by member into the next two types, whose bounds are for the OpenAPI document.
-
 MinInstances = Annotated[int, Meta(ge=0, le=MOST_MIN)]
 MaxInstances = Annotated[int, Meta(ge=0, le=MOST_MAX)]
 VersionId = Annotated[str, Meta(pattern=VERSION_ID)]

@@ -153,7 +153,6 @@ URL: Final = re.compile(r"https?://[^\s/]\S*")
 SKU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE: Final = "a-z, 0-9, '.', '_' and '-', at most 64 characters, and must begin with a letter or a digit"
 VISIBILITIES: Final = ", ".join(f'"{word}"' for word in get_args(Visibility))
-
 # member → most characters
 TEXTS: Final = {"description": 5_000, "readme": 100_000}
 URLS: Final = ("github_url", "paper_url", "weights_url", "license_url", "cover_image_url")

@@ -21,7 +21,6 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 RETRIED: Final = b": retried\n\n"
 REMOVED: Final = "The output of this prediction was removed."
 NULL: Final = Raw(b"null")
-
 # A bare CR ends a line too, and progress bars are full of them
 LINE_END: Final = re.compile(r"\r\n|\r|\n")
 ID: Final = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,10})(?::(error|done))?", re.ASCII)

@@ -67,7 +67,7 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 # A ticket makes the address of a stream unguessable, so that reading it needs no token. It is made when a prediction of
-# a model that can stream is accepted, and is kept in its record alone: everyone who was shown the prediction may follow it.
+# a model that can stream is accepted, and is kept in its record alone: everyone who was shown it may follow it.
 # An address has 52 characters, the id and its ticket, as Replicate's have. It is never logged.
 
 LENGTH: Final = 26

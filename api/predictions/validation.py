@@ -31,7 +31,6 @@ MAX_DOCUMENT_BYTES: Final = 1_048_576
 MAX_NODES: Final = 2_000  # of the schema with its references expanded: references that double each other grow fast
 MAX_DEPTH: Final = 40
 MAX_PATTERNS: Final = 64
-
 # the linear-time engine, with a bound on the memory of one pattern
 PATTERN_OPTIONS: Final = RegexOptions(size_limit=1 << 18, dfa_size_limit=1 << 18)
 SCHEMA_TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
@@ -218,7 +217,6 @@ def _follow(document: Mapping[str, Any], steps: Iterable[str]) -> object:
 
 
 MAX_CACHED: Final = 64
-
 # finding an error costs about 20 µs, and a long array can have a million errors, in each alternative
 MANY_ERRORS: Final = 1_000
 FETCHABLE: Final = re.compile(r"https?://|data:", re.IGNORECASE)

@@ -36,11 +36,9 @@ SAFETY_S: Final = 2.0
 UNTOLD_S: Final = 60.0  # how long channels are listened to after an ending that was not published
 PAUSE_S: Final = 0.5  # before a lost subscription is replaced
 SILENCE_S: Final = 10.0  # then the connection is pinged
-
 # A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
 GAP_S: Final = 0.05
 BURST: Final = 4
-
 # of the inputs of all held requests; the rest of a request takes about as much again
 MOST_BYTES: Final = 128 << 20
 HasEnded = Callable[[PredictionId], Awaitable[bool]]
