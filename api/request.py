@@ -1,7 +1,7 @@
 """Read a request: its body as checked JSON, its headers, and the ids in its path.
 
-A body never exceeds the limits of size, time and depth, and nothing but a Problem is raised. Routes that need no body
-must not read it: official clients send a cancel as application/json with nothing in it.
+A body never exceeds the limits of size, time and depth. Routes that need no body must not read it: official clients
+send a cancel as application/json with nothing in it.
 """
 
 import asyncio

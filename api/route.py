@@ -61,10 +61,9 @@ class Route(Struct, eq=False):
     `scopes`: the token must have one of these; the handler finds its account in `request.account`. A route without
     scopes asks for no token. `bucket`: the rate that the request counts against.
 
-    `site`: whose services the handler finds in `request.services`: the home's, or those of the site that the header
-    X-Site names. `of`: reads from the path which prediction this is about. Then the services are those of the
-    prediction's site, the id is in `request.prediction_id`, and a handler that raises Moved is called again with the
-    services of the site that has the prediction now.
+    `site`: whose services are in `request.services`: the home's, or those of the site that X-Site names. `of`: reads
+    from the path which prediction this is about. Then they are those of the prediction's site, the id is in
+    `request.prediction_id`, and a handler that raises Moved is called again with the services of the new site.
     """
 
     method: str

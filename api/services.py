@@ -39,8 +39,7 @@ GATE_PAUSE_S: Final = 1.0
 class Gate:
     """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check.
 
-    While Redis is away, it is asked again every second. `on_unsafe` is called once for a server that would lose what it
-    accepts, and the gate stays shut.
+    `on_unsafe` is called once for a server that would lose what it accepts, and the gate stays shut.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class Clients(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: ApiSettings) -> "Clients":
-        """Create the clients. Connects to nothing yet. Raises SettingsError for an invalid URL."""
+        """Connect to nothing yet. Raises SettingsError for an invalid URL."""
         return cls(
             redis=client(settings.redis_url, connections=CONNECTIONS, name="director-api"),
             subscriber=blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits"),

@@ -1,7 +1,6 @@
 """Let operators list, show, revive and drop dead letters: one, many or all.
 
-Only for tokens with the scope `admin`, which then cover all accounts. A call that handles many stops after a time and
-says from where the next call continues, so that no caller waits without end.
+Only for tokens with the scope `admin`. A call that handles many stops after a time and says where the next continues.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,8 +67,7 @@ async def list_dead(request: Request) -> Response:
     answers={200: Answer("The letter.", WholeLetter)},
 )
 async def get_dead(request: Request) -> Response:
-    dead = request.services.dead
-    shown = await dead.show(prediction_id_of(request))
+    shown = await request.services.dead.show(prediction_id_of(request))
     if shown is None:
         raise not_found()
     return json_response(WholeLetter(**asdict(shown.letter), input=shown.input))

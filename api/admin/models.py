@@ -1,7 +1,6 @@
 """Let operators read, replace and remove the configuration of how a model is run.
 
-Only for tokens with the scope `admin`. Directors read it every few seconds. What no director could follow is refused
-here already, and the error names the field.
+Only for tokens with the scope `admin`. Directors read it every few seconds. What they could not follow is refused.
 """
 
 import re

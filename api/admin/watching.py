@@ -1,7 +1,7 @@
 """Read a snapshot of the whole service every few seconds, once for all operators who watch.
 
-While nothing watches, nothing is read. A watcher gets the newest snapshot next: those in between are skipped, and
-nothing is queued. `director/diagnosis/overview.py` decides how much is read, and how long the pause after it is.
+A watcher gets the newest snapshot next: those in between are skipped. `director/diagnosis/overview.py` decides how much
+is read, and how long the pause after it is.
 """
 
 import asyncio

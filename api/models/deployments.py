@@ -203,7 +203,7 @@ async def create_of_deployment(request: Request) -> Response:
 
 
 async def _version(request: Request, model: str, version: str) -> Version | None:
-    """Return the version if this account may see it now: its model may have become private since the deployment."""
+    """Return the version if this account may see it now: its model may have become private since."""
     return await version_named(request, VersionRef(model=model, version=version), request.account)
 
 

@@ -99,7 +99,7 @@ async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
 async def fitting_slice(
     marks: Sequence[str], cursor: Cursor | None, weigh: Callable[[Sequence[str]], Awaitable[Sequence[int]]]
 ) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
-    """Do as `slice_of` does, with no more than one response may hold. The one next to the cursor is always included."""
+    """Do as `slice_of`, with no more than one response may hold. The one next to the cursor is always included."""
     page, *_ = slice_of(marks, cursor)
     weights = await weigh(page)
     is_backwards = cursor is not None and cursor.backwards
@@ -384,10 +384,10 @@ async def own_model(request: Request, *, private: str = "") -> Model:
 
     `private`: what the caller wants to delete. That must be private, unless the caller is an operator.
     """
-    account, model = request.account, await seen_model(request)
-    if not model.may_be_changed_by(account):
+    model = await seen_model(request)
+    if not model.may_be_changed_by(request.account):
         raise forbidden("This model belongs to another account.")
-    if private and model.visibility == "public" and "admin" not in account.scopes:
+    if private and model.visibility == "public" and "admin" not in request.account.scopes:
         raise forbidden(f"Only {private} can be deleted.")
     return model
 

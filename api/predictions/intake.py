@@ -305,10 +305,7 @@ async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stor
 async def _answer(
     request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
 ) -> Response:
-    """Answer 201 with the prediction. If the caller waits: 201 once it is terminal, or 202 showing it as not started.
-
-    `until`: when the caller's time is over; the time to file the prediction is part of it.
-    """
+    """Answer 201 with the prediction. A caller that waits `until` then gets a 202 that shows it as not started."""
     services = services_at(request, stored.record.id)
     waiters = services.waiters
     weight = len(stored.input or b"")

@@ -1,8 +1,7 @@
 """List an account's predictions, or runs of another kind, newest first, a page at a time.
 
-The index is written before the enqueue, so no prediction is ever missing from it. An entry whose prediction is gone is
-skipped. A page is bounded in entries read and in bytes, and sizes are asked for before anything is read. So a page may
-be short and yet have a next one, and it is over its bytes by one prediction at most.
+The index is written before the enqueue, so no prediction is missing from it. An entry whose prediction is gone is
+skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

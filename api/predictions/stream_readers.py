@@ -78,7 +78,7 @@ class Readers:
     async def look(self, prediction_id: PredictionId, after: int, *, whole: bool = False) -> Replayed | None:
         """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable.
 
-        Calls with equal arguments in one turn of the event loop share the answer: thousands may read one prediction.
+        Equal calls in one turn of the event loop share the answer: thousands may read one prediction.
         """
         asked = (prediction_id, after, whole)
         look = self._looks.get(asked)

@@ -168,8 +168,7 @@ class Sites:
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
 
-        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away
-        has it.
+        Raises BackendUnavailable if a site that may have it is away.
         """
         is_seen, away = False, None
         latest = ref.version
