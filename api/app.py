@@ -19,7 +19,6 @@ from api import auth, dashboard, health, openapi
 from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues
 from api.admin import models as admin_models
-from api.dashboard import elsewhere
 from api.errors import Problem, is_expected, problem_of
 from api.files import files, outputs
 from api.models import collections, deployments, models
@@ -65,7 +64,7 @@ def create_app(
             yield state
         await spans.aclose()
 
-    return Api(ROUTES, otherwise=elsewhere, meters=meters, lifespan=lifespan)
+    return Api(ROUTES, otherwise=dashboard.elsewhere, meters=meters, lifespan=lifespan)
 
 
 class Api:
@@ -80,8 +79,13 @@ class Api:
     ) -> None:
         self.routes: Final = tuple(routes)
         self._meters: Final = meters
+
+        async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await otherwise(Request(scope, receive, send))
+            await carried(scope, response)(scope, receive, send)
+
         plain = Router(
-            _paths(route for route in self.routes if not route.name), redirect_slashes=False, default=_asgi(otherwise)
+            _paths(route for route in self.routes if not route.name), redirect_slashes=False, default=elsewhere
         )
 
         async def with_base(scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,18 +140,15 @@ class _Endpoint(Struct, frozen=True):
         if route is None:
             response = Response(status_code=204, headers={"Allow": ", ".join(self.methods)})
         else:
-            response = await _answer(Request(scope, receive, send), route)
+            request = Request(scope, receive, send)
+            if route.scopes:
+                request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket)
+            response = await answer_at_site(request, route)
         await carried(scope, response)(scope, receive, send)
 
     @property
     def methods(self) -> list[str]:
         return sorted({*self.routes, "OPTIONS", *(["HEAD"] if "GET" in self.routes else [])})
-
-
-async def _answer(request: Request, route: Route) -> Response:
-    if route.scopes:
-        request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket)
-    return await answer_at_site(request, route)
 
 
 def _paths(routes: Iterable[Route]) -> list[Path]:
@@ -168,14 +169,6 @@ def _paths(routes: Iterable[Route]) -> list[Path]:
 
     endpoints = {path: _Endpoint(found[path]) for path in sorted(found, key=order)}
     return [Path(path, endpoint, methods=endpoint.methods) for path, endpoint in endpoints.items()]
-
-
-def _asgi(handler: Handler) -> Callable[[Scope, Receive, Send], Any]:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await handler(Request(scope, receive, send))
-        await carried(scope, response)(scope, receive, send)
-
-    return answer
 
 
 def _without_base(path: str) -> str:

@@ -171,13 +171,9 @@ def walked_page(
     else:
         has_older, has_newer = has_more, cursor is not None
     after, before = (Cursor(walked[-1]), Cursor(walked[0], backwards=True)) if walked else (None, None)
-    return json_response(
-        Page(
-            next=link(request, path, after, kept) if has_older else None,
-            previous=link(request, path, before, kept) if has_newer else None,
-            results=results,
-        )
-    )
+    following = link(request, path, after, kept) if has_older else None
+    previous = link(request, path, before, kept) if has_newer else None
+    return json_response(Page(next=following, previous=previous, results=results))
 
 
 def page_after(things: Iterable[T], cursor: Cursor | None, name: Callable[[T], str]) -> tuple[list[T], Cursor | None]:

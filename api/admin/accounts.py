@@ -303,8 +303,7 @@ async def _target(request: Request) -> _Target:
 
 
 async def _view(request: Request, name: str) -> AccountDetail:
-    [view] = await _views(request, [name])
-    return view
+    return (await _views(request, [name]))[0]
 
 
 async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:

@@ -10,6 +10,7 @@ from re import fullmatch
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.errors import InvalidField, forbidden, invalid_input
@@ -90,16 +91,13 @@ class Span(Struct, frozen=True, kw_only=True):
     def of(cls, filters: Filters, cursor: Cursor | None) -> "Span":
         """Return where a page starts or continues, within the filters' times."""
         oldest, newest = (_id_at(filters.given.get(name, "")) for name in ("created_after", "created_before"))
-        low = "-" if oldest is None else f"[{oldest}"
-        high = "+" if newest is None else f"({newest}"
+        span = cls(low=f"[{oldest}" if oldest else "-", high=f"({newest}" if newest else "+")
         if cursor is None:
-            return cls(low=low, high=high)
-        return cls(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
+            return span
+        return replace(span, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
 
     def past(self, prediction_id: PredictionId) -> "Span":
-        if self.newest_first:
-            return Span(low=self.low, high=f"({prediction_id}", newest_first=True)
-        return Span(low=f"({prediction_id}", high=self.high, newest_first=False)
+        return replace(self, **{"high" if self.newest_first else "low": f"({prediction_id}"})
 
 
 async def list_of_kind(request: Request, kind: Kind) -> Response:

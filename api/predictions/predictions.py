@@ -312,8 +312,7 @@ async def get_webhooks(request: Request) -> Response:
     refusals={409, 410},
 )
 async def redeliver(request: Request) -> Response:
-    account = request.account
-    whose = None if "admin" in account.scopes else account.name
+    whose = None if "admin" in request.account.scopes else request.account.name
     if refusal := REFUSALS.get(await request.services.scripts.redeliver(request.prediction_id, account=whose)):
         raise refusal()
     return await get_webhooks(request)
@@ -376,19 +375,15 @@ async def create_batch(request: Request) -> Response:
 
 async def _result(request: Request, body: bytes, place: int) -> BatchResult:
     try:
-        return await _accepted(request, body, place)
+        # the request itself was counted when it came in, as the first prediction
+        rate_token = request.rate_token if place == 0 else await take(request, request.account, "create")
+        asked = bodies.parse_create(body, version=True)
+        version = await _version(request, asked)
+        accepted, stored = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
+        return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)
     except (Problem, DirectorError) as exc:
         document = errors.problem_of(exc).document
     except Exception:  # one failure of a thousand must not cost the others their answers
         log.exception("a prediction of a batch failed")
         document = errors.internal().document
     return BatchResult(status=document.status, error=document)
-
-
-async def _accepted(request: Request, body: bytes, place: int) -> BatchResult:
-    # the request itself was counted when it came in, as the first prediction
-    rate_token = request.rate_token if place == 0 else await take(request, request.account, "create")
-    asked = bodies.parse_create(body, version=True)
-    version = await _version(request, asked)
-    accepted, stored = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
-    return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)
