@@ -15,12 +15,10 @@ from starlette.routing import Route as Path
 from starlette.routing import Router
 from starlette.types import Lifespan, Message, Receive, Scope, Send
 
-from api import accounts, dashboard, health, openapi
+from api import auth, dashboard, health, openapi
 from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues
 from api.admin import models as admin_models
-from api.auth import authenticate
-from api.dashboard import elsewhere
 from api.errors import Problem, is_expected, problem_of
 from api.files import files, outputs
 from api.models import collections, deployments, models
@@ -37,7 +35,7 @@ from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
 ROUTES: Final = routes_of(
-    *(predictions, streams, models, collections, deployments, files, outputs, accounts, openapi),
+    *(predictions, streams, models, collections, deployments, files, outputs, auth, openapi),
     *(dead, admin_accounts, admin_models, queues, overview, health, dashboard),
 )
 
@@ -66,7 +64,7 @@ def create_app(
             yield state
         await spans.aclose()
 
-    return Api(ROUTES, otherwise=elsewhere, meters=meters, lifespan=lifespan)
+    return Api(ROUTES, otherwise=dashboard.elsewhere, meters=meters, lifespan=lifespan)
 
 
 class Api:
@@ -81,8 +79,13 @@ class Api:
     ) -> None:
         self.routes: Final = tuple(routes)
         self._meters: Final = meters
+
+        async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await otherwise(Request(scope, receive, send))
+            await carried(scope, response)(scope, receive, send)
+
         plain = Router(
-            _paths(route for route in self.routes if not route.name), redirect_slashes=False, default=_asgi(otherwise)
+            _paths(route for route in self.routes if not route.name), redirect_slashes=False, default=elsewhere
         )
 
         async def with_base(scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,26 +140,22 @@ class _Endpoint(Struct, frozen=True):
         if route is None:
             response = Response(status_code=204, headers={"Allow": ", ".join(self.methods)})
         else:
-            response = await _answer(Request(scope, receive, send), route)
+            request = Request(scope, receive, send)
+            if route.scopes:
+                request.account = await auth.authenticate(request, *route.scopes, bucket=route.bucket)
+            response = await answer_at_site(request, route)
         await carried(scope, response)(scope, receive, send)
 
     @property
     def methods(self) -> list[str]:
-        """Return the allowed methods. HEAD is GET without a body; OPTIONS names the others."""
         return sorted({*self.routes, "OPTIONS", *(["HEAD"] if "GET" in self.routes else [])})
-
-
-async def _answer(request: Request, route: Route) -> Response:
-    if route.scopes:
-        request.account = await authenticate(request, *route.scopes, takes=route.bucket)
-    return await answer_at_site(request, route)
 
 
 def _paths(routes: Iterable[Route]) -> list[Path]:
     """Return Starlette's routes, one for each path with all of its methods.
 
-    They are tried in order, so a literal part goes before a parameter. Paths that begin alike stand together in the
-    order of declaration: a prediction is found after one or two tries, and the last path after sixty.
+    A literal part goes before a parameter. Paths that begin alike stand together in the order of declaration: a
+    prediction is found after one or two tries, and the last path after sixty.
     """
     found: dict[str, dict[str, Route]] = {}
     for route in routes:
@@ -170,14 +169,6 @@ def _paths(routes: Iterable[Route]) -> list[Path]:
 
     endpoints = {path: _Endpoint(found[path]) for path in sorted(found, key=order)}
     return [Path(path, endpoint, methods=endpoint.methods) for path, endpoint in endpoints.items()]
-
-
-def _asgi(handler: Handler) -> Callable[[Scope, Receive, Send], Any]:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await handler(Request(scope, receive, send))
-        await carried(scope, response)(scope, receive, send)
-
-    return answer
 
 
 def _without_base(path: str) -> str:

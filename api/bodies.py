@@ -1,7 +1,6 @@
 """Read the bodies that create predictions, the names of models and versions, and the headers that say how to run.
 
-Reports everything that is wrong with a body at once, in gojsonschema's words. Never looks inside `input`, which
-`validation` checks; its bytes stay as the caller sent them.
+Reports everything that is wrong with a body at once, in gojsonschema's words. `validation` checks what is in `input`.
 """
 
 import hashlib
@@ -21,10 +20,8 @@ from director.core.webhook_url import parse_webhook_url
 
 MODEL: Final = re.compile(MODEL_NAME)
 VERSION: Final = re.compile(VERSION_ID)
-
 # old official clients still send the last two; they have no effect
 KNOWN_KEYS: Final = frozenset({"input", "webhook", "webhook_events_filter", "stream", "webhook_completed"})
-
 MAX_FILTER: Final = 20
 EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
@@ -81,8 +78,7 @@ async def read_create(request: Request, *, version: bool = False, destination: b
 
 
 def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:
-    """Read the body of a create request. `version` and `destination` say whether this route takes, and needs, that
-    member.
+    """Read the body of a create request. `version`, `destination`: whether this route takes and needs that member.
 
     An empty filter counts as no filter: a caller that gives a webhook wants it called.
     """
@@ -160,11 +156,7 @@ def _events(members: Members) -> tuple[WebhookEvent, ...] | None:
     return tuple(events) or None
 
 
-# Headers that say how to run: Prefer (how long to hold the response), Cancel-After (how long the prediction may live),
-# X-Start-By (how long it may wait for a start), X-Cost (how much of a slot it takes) and X-Affinity-Key (which
-# predictions it should run beside).
-#
-# An invalid Prefer is never an error: it is ignored.
+# The headers that say how to run. An invalid Prefer is never an error: it is ignored.
 
 LONGEST_WAIT_S: Final = 60.0
 SHORTEST_LIFE_S: Final = 5
@@ -174,7 +166,6 @@ SMALLEST_COST: Final = 0.001
 LARGEST_COST: Final = 1_000_000
 LONGEST_AFFINITY: Final = 255
 AFFINITY_DIGITS: Final = 16
-
 # possessive and with an optional end, so that no text causes backtracking
 QUOTED: Final = re.compile(r'"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)
 SEPARATORS: Final = re.compile(r"[,;=]")
@@ -188,8 +179,8 @@ DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9
 def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> float | None:
     """Return how long to hold the response, from all Prefer headers of a request, or None to answer at once.
 
-    A plain `wait` means `default`; more than a minute means a minute. `wait=0`, and a value that is not a number of
-    seconds, are ignored. Other preferences are ignored too, and of several waits the first counts (RFC 7240).
+    A plain `wait` means `default`; more than a minute means a minute. `wait=0`, other values and other preferences are
+    ignored, and of several waits the first counts (RFC 7240).
     """
     asked = _asked(prefer)
     if asked is None:
@@ -211,9 +202,7 @@ def applied(prefer: Iterable[str]) -> str | None:
 
 
 def cancel_after_seconds(text: str) -> int:
-    """Read seconds (`30`), or hours, minutes and seconds in that order (`90s`, `1h30m45s`). 422 unless from 5 s to 24
-    h.
-    """
+    """Read seconds (`30`), or hours, minutes and seconds (`90s`, `1h30m45s`). 422 unless from 5 s to 24 h."""
     match = DURATION.fullmatch(text.strip())
     if match:
         total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), UNITS_S, strict=True))
@@ -231,9 +220,7 @@ def start_by_seconds(text: str) -> int:
 
 
 def cost_units(text: str) -> float:
-    """Read the cost relative to other predictions of the model, from 0.001 to 1,000,000. Raises a 422 for anything
-    else.
-    """
+    """Read the cost relative to other predictions of the model. Raises a 422 unless from 0.001 to 1,000,000."""
     asked = text.strip()
     if COST.fullmatch(asked) and SMALLEST_COST <= float(asked) <= LARGEST_COST:
         return float(asked)

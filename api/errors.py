@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -21,7 +22,6 @@ from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueR
 from director.store.accounts import Reason
 
 log = logging.getLogger(__name__)
-
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_INVALID_FIELDS: Final = 20
 MAX_NAME: Final = 100
@@ -115,11 +115,15 @@ class Refusal(Struct, frozen=True):
     headers: dict[str, str] = {}
 
     def __call__(self, detail: str = "", *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
-        """Return a Problem with these facts in its document. `detail` and `headers` replace the row's."""
-        document = ProblemDocument(
-            title=self.title, detail=detail or self.detail, status=self.status, code=self.code, **facts
-        )
-        return Problem(document, self.headers if headers is None else headers)
+        """Return a Problem. The facts fill the row's words, and fields of the document that have their names.
+
+        `detail` and `headers` replace the row's.
+        """
+        said = detail or self.detail.format(**facts)
+        known = {name: fact for name, fact in facts.items() if name in ProblemDocument.__struct_fields__}
+        document = ProblemDocument(title=self.title, detail=said, status=self.status, code=self.code, **known)
+        own = {name: value.format(**facts) for name, value in self.headers.items()}
+        return Problem(document, own if headers is None else headers)
 
 
 def shown(text: str, limit: int = MAX_NAME) -> str:
@@ -134,12 +138,24 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
 DO_NOT_RETRY: Final = {"x-should-retry": "false"}
 UNAVAILABLE: Final = "Service unavailable"
 THROTTLED: Final = "Capacity temporarily exceeded"
-
 malformed = Refusal(400, "", "Malformed body", Code.MALFORMED)  # the body cannot be read at all
+no_token = Refusal(
+    401,
+    "You did not pass an authentication token",
+    "Unauthenticated",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+invalid_token = replace(no_token, detail="You did not pass a valid authentication token")
 not_found = Refusal(404, "The requested resource could not be found.")  # the same for a prediction of another account
 file_not_found = Refusal(404, "File not found")
 no_destination = Refusal(404, "The specified training destination does not exist")
 forbidden = Refusal(403, "You do not have permission to do this.")
+account_suspended = Refusal(  # the account may read and cancel, but not run anything
+    403,
+    "This account is suspended: {why}. Please ask the operator of this service.",
+    "Account suspended",
+    Code.ACCOUNT_SUSPENDED,
+)
 invalid_version = Refusal(  # 422 and not 404, and the same for unknown, malformed and not permitted
     422,
     "The specified version does not exist (or perhaps you don't have permission to use it?)",
@@ -153,6 +169,9 @@ idempotency_mismatch = Refusal(
     "This Idempotency-Key was already used for a different request.",
     "Idempotency key reused",
     Code.IDEMPOTENCY_MISMATCH,
+)
+kind_not_served = Refusal(  # the version exists: its operator may start a director that runs this kind
+    422, "No director ever ran a {kind} of this version.", "Not served", Code.KIND_NOT_SERVED
 )
 in_use = Refusal(422, "", "In use", Code.IN_USE)  # 422 and not 409, which some clients retry
 method_not_allowed = Refusal(405, "This method is not allowed here.", code=Code.METHOD_NOT_ALLOWED)
@@ -174,6 +193,57 @@ config_changed = Refusal(
     "It was changed since that revision: read it again, and decide again.",
     "Precondition failed",
     Code.CONFIG_CHANGED,
+)
+too_large = Refusal(
+    413, "The body is too large: at most {limit:,} bytes are accepted", "Body too large", Code.TOO_LARGE
+)
+file_too_large = Refusal(413, "Files must be less than 100MB in size", code=Code.TOO_LARGE)
+head_too_large = Refusal(
+    431,
+    "The request line and headers are too large: at most {limit:,} bytes are accepted",
+    "Headers too large",
+    Code.TOO_LARGE,
+)
+# both close the connection: the rest of the body would be read as another request
+too_slow = Refusal(
+    408,
+    "The body did not arrive within {seconds:g} seconds.",
+    "Body too slow",
+    Code.TOO_SLOW,
+    {"Connection": "close"},
+)
+trickle = replace(too_slow, detail="The body comes with less than {bytes_s:,} bytes a second.")
+no_such_part = Refusal(
+    416,
+    "The file has {size:,} bytes, and the Range asks for none of them.",
+    headers={"Content-Range": "bytes */{size}"},
+)
+rate_limited = Refusal(429, "Request was throttled. Your rate limit resets in ~{reset_s}s.", code=Code.RATE_LIMITED)
+compute_exhausted = Refusal(  # spent, or reserved for predictions that are not terminal
+    429,
+    "Request was throttled. Your {limit:,} seconds of compute a day are used up, and come back in ~{retry_after}s.",
+    code=Code.COMPUTE_EXHAUSTED,
+)
+credit_exhausted = Refusal(
+    402,
+    "You have insufficient credit: your {limit:,} seconds of compute are used up, or set aside for what has not "
+    "ended yet. Please ask the operator of this service for more.",
+    "Insufficient credit",
+    Code.CREDIT_EXHAUSTED,
+)
+storage_full = Refusal(  # never 429: a short wait does not help
+    402,
+    "Your files, with those of outputs, may take {limit:,} bytes, and there is no room for more. Please delete "
+    "some, wait until some expire, or ask the operator of this service for more.",
+    "Storage full",
+    Code.STORAGE_FULL,
+)
+no_room_for_file = replace(storage_full, status=413)
+unusable_schema = Refusal(  # `reason` completes 'it …': the model's operator must correct its schema
+    500,
+    "The schema of this model cannot be used: it {reason}.",
+    "Unusable model schema",
+    Code.UNUSABLE_SCHEMA,
 )
 internal = Refusal(500, "Something went wrong on the server.", "Internal server error", Code.INTERNAL)
 no_files = Refusal(
@@ -233,52 +303,6 @@ WHY_SUSPENDED: Final[Mapping[Reason, str]] = {
 }
 
 
-# Refusals whose words take arguments. Each function returns a Problem.
-
-
-def unauthenticated(*, passed: bool) -> Problem:
-    """401: no token, or an unknown token. `passed`: there was an Authorization header."""
-    detail = f"You did not pass {'a valid' if passed else 'an'} authentication token"
-    return Refusal(401, detail, "Unauthenticated", headers={"WWW-Authenticate": "Bearer"})()
-
-
-def account_suspended(reason: Reason) -> Problem:
-    """403: the account may read and cancel, but not run anything."""
-    detail = f"This account is suspended: {WHY_SUSPENDED[reason]}. Please ask the operator of this service."
-    return Refusal(403, detail, "Account suspended", Code.ACCOUNT_SUSPENDED)()
-
-
-def no_such_part(size: int) -> Problem:
-    detail = f"The file has {size:,} bytes, and the Range asks for none of them."
-    return Refusal(416, detail, headers={"Content-Range": f"bytes */{size}"})()
-
-
-def too_large(max_bytes: int) -> Problem:
-    detail = f"The body is too large: at most {max_bytes:,} bytes are accepted"
-    return Refusal(413, detail, "Body too large", Code.TOO_LARGE)(limit=max_bytes)
-
-
-def file_too_large(max_bytes: int) -> Problem:
-    return Refusal(413, "Files must be less than 100MB in size", code=Code.TOO_LARGE)(limit=max_bytes)
-
-
-def head_too_large(max_bytes: int) -> Problem:
-    detail = f"The request line and headers are too large: at most {max_bytes:,} bytes are accepted"
-    return Refusal(431, detail, "Headers too large", Code.TOO_LARGE)(limit=max_bytes)
-
-
-def too_slow(seconds: float) -> Problem:
-    """408 that closes the connection: the rest of the body would be read as another request."""
-    detail = f"The body did not arrive within {seconds:g} seconds."
-    return Refusal(408, detail, "Body too slow", Code.TOO_SLOW, {"Connection": "close"})()
-
-
-def trickled(bytes_s: int) -> Problem:
-    """408: the body arrives so slowly that it would hold an upload's turn for a quarter of an hour."""
-    detail = f"The body comes with less than {bytes_s:,} bytes a second."
-    return Refusal(408, detail, "Body too slow", Code.TOO_SLOW, {"Connection": "close"})()
-
-
 def invalid_input(fields: Iterable[InvalidField]) -> Problem:
     """422 with the first twenty wrong fields of a body, in `detail` too."""
     first = tuple(
@@ -286,60 +310,19 @@ def invalid_input(fields: Iterable[InvalidField]) -> Problem:
         for field, _ in zip(fields, range(MAX_INVALID_FIELDS), strict=False)
     )
     detail = "".join(f"- {field.field}: {field.description}\n" for field in first)
-    return Refusal(422, detail, "Input validation failed")(invalid_fields=first)
+    return Refusal(422, "", "Input validation failed")(detail, invalid_fields=first)
 
 
-def invalid_header(name: str, wanted: str) -> Problem:
-    """422. `wanted` completes the sentence 'Cancel-After must be …'."""
-    return Refusal(422, f"{name} must be {wanted}", "Invalid header", Code.INVALID_HEADER)()
+def invalid_field(kind: str, field: str, description: str) -> Problem:
+    """422 for one wrong field."""
+    return invalid_input([InvalidField(kind, field, description)])
 
 
-def kind_not_served(kind: str) -> Problem:
-    """422: the version exists. Its operator may start a director that runs this kind."""
-    return Refusal(422, f"No director ever ran a {kind} of this version.", "Not served", Code.KIND_NOT_SERVED)()
-
-
-def unusable_schema(reason: str) -> Problem:
-    """500: the model's operator must correct its schema. `reason` completes 'it …'."""
-    detail = f"The schema of this model cannot be used: it {reason}."
-    return Refusal(500, detail, "Unusable model schema", Code.UNUSABLE_SCHEMA)()
-
-
-def rate_limited(burst: int, *, retry_after_s: int, reset_s: int) -> Problem:
-    """429 in Replicate's words. `retry_after_s`: until there is room for one request again."""
-    detail = f"Request was throttled. Your rate limit resets in ~{max(reset_s, retry_after_s)}s."
-    return Refusal(429, detail, code=Code.RATE_LIMITED)(limit=burst, retry_after=retry_after_s)
-
-
-def compute_exhausted(seconds: int, *, retry_after_s: int) -> Problem:
-    """429: the account's compute of the day is spent, or reserved for predictions that are not terminal."""
-    detail = (
-        f"Request was throttled. Your {seconds:,} seconds of compute a day are used up, and come back "
-        f"in ~{retry_after_s}s."
+def invalid_header(name: str, expected: str) -> Problem:
+    """422. `expected` completes the sentence 'Cancel-After must be …'."""
+    return Refusal(422, "{name} must be {expected}", "Invalid header", Code.INVALID_HEADER)(
+        name=name, expected=expected
     )
-    return Refusal(429, detail, code=Code.COMPUTE_EXHAUSTED)(limit=seconds, retry_after=retry_after_s)
-
-
-def credit_exhausted(seconds: int) -> Problem:
-    """402 with Replicate's title: the account's total compute is spent or reserved."""
-    detail = (
-        f"You have insufficient credit: your {seconds:,} seconds of compute are used up, or set aside for what has not "
-        "ended yet. Please ask the operator of this service for more."
-    )
-    return Refusal(402, detail, "Insufficient credit", Code.CREDIT_EXHAUSTED)(limit=seconds)
-
-
-def storage_full(status: int, limit: int) -> Problem:
-    """Refuse more files because the account's quota is full. `status` is never 429: a short wait does not help."""
-    detail = (
-        f"Your files, with those of outputs, may take {limit:,} bytes, and there is no room for more. Please delete "
-        "some, wait until some expire, or ask the operator of this service for more."
-    )
-    return Refusal(status, detail, "Storage full", Code.STORAGE_FULL)(limit=limit)
-
-
-def queue_refused(exc: QueueRefused) -> Problem:
-    return QUEUE_REFUSALS[Code(exc.code)](limit=exc.limit, eta_s=exc.eta_s, retry_after=exc.retry_after_s)
 
 
 class Moved(Problem):
@@ -375,7 +358,9 @@ PROBLEMS: Final[Mapping[Any, Callable[[Any], Problem]]] = {
     UnknownModel: lambda _: not_found(),
     UnknownQueue: lambda _: invalid_version(),
     IdempotencyMismatch: lambda _: idempotency_mismatch(),
-    QueueRefused: queue_refused,
+    QueueRefused: lambda exc: QUEUE_REFUSALS[Code(exc.code)](
+        limit=exc.limit, eta_s=exc.eta_s, retry_after=exc.retry_after_s
+    ),
     ClientDisconnect: lambda _: malformed("The request ended before its body did."),
     # raised again once this was sent, so that the server logs the traceback
     Exception: lambda _: internal(),

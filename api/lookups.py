@@ -6,6 +6,7 @@ A revoked token, a new limit or a new version is noticed within `cache_s`.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -21,24 +22,20 @@ from director.store.models import Model
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-
 # shorter, because a caller may ask for a thing just before it is created
 LONGEST_ABSENCE_S: Final = 1.0
-BELIEVED_S: Final = 3600.0
-
-Belief = Callable[[], bool]
-"""Returns whether the server that knows better is away, so that values of up to an hour ago still hold."""
+LONGEST_OUTAGE_S: Final = 3600.0
 
 
 class Cache(Generic[Key, Value]):
-    """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `believes` returns true.
+    """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `is_away` returns true.
 
     Callers that ask for the same key at once share one load. A failure is never cached: the next caller loads again.
     """
 
-    def __init__(self, *, clock: Clock, ttl_s: float, most: int, believes: Belief | None = None) -> None:
+    def __init__(self, *, clock: Clock, ttl_s: float, most: int, is_away: Callable[[], bool] | None = None) -> None:
         self._clock = clock
-        self._believes = believes
+        self._is_away = is_away
         self._ttl_s = ttl_s
         self._most = most
         self._kept: OrderedDict[Key, tuple[float, Value | None]] = OrderedDict()
@@ -49,7 +46,7 @@ class Cache(Generic[Key, Value]):
         kept = self._kept.get(key)
         if kept is not None:
             over_s = self._clock.monotonic() - kept[0]
-            if over_s < 0 or (self._believes is not None and over_s < BELIEVED_S and self._believes()):
+            if over_s < 0 or (self._is_away is not None and over_s < LONGEST_OUTAGE_S and self._is_away()):
                 return kept[1]
         loading = self._loading.get(key)
         if loading is None:
@@ -70,14 +67,14 @@ class Cache(Generic[Key, Value]):
             value = await load()
         except BackendUnavailable:
             kept = self._kept.get(key)  # the first caller finds out that the server is away
-            if kept is None or self._believes is None or self._clock.monotonic() - kept[0] >= BELIEVED_S:
+            if kept is None or self._is_away is None or self._clock.monotonic() - kept[0] >= LONGEST_OUTAGE_S:
                 raise
             return kept[1]
         finally:
-            is_wanted = self._loading.get(key) is mine
-            if is_wanted:
+            is_current = self._loading.get(key) is mine
+            if is_current:
                 del self._loading[key]
-        if not is_wanted:
+        if not is_current:
             return value
         ttl_s = self._ttl_s if value is not None else min(self._ttl_s, LONGEST_ABSENCE_S)
         self._kept[key] = (self._clock.monotonic() + ttl_s, value)
@@ -113,7 +110,7 @@ UNKNOWN: Final = Service(0, 1)
 
 
 class Lookups:
-    """Values known within the last hour hold where `believes` allows them. Raises BackendUnavailable for others."""
+    """Values of the last hour hold while `is_away` returns true. Raises BackendUnavailable for others."""
 
     def __init__(
         self,
@@ -123,21 +120,21 @@ class Lookups:
         *,
         clock: Clock,
         cache_s: float,
-        believes: Belief | None = None,
+        is_away: Callable[[], bool] | None = None,
     ) -> None:
         self._accounts = accounts
         self._catalog = catalog
         self._scripts = scripts
         self._clock = clock
-        self._tokens: Cache[str, Account] = Cache(clock=clock, ttl_s=cache_s, most=MOST_TOKENS, believes=believes)
-        self._models: Cache[str, Model] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS, believes=believes)
-        self._owners: Cache[str, str] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS, believes=believes)
-        self._versions: Cache[tuple[str, str], Version] = Cache(
-            clock=clock, ttl_s=cache_s, most=MOST_VERSIONS, believes=believes
-        )
-        self._cards: Cache[str, Sequence[tuple[Model, Card]]] = Cache(clock=clock, ttl_s=cache_s, most=1)
-        self._queues: Cache[str, Mapping[str, list[QueueName]]] = Cache(clock=clock, ttl_s=cache_s, most=1)
-        self._services: Cache[QueueName, Service] = Cache(clock=clock, ttl_s=cache_s, most=MOST_MODELS)
+        brief = partial(Cache, clock=clock, ttl_s=cache_s)
+        lasting = partial(brief, is_away=is_away)
+        self._tokens: Cache[str, Account] = lasting(most=MOST_TOKENS)
+        self._models: Cache[str, Model] = lasting(most=MOST_MODELS)
+        self._owners: Cache[str, str] = lasting(most=MOST_MODELS)
+        self._versions: Cache[tuple[str, str], Version] = lasting(most=MOST_VERSIONS)
+        self._cards: Cache[str, Sequence[tuple[Model, Card]]] = brief(most=1)
+        self._queues: Cache[str, Mapping[str, list[QueueName]]] = brief(most=1)
+        self._services: Cache[QueueName, Service] = brief(most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
         """Return the account of a token with its limits, or None for an unknown or expired token."""
@@ -151,11 +148,9 @@ class Lookups:
         return model if model is not None and model.may_be_seen_by(account) else None
 
     async def has_model(self, name: str) -> bool:
-        """Return whether there is a model of this name, visible to the caller or not."""
         return await self._models.get(name, lambda: self._catalog.model(name)) is not None
 
     async def owner(self, version: str) -> str | None:
-        """Return the name of the model that has this version id."""
         return await self._owners.get(version, lambda: self._catalog.model_of(version))
 
     async def version(self, model: str, version: str) -> Version | None:
@@ -163,10 +158,7 @@ class Lookups:
         return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
-        """Return the version that a reference means: a pinned one, a model's latest, or one by its id alone.
-
-        None if there is no such version, or if this account may not see its model.
-        """
+        """Return the version that a reference means. None without one that the account may see."""
         name = ref.model
         if name is None and ref.version is not None:
             name = await self.owner(ref.version)

@@ -1,7 +1,7 @@
 """Build the OpenAPI 3.1 document of the API from its routes and the types that handlers encode, and serve it."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
@@ -69,26 +69,24 @@ REFUSED_WITH: Final = {
 
 def encoded(base: str, routes: Iterable[Route]) -> bytes:
     """Return the document as JSON, for a service whose public URL is `base`. Routes without a name are left out."""
-    return msgspec.json.encode({**_head(base), **_fixed(tuple(route for route in routes if route.name))})
-
-
-def _head(base: str) -> dict[str, Any]:
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Director",
-            "version": __version__,
-            "description": ABOUT,
-            "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
-        },
-        "servers": [{"url": f"{base}/v1"}],
+    info = {
+        "title": "Director",
+        "version": __version__,
+        "description": ABOUT,
+        "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
     }
+    fixed = _fixed(tuple(route for route in routes if route.name))
+    return msgspec.json.encode({"openapi": "3.1.0", "info": info, "servers": [{"url": f"{base}/v1"}], **fixed})
 
 
 @cache
 def _fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
     """Encode the parts that do not depend on the service's address, once."""
-    types = list(_types(routes))
+    types: list[Any] = [ProblemDocument, *(type_ for _, type_ in HEADERS.values())]
+    for route in routes:
+        types += [parameter.type for parameter in route.all_parameters]
+        types += [answer.type for answer in route.answers.values() if answer.type is not None]
+        types += [] if route.body is None else [route.body.type]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     # by identity, since two equal types may have different descriptions
     schema_of = {id(type_): schema for type_, schema in zip(types, schemas, strict=True)}
@@ -98,17 +96,6 @@ def _fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
         paths.setdefault(route.path, {})[method] = _operation(route, schema_of)
     parts = {"paths": paths, "components": _components(components, schema_of)}
     return {name: Raw(msgspec.json.encode(part)) for name, part in parts.items()}
-
-
-def _types(routes: Sequence[Route]) -> Iterator[Any]:
-    yield ProblemDocument
-    for _, type_ in HEADERS.values():
-        yield type_
-    for route in routes:
-        yield from (parameter.type for parameter in route.parameters)
-        yield from (answer.type for answer in route.answers.values() if answer.type is not None)
-        if route.body is not None:
-            yield route.body.type
 
 
 def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str, Any]:
@@ -125,13 +112,12 @@ def _components(schemas: dict[str, Any], schema_of: dict[int, Any]) -> dict[str,
             }
             for status, what in REFUSALS.items()
         },
-        "schemas": {name: _in_one_line(schema) for name, schema in schemas.items()},
+        # a description is a docstring, which is wrapped as code is
+        "schemas": {
+            name: {**schema, "description": " ".join(schema.get("description", "").split())}
+            for name, schema in schemas.items()
+        },
     }
-
-
-def _in_one_line(schema: dict[str, Any]) -> dict[str, Any]:
-    """Join the lines of a schema's description, which is a docstring wrapped as code is."""
-    return {**schema, "description": " ".join(schema.get("description", "").split())}
 
 
 def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
@@ -142,7 +128,16 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
         "summary": route.summary,
         # a list of alternatives: one of the scopes is enough
         "security": [{"token": [scope]} for scope in scopes],
-        "parameters": [_parameter(parameter, schema_of) for parameter in route.parameters],
+        "parameters": [
+            {
+                "name": parameter.name,
+                "in": parameter.place,
+                "required": parameter.place == "path",
+                "description": parameter.what,
+                "schema": schema_of[id(parameter.type)],
+            }
+            for parameter in route.all_parameters
+        ],
         "responses": {},
     }
     if body is not None:
@@ -155,16 +150,6 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
     for status in sorted(route.refused):
         written["responses"][str(status)] = {"$ref": f"#/components/responses/{_refusal(status)}"}
     return written
-
-
-def _parameter(parameter: Parameter, schema_of: dict[int, Any]) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "in": parameter.place,
-        "required": parameter.place == "path",
-        "description": parameter.what,
-        "schema": schema_of[id(parameter.type)],
-    }
 
 
 def _headers(names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Read a request: its body as checked JSON, its headers, and the ids in its path.
 
-A body never exceeds the limits of size, time and depth, and nothing but a Problem is raised. Routes that need no body
-must not read it: official clients send a cancel as application/json with nothing in it.
+A body never exceeds the limits of size, time and depth. Routes that need no body must not read it: official clients
+send a cancel as application/json with nothing in it.
 """
 
 import asyncio
@@ -18,19 +18,27 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as BaseRequest
 from starlette.types import Receive, Scope, Send
 
-from api.errors import MAX_INVALID_FIELDS, InvalidField, invalid_input, malformed, not_found, shown, too_large, too_slow
+from api.errors import (
+    MAX_INVALID_FIELDS,
+    InvalidField,
+    invalid_field,
+    invalid_input,
+    malformed,
+    not_found,
+    shown,
+    too_large,
+    too_slow,
+)
 from api.services import Services
+from director.core.account_limits import Bucket
 from director.core.ids import PredictionId, is_prediction_id
 from director.store.accounts import Account
 
 T = TypeVar("T")
-
 # a model server in Rust reads at most 128 levels, and the envelope takes a few of them
 MAX_NESTING: Final = 100
-
 LONGEST_S: Final = 30.0
 QUOTED: Final = re.compile(r"(?<=^Invalid enum value) .*?( - at `[^`]*`)?$", re.DOTALL)
-
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
 NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
@@ -42,14 +50,14 @@ async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "")
     # cut, because Python refuses to read a number of thousands of digits
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
-        raise too_large(max_bytes)
+        raise too_large(limit=max_bytes)
     if request.scope["state"].get("is_whole"):  # the body is here already, so there is nothing to wait for
         return await _counted(request, max_bytes)
     try:
         async with asyncio.timeout(LONGEST_S):
             return await _counted(request, max_bytes)
     except TimeoutError as exc:
-        raise too_slow(LONGEST_S) from exc
+        raise too_slow(seconds=LONGEST_S) from exc
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:
@@ -90,16 +98,13 @@ async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
             raise ClientDisconnect
         body += message.get("body", b"")
         if len(body) > max_bytes:
-            raise too_large(max_bytes)
+            raise too_large(limit=max_bytes)
         more = message.get("more_body", False)
     return bytes(body)
 
 
 def _depth(body: bytes) -> int:
-    """Return how deep arrays and objects nest, in linear time and without recursion.
-
-    With at most MAX_NESTING openings the result is an upper bound.
-    """
+    """Return how deep arrays and objects nest, in linear time; at least that, with at most MAX_NESTING openings."""
     openings = sum(map(body.count, OPEN))
     if openings <= MAX_NESTING:
         return openings
@@ -192,6 +197,12 @@ def wrong_type(field: str, expected: str, given: str) -> InvalidField:
     return InvalidField("invalid_type", field, f"Invalid type. Expected: {expected}, given: {given}")
 
 
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has left. The rest of its body is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def prediction_id_of(request: BaseRequest) -> PredictionId:
     """Return the prediction id of the path. 404 for a text that cannot be an id, without asking Redis."""
     text = request.path_params["id"]
@@ -206,7 +217,7 @@ def number_of(request: BaseRequest, name: str, *, default: int, least: int, most
     if not text:
         return default
     if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
-        raise invalid_input([InvalidField("number", name, f"Must be a whole number from {least} to {most}")])
+        raise invalid_field("number", name, f"Must be a whole number from {least} to {most}")
     return int(text)
 
 
@@ -217,6 +228,7 @@ class Request(BaseRequest):
     """
 
     account: Account
+    rate_token: tuple[Bucket, str] | None
     services: Services
     prediction_id: PredictionId
 

@@ -1,7 +1,6 @@
 """Build responses: JSON bodies, carried headers, absolute addresses, and the links between pages.
 
-A `Raw` in a body is sent as the bytes that came in, without decoding. Headers that a request carries are sent with any
-response to it, a refusal too.
+A `Raw` in a body is sent as the bytes that came in. Headers that a request carries are sent with any response to it.
 """
 
 import base64
@@ -19,14 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from api.errors import InvalidField, invalid_host, invalid_input
+from api.errors import invalid_field, invalid_host
 from api.services import services_of
 from director.core.errors import SettingsError
 from director.core.schema import Page
 
 T = TypeVar("T")
 RawHeaders = Sequence[tuple[bytes, bytes]]
-
 MEDIA_TYPE: Final = "application/json"
 
 
@@ -51,17 +49,15 @@ def carried(scope: Scope, response: Response) -> Response:
     return response
 
 
-# The base of all addresses in responses, without /v1.
-#
-# A configured public URL comes first. X-Forwarded-Proto and X-Forwarded-Host count only from the proxies in the
-# settings: any client can send them, and clients send their token to the host that a response names.
+# X-Forwarded-Proto and X-Forwarded-Host count only from the proxies in the settings: any client can send them, and
+# clients send their token to the host that a response names.
 
 HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 SCHEMES: Final = ("http", "https")
 
 
 def base_url(request: Request) -> str:
-    """Return the public URL, else the scheme and host that the request was sent to. 400 for an invalid host."""
+    """Return the public URL, else the scheme and host of the request, without /v1. 400 for an invalid host."""
     if public := services_of(request).settings.public_url:
         return public.rstrip("/")
     scheme, host = request.scope["scheme"], request.headers.get("host", "")
@@ -103,8 +99,6 @@ def _last(request: Request, name: str) -> str:
     return request.headers.get(name, "").rpartition(",")[2].strip()
 
 
-# Cursors and links of pages: opaque to callers, absolute on the public host, with every filter kept.
-
 PAGE_SIZE: Final = 100
 PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
 
@@ -117,10 +111,7 @@ class Cursor(Struct, frozen=True):
 
 
 def cursor_of(request: Request, *, is_place: Callable[[str], bool] = lambda _: True) -> Cursor | None:
-    """Return the request's cursor, or None. Raises a 422 for a forged one.
-
-    `is_place` says whether a page of this list may begin at a text.
-    """
+    """Return the request's cursor, or None. Raises a 422 unless a page of this list may begin there: `is_place`."""
     text = request.query_params.get("cursor")
     if not text:
         return None
@@ -129,7 +120,7 @@ def cursor_of(request: Request, *, is_place: Callable[[str], bool] = lambda _: T
     except (binascii.Error, ValueError):
         match = None
     if match is None or not is_place(match[2]):
-        raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
+        raise invalid_field("format", "cursor", "Is not a cursor of this list")
     return Cursor(at=match[2], backwards=match[1] == "p")
 
 
@@ -180,13 +171,9 @@ def walked_page(
     else:
         has_older, has_newer = has_more, cursor is not None
     after, before = (Cursor(walked[-1]), Cursor(walked[0], backwards=True)) if walked else (None, None)
-    return json_response(
-        Page(
-            next=link(request, path, after, kept) if has_older else None,
-            previous=link(request, path, before, kept) if has_newer else None,
-            results=results,
-        )
-    )
+    following = link(request, path, after, kept) if has_older else None
+    previous = link(request, path, before, kept) if has_newer else None
+    return json_response(Page(next=following, previous=previous, results=results))
 
 
 def page_after(things: Iterable[T], cursor: Cursor | None, name: Callable[[T], str]) -> tuple[list[T], Cursor | None]:

@@ -5,20 +5,25 @@ The router, the check of the token's scopes and the OpenAPI document all come fr
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
+from itertools import pairwise
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.auth import Scope
+from api.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
 from api.request import Request
 from director.core.account_limits import BucketName
-from director.core.ids import PredictionId
+from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID, PredictionId
+from director.core.schema import Page, Prediction
+from director.core.states import Status
+from director.store.accounts import ACCOUNT_NAME
+from director.store.models import SLUG
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
-
+Scope = Literal["read", "run", "admin"]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,14 +56,14 @@ class Route(Struct, eq=False):
     """One method of one path, and how its handler is called. Use it as the handler's decorator.
 
     A route without a name is not part of the contract: it has no base such as /v1, and the document omits it.
+    `parameters`: those of the query and headers.
 
     `scopes`: the token must have one of these; the handler finds its account in `request.account`. A route without
     scopes asks for no token. `bucket`: the rate that the request counts against.
 
-    `site`: whose services the handler finds in `request.services`: the home's, or those of the site that the header
-    X-Site names. `of`: reads from the path which prediction this is about. Then the services are those of the
-    prediction's site, the id is in `request.prediction_id`, and a handler that raises Moved is called again with the
-    services of the site that has the prediction now.
+    `site`: whose services are in `request.services`: the home's, or those of the site that X-Site names. `of`: reads
+    from the path which prediction this is about. Then they are those of the prediction's site, the id is in
+    `request.prediction_id`, and a handler that raises Moved is called again with the services of the new site.
     """
 
     method: str
@@ -74,6 +79,12 @@ class Route(Struct, eq=False):
     answers: Mapping[int, Answer] = {}
     refusals: Collection[int] = ()
     handler: Handler = None  # type: ignore[assignment] # `__call__` sets it
+
+    @property
+    def all_parameters(self) -> list[Parameter]:
+        """Return `parameters`, and before them those of the path."""
+        places = [(before, part[1:-1]) for before, part in pairwise(self.path.split("/")) if part.startswith("{")]
+        return [*(IN_PATH.get(f"{before}/{name}") or IN_PATH[name] for before, name in places), *self.parameters]
 
     @property
     def refused(self) -> frozenset[int]:
@@ -95,13 +106,100 @@ class Route(Struct, eq=False):
         return handler
 
 
-# Routes that have this much in common.
-reads: Final = partial(Route, "GET", scopes=("read",))
-administers: Final = partial(Route, scopes=("admin",), site="asked")
-
 _DECLARED: Final[dict[str, list[Route]]] = {}
 
 
 def routes_of(*modules: ModuleType) -> tuple[Route, ...]:
     """Return the routes that these modules declare, in order."""
     return tuple(route for module in modules for route in _DECLARED[module.__name__])
+
+
+def one_of(*words: str) -> Any:
+    """Return the type of a text that is one of these words."""
+    return Annotated[str, Meta(extra_json_schema={"enum": list(words)})]
+
+
+# The parameters, answers and refusals that several routes share.
+
+# Refusals of a route that creates a prediction. 404: the prediction that an Idempotency-Key names is gone. 500: the
+# model's schema is unusable.
+CREATE: Final = frozenset({402, 404, 500})
+NO_BODY: Final = Answer("Done; there is no body.")
+SHOWN: Final = {200: Answer("As it is now.", Prediction)}
+LISTED: Final = {200: Answer("A page, newest first.", Page[Prediction])}
+MADE: Final = ("Location", "Preference-Applied", "Idempotency-Replayed")
+CREATED: Final = {
+    201: Answer("Accepted; where it was waited for, it has ended.", Prediction, headers=MADE),
+    202: Answer("Accepted, and has not ended in the time that it was waited for.", Prediction, headers=MADE),
+}
+
+
+Id = Annotated[str, Meta(pattern="^[0-9a-hjkmnp-tv-z]{26}$")]
+NamePart = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
+CURSOR: Final = Parameter("cursor", "Where the page begins: part of the `next` and `previous` of another one.")
+# The parts of paths, by their own name, or by the part before and their name
+IN_PATH: Final = {
+    "owner": Parameter("owner", "Who has it.", NamePart, "path"),
+    "name": Parameter("name", "Its name.", NamePart, "path"),
+    "id": Parameter("id", "The id of a prediction.", Id, "path"),
+    "version": Parameter(
+        "version",
+        "The first 12 digits of a version, and behind a `~` the kind of its runs where they are no predictions.",
+        Annotated[str, Meta(pattern=QUEUE_END)],
+        "path",
+    ),
+    "versions/id": Parameter("id", "The id of a version.", Annotated[str, Meta(pattern=VERSION_ID)], "path"),
+    "files/id": Parameter("id", "The id of a file.", Id, "path"),
+    "download/name": Parameter("name", "Any: it is for who looks at its ending.", str, "path"),
+    "outputs/name": Parameter("name", "The file.", str, "path"),
+    "accounts/name": Parameter("name", "The account.", Annotated[str, Meta(pattern=ACCOUNT_NAME)], "path"),
+    "tokens/id": Parameter("id", "The id of a token, which is no secret.", str, "path"),
+    "collections/slug": Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),
+    "streams/address": Parameter("address", "The last part of `urls.stream`, which is the permission.", place="path"),
+}
+
+
+FILTERS: Final = (
+    CURSOR,
+    Parameter("created_after", "A date and time, as RFC 3339 has it."),
+    Parameter("created_before", "A date and time, as RFC 3339 has it."),
+    Parameter("status", "Only of this status.", one_of(*Status)),
+    Parameter("model", "Only of this model, `owner/name`.", Annotated[str, Meta(pattern=MODEL_NAME)]),
+    Parameter("version", "Only of this version.", Annotated[str, Meta(pattern=VERSION_ID)]),
+    Parameter("account", "Of this account: with the scope `admin`.", Annotated[str, Meta(pattern=ACCOUNT_NAME)]),
+    Parameter("source", "`web` finds nothing here.", one_of("api", "web")),
+)
+
+WAIT: Final = Parameter(
+    "Prefer", "`wait`, or `wait=n`: hold the response until it has ended, or for n seconds, at most 60.", place="header"
+)
+# How to run a prediction. All but WAIT apply to each prediction of a batch
+HOW: Final = (
+    Parameter(
+        "Cancel-After",
+        "A duration such as 90s or 1h30m, from 5 s to 24 h: not ended by then, it ends.",
+        place="header",
+    ),
+    Parameter("X-Start-By", f"1 to {LONGEST_LIFE_S} seconds: not begun by then, it fails.", place="header"),
+    Parameter("X-Priority", "The lane, as far as the token may.", one_of(*LANES), "header"),
+    Parameter("X-Site", "Of several sites, the name of the one that has it.", place="header"),
+    Parameter("X-Cost", f"How much it takes, from {SMALLEST_COST} to {LARGEST_COST}; 1 without.", place="header"),
+    Parameter(
+        "X-Affinity-Key",
+        "Predictions with the same one like the same server, which is warm for it.",
+        Annotated[str, Meta(min_length=1, max_length=LONGEST_AFFINITY)],
+        "header",
+    ),
+    Parameter(
+        "Idempotency-Key",
+        "Asking twice for the same is asking once, for a day.",
+        Annotated[str, Meta(min_length=1, max_length=255)],
+        "header",
+    ),
+)
+
+reads: Final = partial(Route, "GET", scopes=("read",))
+changes: Final = partial(Route, scopes=("run",))
+deletes: Final = partial(changes, "DELETE", answers={204: NO_BODY})
+creates: Final = partial(changes, "POST", bucket="create", answers=CREATED, refusals=CREATE)
+administers: Final = partial(Route, scopes=("admin",), site="asked")

@@ -1,7 +1,6 @@
 """Bound what a connection may send beside bodies: the request line, the headers and the framing of a chunked body.
 
-The parser has no limit of its own: it keeps an unfinished header, and gets slower as it grows. Bodies are counted in
-`request.py`. A response is sent in one write where possible. Everything else is uvicorn's.
+The parser has no limit of its own: it keeps an unfinished header, and gets slower as it grows.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         super().on_headers_complete()
-        self.cycle.__class__ = Joined  # uvicorn has no other way to choose the class
+        self.cycle.__class__ = OneWriteCycle  # uvicorn has no other way to choose the class
         self.scope["state"]["hang_up"] = partial(self._hang_up, self.cycle)
 
     def on_chunk_header(self) -> None:
@@ -68,8 +67,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # another request's response is due first: the two would be mixed
             return
-        problem = head_too_large(MAX_HEAD_BYTES)
-        answer = problem.response()
+        answer = head_too_large(limit=MAX_HEAD_BYTES).response()
         lines = [b"%b: %b\r\n" % header for header in [*answer.raw_headers, (b"connection", b"close")]]
         self.transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)]))
         # closing at once, with unread bytes, would reset the connection and lose the response
@@ -77,7 +75,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
 
-class Joined(RequestResponseCycle):
+class OneWriteCycle(RequestResponseCycle):
     """A request and its response. A head with a Content-Length waits for the first bytes of the body.
 
     One write to the socket instead of two saves a tenth of the cost of a small response.

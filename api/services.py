@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
@@ -33,15 +33,13 @@ from director.runtime.tracing import Tracing
 from director.store import services as store
 
 log = logging.getLogger(__name__)
-
 GATE_PAUSE_S: Final = 1.0
 
 
 class Gate:
     """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check.
 
-    While Redis is away, it is asked again every second. `on_unsafe` is called once for a server that would lose what it
-    accepts, and the gate stays shut.
+    `on_unsafe` is called once for a server that would lose what it accepts, and the gate stays shut.
     """
 
     def __init__(
@@ -65,14 +63,14 @@ class Gate:
 
     async def run(self) -> None:
         """Check until the gate is open or the server is unsafe. Logs why it waits, once per reason."""
-        told = ""
+        logged = ""
         while not self._opened.is_set():
             try:
                 server = await self.run_once()
             except BackendUnavailable as exc:
-                if (reason := str(exc)) != told:
+                if (reason := str(exc)) != logged:
                     log.warning("redis is away, asking again", extra={"reason": reason})
-                    told = reason
+                    logged = reason
             except UnsafeBackend as exc:
                 self._on_unsafe(exc)
                 return
@@ -100,7 +98,6 @@ class Gate:
 
 NO_ROUTE: Final = "none"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"})
-OTHER: Final = "other"
 
 
 class Meters:
@@ -125,7 +122,7 @@ class Meters:
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
         """Count a request whose response head was sent."""
-        method = method if method in METHODS else OTHER
+        method = method if method in METHODS else "other"
         found = self._by_answer.get((route, method, status))
         if found is None:
             found = self._requests.labels(route, method, str(status)), self._seconds.labels(route, method)
@@ -147,20 +144,14 @@ class Meters:
     def placed(self, site: str, how: str) -> None:
         self._placed.labels(site, how).inc()
 
-    def watch_sites(self, up: Mapping[str, Callable[[], float]]) -> None:
-        for name, is_up in up.items():
-            self._sites_up.labels(name).set_function(is_up)
-
-    def watch(self, *, held: Callable[[], float], readers: Callable[[], float]) -> None:
-        self.registry.gauge("director_api_held_responses").set_function(held)
-        self.registry.gauge("director_api_stream_readers").set_function(readers)
+    def watch_site(self, name: str, is_up: Callable[[], float]) -> None:
+        self._sites_up.labels(name).set_function(is_up)
 
 
 class Turns:
     """Let `most` requests work at once, and `each` of one account, in order of arrival.
 
-    However many requests of one account wait, it never holds more than `each` turns. A wait of more than `patience_s`
-    raises TimeoutError.
+    A wait of more than `patience_s` raises TimeoutError.
     """
 
     def __init__(self, most: int, *, each: int, patience_s: float) -> None:
@@ -202,7 +193,7 @@ class Clients(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: ApiSettings) -> "Clients":
-        """Create the clients. Connects to nothing yet. Raises SettingsError for an invalid URL."""
+        """Connect to nothing yet. Raises SettingsError for an invalid URL."""
         return cls(
             redis=client(settings.redis_url, connections=CONNECTIONS, name="director-api"),
             subscriber=blocking_client(settings.redis_url, block_s=SILENCE_S, name="director-api-waits"),
@@ -212,7 +203,7 @@ class Clients(Struct, frozen=True, kw_only=True):
 class Services(store.Services):
     """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here.
 
-    `believes`: known tokens and models are still accepted while the server is away. Metrics show the home's Redis.
+    `serves_while_away`: known tokens and models still hold while the server is away. Metrics show the home's Redis.
     """
 
     def __init__(
@@ -226,7 +217,7 @@ class Services(store.Services):
         tracing: Tracing,
         site: int = 0,
         is_home: bool = True,
-        believes: bool = False,
+        serves_while_away: bool = False,
     ) -> None:
         super().__init__(
             clients.redis,
@@ -247,7 +238,7 @@ class Services(store.Services):
             scripts,
             clock=clock,
             cache_s=settings.cache_s,
-            believes=(lambda: not gate.is_up) if believes else None,
+            is_away=(lambda: not gate.is_up) if serves_while_away else None,
         )
         self.glances = Glances(redis)
         self.waiters = Waiters(

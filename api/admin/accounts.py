@@ -15,11 +15,10 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.contract import CURSOR, NO_BODY
-from api.errors import InvalidField, account_exists, invalid_input, not_found
+from api.errors import account_exists, invalid_field, not_found
 from api.request import Request, decoded
 from api.response import cursor_of, json_response, page_after, page_response
-from api.route import Answer, Body, Parameter, Route
+from api.route import CURSOR, NO_BODY, Answer, Body, Route
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits
 from director.core.errors import SettingsError
@@ -33,7 +32,6 @@ PATH: Final = "/admin/accounts"
 MAX_BODY: Final = 16_384
 LONGEST_S: Final = 10.0  # how long the call itself ends the predictions of a suspended account; a keeper does the rest
 DAY_MS: Final = 86_400_000
-
 Name = Annotated[str, Meta(pattern=ACCOUNT_NAME)]
 Limit = float | Literal["default"] | None
 Lane = Literal["high", "normal", "low"]
@@ -108,8 +106,8 @@ class SuspensionView(Struct, frozen=True):
     since: str
 
     @classmethod
-    def of(cls, suspension: Suspension) -> "SuspensionView":
-        return cls(suspension.policy, suspension.reason, iso(suspension.since_ms))
+    def of(cls, suspension: Suspension | None) -> "SuspensionView | None":
+        return None if suspension is None else cls(suspension.policy, suspension.reason, iso(suspension.since_ms))
 
 
 class AccountDetail(Struct, frozen=True, kw_only=True):
@@ -134,7 +132,6 @@ class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
 
 serves: Final = partial(Route, scopes=("admin",))
 DETAIL: Final = {200: Answer("The account as it is then.", AccountDetail)}
-NAMED: Final = (Parameter("name", "The account.", Name, "path"),)
 
 
 @serves(
@@ -173,11 +170,10 @@ async def create_account(request: Request) -> Response:
     "/admin/accounts/{name}",
     name="admin.accounts.get",
     summary="Get an account, its limits and how much of them is used",
-    parameters=NAMED,
     answers={200: Answer("The account.", AccountDetail)},
 )
 async def get_account_of_all(request: Request) -> Response:
-    return json_response(await _view(request, (await _named(request)).account))
+    return json_response(await _view(request, (await _target(request)).account))
 
 
 @serves(
@@ -185,13 +181,12 @@ async def get_account_of_all(request: Request) -> Response:
     "/admin/accounts/{name}",
     name="admin.accounts.update",
     summary="Change an account's type, its limits, or both",
-    parameters=NAMED,
     body=Body(AccountChange),
     answers=DETAIL,
 )
 async def change_account(request: Request) -> Response:
     """Check the whole body before anything is changed."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     asked = await decoded(request, AccountChange, max_bytes=MAX_BODY)
     limits = _written(asked.limits)
     if limits:
@@ -206,13 +201,12 @@ async def change_account(request: Request) -> Response:
     "/admin/accounts/{name}/suspend",
     name="admin.accounts.suspend",
     summary="Let nothing of an account start any more",
-    parameters=NAMED,
     body=Body(AskedSuspension),
     answers={200: Answer("The account, and what became of its predictions.", SuspendedAccount)},
 )
 async def suspend_account(request: Request) -> Response:
     """Suspend the account at every site. After the answer nothing more of the account starts."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     asked = await decoded(request, AskedSuspension, max_bytes=MAX_BODY)
     ended = [await administration.suspend(name, asked.policy, asked.reason, by=by, within_s=LONGEST_S)]
     for site in others(request):  # if a site is away, the caller gets an error and asks again
@@ -228,12 +222,11 @@ async def suspend_account(request: Request) -> Response:
     "/admin/accounts/{name}/resume",
     name="admin.accounts.resume",
     summary="Let what is held of an account run",
-    parameters=NAMED,
     answers=DETAIL,
 )
 async def resume_account(request: Request) -> Response:
     """Lift the suspension. What was held runs again; what was ended does not come back."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     await administration.resume(name, by=by)
     for site in others(request):
         if await site.services.accounts.exists(name):
@@ -246,11 +239,10 @@ async def resume_account(request: Request) -> Response:
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.list",
     summary="List the tokens of an account, without their secrets",
-    parameters=NAMED,
     answers={200: Answer("All of them, oldest first.", Page[TokenView])},
 )
 async def list_tokens(request: Request) -> Response:
-    administration, name, _ = await _named(request)
+    administration, name, _ = await _target(request)
     tokens = await administration.accounts.tokens.of(name)
     return page_response(request, PATH, [TokenView.of(token) for token in tokens])
 
@@ -260,13 +252,12 @@ async def list_tokens(request: Request) -> Response:
     "/admin/accounts/{name}/tokens",
     name="admin.accounts.tokens.create",
     summary="Make a token",
-    parameters=NAMED,
     body=Body(AskedToken),
     answers={201: Answer("The token, this once with its secret.", MadeToken)},
 )
 async def create_token(request: Request) -> Response:
     """Return the secret as `token`. No other answer ever has it."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     asked = await decoded(request, AskedToken, max_bytes=MAX_BODY)
     expires_ms = None if asked.expires_at is None else int(asked.expires_at.timestamp() * 1000)
     try:
@@ -274,7 +265,7 @@ async def create_token(request: Request) -> Response:
             name, scopes=asked.scopes, lanes=asked.lanes, label=asked.label, expires_ms=expires_ms, by=by
         )
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "", str(exc))]) from exc
+        raise invalid_field("invalid", "", str(exc)) from exc
     made_token = MadeToken(**asdict(TokenView.of(made.token)), token=made.secret)
     return json_response(made_token, 201, {"Cache-Control": "no-store"})
 
@@ -284,12 +275,11 @@ async def create_token(request: Request) -> Response:
     "/admin/accounts/{name}/tokens/{id}",
     name="admin.accounts.tokens.revoke",
     summary="Revoke a token",
-    parameters=(*NAMED, Parameter("id", "The id of a token, which is no secret.", str, "path")),
     answers={204: NO_BODY},
 )
 async def revoke_token(request: Request) -> Response:
     """Revoke the token. An API process that has it cached accepts it until the cache expires."""
-    administration, name, by = await _named(request)
+    administration, name, by = await _target(request)
     tokens = await administration.accounts.tokens.of(name)
     found = next((token for token in tokens if token.id == request.path_params["id"]), None)
     if found is None or not await administration.revoke(found, by=by):
@@ -297,7 +287,7 @@ async def revoke_token(request: Request) -> Response:
     return Response(status_code=204)
 
 
-class _Named(NamedTuple):
+class _Target(NamedTuple):
     """The account of a path, and the operator that asks."""
 
     administration: Administration
@@ -305,16 +295,15 @@ class _Named(NamedTuple):
     by: str
 
 
-async def _named(request: Request) -> _Named:
+async def _target(request: Request) -> _Target:
     services, name = request.services, str(request.path_params["name"])
     if not re.fullmatch(ACCOUNT_NAME, name) or not await services.accounts.exists(name):
         raise not_found()
-    return _Named(services.administration, name, named(request.account))
+    return _Target(services.administration, name, named(request.account))
 
 
 async def _view(request: Request, name: str) -> AccountDetail:
-    [view] = await _views(request, [name])
-    return view
+    return (await _views(request, [name]))[0]
 
 
 async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
@@ -324,7 +313,7 @@ async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
         AccountDetail(
             name=name,
             type=written.type,
-            suspension=None if written.suspension is None else SuspensionView.of(written.suspension),
+            suspension=SuspensionView.of(written.suspension),
             limits=services.accounts.limits_of(written),
             usage=usage,
         )
@@ -336,14 +325,13 @@ def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
     """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the caller's names."""
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
-        raise invalid_input([InvalidField("enum", "limits", f"Has only {known}")])
-    written = {name: NO_LIMIT if value is None else _number(value) for name, value in limits.items()}
+        raise invalid_field("enum", "limits", f"Has only {known}")
+    written = {
+        name: NO_LIMIT if value is None else value if isinstance(value, str) else f"{value:.15g}"
+        for name, value in limits.items()
+    }
     try:
         AccountLimits().over({name: value for name, value in written.items() if value != DEFAULT})
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "limits", str(exc))]) from exc
+        raise invalid_field("invalid", "limits", str(exc)) from exc
     return written
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.15g}"

@@ -1,7 +1,6 @@
 """Let operators list, show, revive and drop dead letters: one, many or all.
 
-Only for tokens with the scope `admin`, which then cover all accounts. A call that handles many stops after a time and
-says from where the next call continues, so that no caller waits without end.
+Only for tokens with the scope `admin`. A call that handles many stops after a time and says where the next continues.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,11 +11,10 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.contract import CURSOR, PREDICTION_ID
-from api.errors import InvalidField, invalid_input, not_found
+from api.errors import InvalidField, invalid_field, invalid_input, not_found
 from api.request import Request, decoded, prediction_id_of
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_response
-from api.route import Answer, Body, Parameter, administers
+from api.route import CURSOR, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page
 from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
@@ -24,9 +22,7 @@ from director.store.dead import Asked, DeadLetter, DeadLetters, Done, Place
 PATH: Final = "/admin/dead"
 MOST_IDS: Final = 1_000
 LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
-
 DONE: Final = {200: Answer("What was done.", Done)}
-
 Slices = AsyncIterator[list[Place]]
 
 
@@ -68,12 +64,10 @@ async def list_dead(request: Request) -> Response:
     "/admin/dead/{id}",
     name="admin.dead.get",
     summary="Get a dead letter, with its input",
-    parameters=PREDICTION_ID,
     answers={200: Answer("The letter.", WholeLetter)},
 )
 async def get_dead(request: Request) -> Response:
-    dead = request.services.dead
-    shown = await dead.show(prediction_id_of(request))
+    shown = await request.services.dead.show(prediction_id_of(request))
     if shown is None:
         raise not_found()
     return json_response(WholeLetter(**asdict(shown.letter), input=shown.input))
@@ -87,7 +81,6 @@ def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: st
         f"/admin/dead/{{id}}/{verb}",
         name=f"admin.dead.{verb}",
         summary=one,
-        parameters=PREDICTION_ID,
         answers=DONE,
     )
     async def decide_on_one(request: Request) -> Response:
@@ -124,7 +117,7 @@ _serve("drop", DeadLetters.drop, one="Give a dead letter up", many="Give dead le
 async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
     """Return the letters that a body asks for. Raises a 422 for a body that does not say it."""
     if bool(given.ids) == given.is_all:
-        raise invalid_input([InvalidField("required", "", 'Either "ids" or "all" is required')])
+        raise invalid_field("required", "", 'Either "ids" or "all" is required')
     if bad := [f"ids.{place}" for place, name in enumerate(given.ids) if not is_prediction_id(name)]:
         raise invalid_input([InvalidField("format", where, "Is not the id of a prediction") for where in bad])
     before = _place(given.cursor) if given.cursor else None
@@ -143,12 +136,12 @@ async def _queues(request: Request, queue: str) -> list[QueueName]:
     if not queue:
         return known
     if queue not in known:
-        raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
+        raise invalid_field("enum", "queue", "There is no such queue")
     return [QueueName(queue)]
 
 
 def _place(text: str) -> Place:
     place = Place.parse(text)
     if place is None:
-        raise invalid_input([InvalidField("format", "cursor", "Is not a cursor of this list")])
+        raise invalid_field("format", "cursor", "Is not a cursor of this list")
     return place

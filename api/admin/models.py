@@ -1,7 +1,6 @@
 """Let operators read, replace and remove the configuration of how a model is run.
 
-Only for tokens with the scope `admin`. Directors read it every few seconds. What no director could follow is refused
-here already, and the error names the field.
+Only for tokens with the scope `admin`. Directors read it every few seconds. What they could not follow is refused.
 """
 
 import re
@@ -12,11 +11,16 @@ from starlette.responses import Response
 
 from api.auth import named
 from api.bodies import parse_model
-from api.contract import NO_BODY, OWNER_AND_NAME
-from api.errors import InvalidField, config_changed, invalid_header, invalid_input, newer_release, not_found
+from api.errors import (
+    config_changed,
+    invalid_field,
+    invalid_header,
+    newer_release,
+    not_found,
+)
 from api.request import Request, decoded
 from api.response import json_response
-from api.route import Answer, Body, Parameter, administers
+from api.route import NO_BODY, Answer, Body, Parameter, administers
 from director.core.errors import SettingsError
 from director.core.model_config import ModelConfig, StoredConfig
 from director.core.view import iso
@@ -55,7 +59,6 @@ CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView,
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.get",
     summary="Get how a model is run, as far as that is written down",
-    parameters=OWNER_AND_NAME,
     answers=CONFIG,
     refusals={501},
 )
@@ -69,7 +72,7 @@ async def get_config(request: Request) -> Response:
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.put",
     summary="Write down how a model is run, in force in its directors within seconds",
-    parameters=(*OWNER_AND_NAME, IF_MATCH),
+    parameters=(IF_MATCH,),
     body=Body(ModelConfig),
     answers=CONFIG,
     refusals={412},
@@ -87,7 +90,7 @@ async def change_config(request: Request) -> Response:
     "/admin/models/{owner}/{name}/config",
     name="admin.models.config.delete",
     summary="Take that back: directors go by their own settings again",
-    parameters=(*OWNER_AND_NAME, IF_MATCH),
+    parameters=(IF_MATCH,),
     answers={204: NO_BODY},
     refusals={412, 422},
 )
@@ -103,7 +106,7 @@ async def _write(request: Request, model: str, config: ModelConfig, *, by: str, 
     except ConfigChanged as exc:
         raise config_changed() from exc
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "", str(exc))]) from exc
+        raise invalid_field("invalid", "", str(exc)) from exc
 
 
 async def _answer(request: Request, model: str) -> Response:

@@ -16,14 +16,13 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.auth import authenticate, may_still
-from api.contract import CURSOR
-from api.errors import InvalidField, invalid_input, too_many_streams
+from api.errors import invalid_field, too_many_streams
 from api.predictions.stream_events import KEEP_ALIVE
 from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
 from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
 from api.request import Request, number_of
 from api.response import cursor_of, json_response, page_after, page_response
-from api.route import Answer, Parameter, Route, administers
+from api.route import CURSOR, Answer, Parameter, Route, administers
 from director.core.ids import QueueName
 from director.core.schema import Page
 from director.core.view import iso
@@ -46,16 +45,12 @@ async def list_directors(request: Request) -> Response:
     services, queue, cursor = request.services, request.query_params.get("queue", ""), cursor_of(request)
     queues = await services.queues.all()
     if queue and queue not in queues:
-        raise invalid_input([InvalidField("enum", "queue", "There is no such queue")])
+        raise invalid_field("enum", "queue", "There is no such queue")
     found = await services.directors.of([QueueName(queue)] if queue else queues)
     page, more = page_after(found, cursor, lambda one: one.name)
     kept = {"queue": queue} if queue else None
     return page_response(request, PATH, [director_view(one) for one in page], older=more, kept=kept)
 
-
-# Owed webhooks: how many, since when, to which hosts.
-#
-# One is delivered again with the `redeliver` of its prediction.
 
 LONGEST_HOST: Final = 300
 
@@ -72,18 +67,13 @@ LONGEST_HOST: Final = 300
 async def get_owed(request: Request) -> Response:
     host = request.query_params.get("host", "")
     if len(host) > LONGEST_HOST:
-        raise invalid_input([InvalidField("max_length", "host", f"Has at most {LONGEST_HOST} characters")])
+        raise invalid_field("max_length", "host", f"Has at most {LONGEST_HOST} characters")
     return json_response(await request.services.owed.look(host=host))
-
-
-# The metrics of this process, for a token of the settings or one with the scope `admin`.
-#
-# With the token of the settings they need no Redis, so that an outage can be watched.
 
 
 @Route("GET", "/metrics")
 async def get_metrics(request: Request) -> Response:
-    """Answer as text, or as OpenMetrics where the caller accepts it."""
+    """Answer as text, or as OpenMetrics. With the token of the settings no Redis is needed, as in an outage."""
     services = request.services
     if not _has_token(request, services.settings.metrics_token):
         await authenticate(request, "admin")
@@ -96,13 +86,7 @@ def _has_token(request: Request, token: str) -> bool:
     return bool(token) and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
-# GET /admin/live shows the whole service as server-sent events.
-#
-# A watcher is served only as long as its token has the scope `admin`. It counts as a reader of a stream: all together
-# are bounded, and one that takes nothing for a minute is disconnected.
-
 log = logging.getLogger(__name__)
-
 MOST_SNAPSHOTS: Final = 1_000
 
 
@@ -126,7 +110,10 @@ class LiveEvent(Struct, frozen=True):
     refusals={422},
 )
 async def follow_live(request: Request) -> Response:
-    """Send a `snapshot` at once, and one every few seconds. While Redis is away, send `away`."""
+    """Send a `snapshot` at once, and one every few seconds. While Redis is away, send `away`.
+
+    A watcher is served only as long as its token has the scope `admin`, and counts as a reader of a stream.
+    """
     count = number_of(request, "snapshots", default=0, least=1, most=MOST_SNAPSHOTS)
     if request.method == "HEAD":
         return Response(headers=STREAM)
@@ -163,11 +150,6 @@ async def _is_taken(data: bytes, send: Send) -> bool:
         return False
     return True
 
-
-# Show what operators changed: who, when and what, oldest or newest first.
-#
-# Only for tokens with the scope `admin`. Reads only. What became of predictions is in other logs: see `director
-# audit`.
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
@@ -227,9 +209,9 @@ class ChangesView(Struct, frozen=True, kw_only=True):
 async def list_changes(request: Request) -> Response:
     after, order = request.query_params.get("after") or None, request.query_params.get("order") or "asc"
     if after is not None and not PLACE.fullmatch(after):
-        raise invalid_input([InvalidField("format", "after", "Is not the `next` of a page of this list")])
+        raise invalid_field("format", "after", "Is not the `next` of a page of this list")
     if order not in ORDERS:
-        raise invalid_input([InvalidField("enum", "order", f"Must be one of {', '.join(ORDERS)}")])
+        raise invalid_field("enum", "order", f"Must be one of {', '.join(ORDERS)}")
     limit = number_of(request, "limit", default=PAGE, least=1, most=MOST_IN_PAGE)
     changes = request.services.changes
     if order == "desc":

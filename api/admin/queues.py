@@ -14,11 +14,10 @@ from starlette.responses import Response
 
 from api.admin.models import ConfigView
 from api.auth import named
-from api.contract import CURSOR, QUEUE, one_of
-from api.errors import InvalidField, invalid_input, not_found
+from api.errors import invalid_field, not_found
 from api.request import Request, decode_json, decoded, number_of, read_body
 from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_after, page_response
-from api.route import Answer, Body, Parameter, Route, administers
+from api.route import CURSOR, Answer, Body, Parameter, Route, administers, one_of
 from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock
 from director.core.errors import SettingsError, UnknownQueue
@@ -98,13 +97,13 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     answers={200: Answer("A page, by name.", Page[QueueView])},
 )
 async def list_queues(request: Request) -> Response:
-    wanted, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
-    if len(wanted) > LONGEST_FILTER:
-        raise invalid_input([InvalidField("max_length", "q", f"Has at most {LONGEST_FILTER} characters")])
-    names = [name for name in await request.services.queues.all() if wanted in name]
+    part, cursor = request.query_params.get("q", "").lower(), cursor_of(request)
+    if len(part) > LONGEST_FILTER:
+        raise invalid_field("max_length", "q", f"Has at most {LONGEST_FILTER} characters")
+    names = [name for name in await request.services.queues.all() if part in name]
     page, more = page_after(names, cursor, str)
     views = [view_of(*one) for one in await request.services.queues.stats_of(page)]
-    return page_response(request, PATH, views, older=more, kept={"q": wanted} if wanted else None)
+    return page_response(request, PATH, views, older=more, kept={"q": part} if part else None)
 
 
 @administers(
@@ -112,7 +111,7 @@ async def list_queues(request: Request) -> Response:
     "/admin/queues/{owner}/{name}/{version}",
     name="admin.queues.get",
     summary="Get a queue, with its streams, its accounts and how its model is run",
-    parameters=(*QUEUE, HISTORY),
+    parameters=(HISTORY,),
     answers={200: Answer("The queue.", QueueDetail)},
     refusals={422},
 )
@@ -140,22 +139,18 @@ async def get_queue(request: Request) -> Response:
     "/admin/queues/{owner}/{name}/{version}/predictions",
     name="admin.queues.predictions",
     summary="List what is live in a queue, of all accounts",
-    parameters=(*QUEUE, CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
+    parameters=(CURSOR, Parameter("state", "Only what is so.", one_of(*STATES))),
     answers={200: Answer("A page, oldest first; of what is delayed, who is due first.", Page[LiveView])},
 )
 async def list_live(request: Request) -> Response:
     queue, state = queue_of(request), request.query_params.get("state") or None
     if state is not None and state not in STATES:
-        raise invalid_input([InvalidField("enum", "state", f"Must be one of {', '.join(STATES)}")])
+        raise invalid_field("enum", "state", f"Must be one of {', '.join(STATES)}")
     cursor = cursor_of(request, is_place=lambda text: LivePlace.parse(text) is not None)
     if not await request.services.queues.has(queue):
         raise not_found()
-    found = await request.services.predictions.live(
-        queue,
-        cast(LiveState | None, state),
-        after=LivePlace.parse(cursor.at) if cursor else None,
-        count=PAGE_SIZE,
-    )
+    after = LivePlace.parse(cursor.at) if cursor else None
+    found = await request.services.predictions.live(queue, cast(LiveState | None, state), after=after, count=PAGE_SIZE)
     path, kept = f"{PATH}/{queue.replace(':', '/')}/predictions", {"state": state} if state else None
     older = Cursor(str(found.next)) if found.next else None
     return page_response(request, path, found.results, older=older, kept=kept)
@@ -185,9 +180,8 @@ async def _config(request: Request, queue: QueueName) -> ConfigView | None:
     return None if stored is None or not stored.revision else ConfigView.of(stored)
 
 
-# Changes of queues. Each is logged with the name of the operator, and each may be repeated safely.
-#
-# A call that takes long stops and says that more is left, so that no caller waits without end.
+# Each change is logged with the name of the operator, and may be repeated safely. A call that takes long stops and says
+# that more is left.
 
 MAX_BODY: Final = 4_096
 LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
@@ -244,15 +238,11 @@ class Migrated(Struct, frozen=True, kw_only=True):
 
 
 def _changes(verb: str, summary: str, *, body: Any = None, answer: Answer = QUEUE_THEN) -> Route:
-    """Return the route of one change of a queue."""
-    return Route(
+    return administers(
         "POST",
         f"/admin/queues/{{owner}}/{{name}}/{{version}}/{verb}",
         name=f"admin.queues.{verb}",
         summary=summary,
-        scopes=("admin",),
-        site="asked",
-        parameters=QUEUE,
         body=None if body is None else Body(body),
         answers={200: answer},
     )
@@ -260,25 +250,21 @@ def _changes(verb: str, summary: str, *, body: Any = None, answer: Answer = QUEU
 
 @_changes("pause", "Hand nothing out any more, of one account or at all", body=AskedPause)
 async def pause_queue(request: Request) -> Response:
-    """Hand out no more work, of one account or of all. What runs goes on."""
-    queue, by = await _entered(request)
-    account = await _account(request)
-    await request.services.queue_administration.pause(queue, account=account, by=by)
+    queue, by = await _queue_and_operator(request)
+    await request.services.queue_administration.pause(queue, account=await _account(request), by=by)
     return await _answer(request, queue)
 
 
 @_changes("resume", "Hand out again what waits", body=AskedPause)
 async def resume_queue(request: Request) -> Response:
-    queue, by = await _entered(request)
-    account = await _account(request)
-    await request.services.queue_administration.resume(queue, account=account, by=by)
+    queue, by = await _queue_and_operator(request)
+    await request.services.queue_administration.resume(queue, account=await _account(request), by=by)
     return await _answer(request, queue)
 
 
 @_changes("drain", "Pause a queue, and learn whether anything still runs", answer=Answer("How far it is.", Drained))
 async def drain_queue(request: Request) -> Response:
-    """Pause the queue, and say whether anything still runs. Call it again to see the progress."""
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     try:
         view = view_of(queue, await request.services.queue_administration.drain(queue, by=by))
     except UnknownQueue as exc:
@@ -289,7 +275,7 @@ async def drain_queue(request: Request) -> Response:
 @_changes("resize", "Change the streams of each lane", body=AskedSize)
 async def resize_queue(request: Request) -> Response:
     """Change the streams of each lane. `read` is more than `streams` until the other streams are empty."""
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedSize, max_bytes=MAX_BODY)
     await request.services.queue_administration.resize(queue, streams=asked.streams, by=by)
     return await _answer(request, queue)
@@ -297,10 +283,10 @@ async def resize_queue(request: Request) -> Response:
 
 @_changes("bound", "Say what becomes of more than a queue can run", body=AskedBound)
 async def bound_queue(request: Request) -> Response:
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedBound, max_bytes=MAX_BODY)
     if (asked.mode == "bounded") != (asked.max_queued is not None):
-        raise invalid_input([InvalidField("invalid", "max_queued", "Goes with the mode bounded, and with no other")])
+        raise invalid_field("invalid", "max_queued", "Goes with the mode bounded, and with no other")
     await request.services.queue_administration.bound(queue, mode=asked.mode, max_queued=asked.max_queued, by=by)
     return await _answer(request, queue)
 
@@ -312,19 +298,19 @@ async def bound_queue(request: Request) -> Response:
     answer=Answer("What was moved.", Migrated),
 )
 async def migrate_queue(request: Request) -> Response:
-    queue, by = await _entered(request)
+    queue, by = await _queue_and_operator(request)
     asked = await decoded(request, AskedMigration, max_bytes=MAX_BODY)
     services = request.services
     to = await services.queues.named(asked.to)
     if to is None:
-        raise invalid_input([InvalidField("enum", "to", "There is no such queue")])
+        raise invalid_field("enum", "to", "There is no such queue")
     try:
         steps = services.queue_administration.migrate(queue, to, by=by, only_asks=asked.dry_run)
         moved, is_done = await _within(steps, services.clock)
     except UnknownQueue as exc:
         raise not_found() from exc
     except SettingsError as exc:
-        raise invalid_input([InvalidField("invalid", "to", str(exc))]) from exc
+        raise invalid_field("invalid", "to", str(exc)) from exc
     return json_response(
         Migrated(to=to, dry_run=asked.dry_run, moved=moved.moved, claimed=moved.claimed, held=moved.held, done=is_done)
     )
@@ -341,7 +327,7 @@ async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bo
     return moved, True
 
 
-async def _entered(request: Request) -> tuple[QueueName, str]:
+async def _queue_and_operator(request: Request) -> tuple[QueueName, str]:
     """Return the queue and the operator's name. Raises a 404 first, so that only changes that are made are logged."""
     queue = queue_of(request)
     if not await request.services.queues.has(queue):
@@ -356,7 +342,7 @@ async def _account(request: Request) -> str:
     if asked.account is None:
         return ""
     if not await request.services.accounts.exists(asked.account):
-        raise invalid_input([InvalidField("enum", "account", "There is no such account")])
+        raise invalid_field("enum", "account", "There is no such account")
     return asked.account
 
 

@@ -1,7 +1,7 @@
 """Read a snapshot of the whole service every few seconds, once for all operators who watch.
 
-While nothing watches, nothing is read. A watcher gets the newest snapshot next: those in between are skipped, and
-nothing is queued. `director/diagnosis/overview.py` decides how much is read, and how long the pause after it is.
+A watcher gets the newest snapshot next: those in between are skipped. `director/diagnosis/overview.py` decides how much
+is read, and how long the pause after it is.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from director.diagnosis.findings import Finding, away
 from director.diagnosis.overview import SHORTEST_S, Overview, Snapshot
 
 log = logging.getLogger(__name__)
-
 BROKEN_S: Final = 5.0  # after an error of our own
 
 
@@ -32,7 +31,7 @@ class Away(Struct, frozen=True, kw_only=True):
     findings: Sequence[Finding]
 
 
-class Published(Struct, frozen=True):
+class Event(Struct, frozen=True):
     number: int
     data: bytes
 
@@ -45,7 +44,7 @@ class Watching:
         self._clock = clock
         self._watchers = 0
         self._reading: asyncio.Task[None] | None = None
-        self._last = Published(0, b"")
+        self._last = Event(0, b"")
         self._news = asyncio.Event()
 
     @contextmanager
@@ -53,7 +52,7 @@ class Watching:
         """Count as a watcher. The first one starts the reading, the last one stops it."""
         self._watchers += 1
         if self._reading is None:
-            self._last = Published(self._last.number, b"")  # the last snapshot may be a day old
+            self._last = Event(self._last.number, b"")  # the last snapshot may be a day old
             self._reading = asyncio.create_task(self._run())
         try:
             yield
@@ -62,7 +61,7 @@ class Watching:
             if not self._watchers:
                 self.release()
 
-    async def after(self, number: int) -> Published:
+    async def after(self, number: int) -> Event:
         """Wait for an event with a higher number, and return the newest."""
         while self._last.number <= number or not self._last.data:
             await self._news.wait()
@@ -95,6 +94,6 @@ class Watching:
 
     def _publish(self, event: str, what: Snapshot | Away) -> None:
         data = b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(what))
-        self._last = Published(self._last.number + 1, data)
+        self._last = Event(self._last.number + 1, data)
         news, self._news = self._news, asyncio.Event()
         news.set()

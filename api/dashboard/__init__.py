@@ -1,7 +1,6 @@
 """Serve the operators' page: its files as they are, with headers that keep everything else out.
 
-Needs neither Redis nor an account: the page logs in like any other client, with a token that it keeps. All its links
-are relative, because a proxy may serve it below a path of its own.
+The page logs in like any other client. All its links are relative: a proxy may serve it below a path of its own.
 """
 
 import hashlib

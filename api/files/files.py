@@ -19,24 +19,14 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from api import errors
 from api.auth import refuse_suspended
-from api.contract import CURSOR, Id, deletes
-from api.errors import (
-    InvalidField,
-    Problem,
-    file_not_found,
-    file_not_stored,
-    invalid_input,
-    shown,
-    storage_full,
-    too_many_uploads,
-    too_slow,
-)
+from api.errors import InvalidField, Problem
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
 from api.request import Request, decode_json
 from api.response import PAGE_SIZE, base_url, cursor_of, json_response, walked_page
-from api.route import Answer, Body, Parameter, Route, reads
+from api.route import CURSOR, Answer, Body, Parameter, Route, changes, deletes, reads
 from api.services import Services
 from director.core.errors import BackendUnavailable
 from director.core.ids import FileId, is_file_id, new_file_id
@@ -46,51 +36,8 @@ from director.files.caller_files import GRACE_S, CallerFile
 from director.files.store import CallerFileName, FileStore, ending_of
 from director.store.accounts import Account
 
-# A file's bytes are counted against the account's quota before they are written.
-#
-# The room is taken 8 MiB ahead, so that a large file needs few calls, and exactly where that much does not fit. What a
-# process took before it died is free again within an hour.
-
 AHEAD_BYTES: Final = 8 << 20
-
-
-class Room:
-    """The room of one file in its account's quota. Without a quota, nothing is reserved before the file is stored."""
-
-    def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
-        self._scripts = services.scripts
-        self._account = account.name
-        self._most = account.limits.max_files_bytes
-        self._id = file_id
-        self._until_ms = services.clock.now_ms() + int(GRACE_S * 1000)
-        self._taken = 0
-
-    async def reach(self, size: int) -> None:
-        """Make sure that the file may have `size` bytes. Raises a 413 where the quota has no room for them."""
-        if self._most is None or size <= self._taken:
-            return
-        if not await self._take(size + AHEAD_BYTES) and not await self._take(size):
-            raise storage_full(413, self._most)
-
-    async def keep(self, file: CallerFile) -> None:
-        """Count the stored file, with its real size, until it expires."""
-        self._taken = file.size
-        await self._scripts.stow(self._account, self._id, file.size, until_ms=file.expires)
-
-    async def free(self) -> None:
-        """Give back the room of a file that was not stored."""
-        if self._taken:
-            await self._scripts.stow(self._account, self._id)
-
-    async def _take(self, size: int) -> bool:
-        stowed = await self._scripts.stow(self._account, self._id, size, most=self._most, until_ms=self._until_ms)
-        if stowed.fits:
-            self._taken = size
-        return stowed.fits
-
-
 log = logging.getLogger(__name__)
-
 PATH: Final = "/files"
 MAX_FILE_BYTES: Final = 100 << 20
 LONGEST_S: Final = GRACE_S / 4  # the longest that an upload may take
@@ -107,9 +54,6 @@ PLAIN_TYPE: Final = "application/octet-stream"
 MEDIA_TYPE: Final = re.compile(
     r"[A-Za-z0-9][\w.+-]{0,63}/[A-Za-z0-9][\w.+-]{0,127}(; ?[\w-]{1,32}=[\w.+-]{1,64}){0,3}", re.A
 )
-
-
-FILE_ID: Final = (Parameter("id", "The id of a file.", Id, "path"),)
 SIGNED: Final = (
     Parameter("owner", "Whose file it is."),
     Parameter("expiry", "Until when the address is good, in seconds since 1970."),
@@ -149,30 +93,28 @@ class File(Struct, frozen=True, kw_only=True):
     urls: FileUrls
 
 
-@Route(
+@changes(
     "POST",
     "/files",
     name="files.create",
     summary="Give a file for inputs",
-    scopes=("run",),
     body=Body(FileUpload, "multipart/form-data"),
     answers={201: Answer("The file.", File, headers=("Location",))},
     refusals={501},
 )
 async def create_file(request: Request) -> Response:
     """Answer 501 where no files are stored: the JavaScript client then sends data URIs, but not after a 4xx."""
-    account = request.account
+    account, services = request.account, request.services
     refuse_suspended(account)
-    services = request.services
     store = store_of(request)
     services.gate.pass_through()
     base = base_url(request)
     form = Form(request, max_bytes=MAX_FILE_BYTES, longest_s=LONGEST_S)
     try:
         async with services.uploading.taken(account.name):
-            file = await _received(services, store, form, account)
+            file = await _stored(services, store, form, account)
     except TimeoutError as exc:
-        raise too_many_uploads(retry_after=RETRY_S) from exc
+        raise errors.too_many_uploads(retry_after=RETRY_S) from exc
     log.info("file stored", extra={"file": file.id, "size": file.size})
     view = _view(file, base)
     return json_response(view, 201, {"Location": view.urls.get})
@@ -187,8 +129,7 @@ async def create_file(request: Request) -> Response:
 )
 async def list_files(request: Request) -> Response:
     """List 100 files a page. A file that expired recently is missing from its page."""
-    account = request.account
-    services, cursor, base = request.services, cursor_of(request), base_url(request)
+    account, services, cursor, base = request.account, request.services, cursor_of(request), base_url(request)
     newest_first = cursor is None or not cursor.backwards
     bound = {} if cursor is None else {"high" if newest_first else "low": f"({cursor.at}"}
     found = await services.caller_files.ids(account.name, count=PAGE_SIZE + 1, newest_first=newest_first, **bound)
@@ -202,26 +143,22 @@ async def list_files(request: Request) -> Response:
     "/files/{id}",
     name="files.get",
     summary="Tell of a file",
-    parameters=FILE_ID,
     answers={200: Answer("What is known of it.", File)},
     refusals={400},
 )
 async def get_file(request: Request) -> Response:
-    account = request.account
-    return json_response(_view(await _asked(request, account.name), base_url(request)))
+    return json_response(_view(await _file(request, request.account.name), base_url(request)))
 
 
 @deletes(
     "/files/{id}",
     name="files.delete",
     summary="Delete a file",
-    parameters=FILE_ID,
 )
 async def delete_file(request: Request) -> Response:
     """Delete the file at once. A prediction that has fetched it keeps its copy."""
-    account = request.account
-    services = request.services
-    file = await _asked(request, account.name)
+    account, services = request.account, request.services
+    file = await _file(request, account.name)
     await services.caller_files.remove(file)
     await services.scripts.stow(account.name, file.id)
     if services.files is not None:
@@ -234,7 +171,7 @@ async def delete_file(request: Request) -> Response:
     "/files/{id}/download",
     name="files.download",
     summary="Fetch the bytes of a file at a signed address",
-    parameters=(*FILE_ID, *SIGNED, *PART),
+    parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},
 )
@@ -244,8 +181,6 @@ async def delete_file(request: Request) -> Response:
     name="files.download.named",
     summary="Fetch the bytes of a file at a signed address that ends in its name",
     parameters=(
-        *FILE_ID,
-        Parameter("name", "Any: it is for who looks at its ending.", str, "path"),
         *SIGNED,
         *PART,
     ),
@@ -258,11 +193,11 @@ async def download_file(request: Request) -> Response:
     owner, expiry, signature = (query.get(name, "") for name in ("owner", "expiry", "signature"))
     file_id = _id_of(request)
     if not await services.links.may_download(owner, file_id, expiry=expiry, signature=signature):
-        raise file_not_found()
-    file = await _asked(request, owner)
+        raise errors.file_not_found()
+    file = await _file(request, owner)
     opened = None if services.files is None else await services.files.open(file.stored_as)
     if opened is None:
-        raise file_not_found()
+        raise errors.file_not_found()
     headers = {
         "Content-Type": file.content_type,
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
@@ -270,21 +205,21 @@ async def download_file(request: Request) -> Response:
     return stored_response(request, opened, digest=file.md5, headers=headers)
 
 
-async def _received(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
-    """Store the file of a form, record it and return it. Deletes what was stored of a file that is refused."""
+async def _stored(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
+    """Store the file of a form and record it. Deletes what was stored of a file that is refused."""
     name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
-    upload = _Upload(store, form, name, room := Room(services, account, name.id))
+    upload = _Upload(services, store, form, account, name)
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
-            file = upload.judged(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
-            await room.keep(file)
+            file = upload.record(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
+            await upload.count(file)
             await services.caller_files.add(file)
     except BackendUnavailable:
         raise  # the record may have been written: the keeper finds out and cleans up
     except TimeoutError as exc:
         await upload.discard()
-        raise too_slow(LONGEST_S) from exc
+        raise errors.too_slow(seconds=LONGEST_S) from exc
     except BaseException:
         await upload.discard()
         raise
@@ -292,10 +227,19 @@ async def _received(services: Services, store: FileStore, form: Form, account: A
 
 
 class _Upload:
-    """Streams a file's content to the store with size and checksums, and collects the form's fields."""
+    """Streams a file's content to the store with size and checksums, and collects the form's fields.
 
-    def __init__(self, store: FileStore, form: Form, name: CallerFileName, room: Room) -> None:
-        self._room = room
+    Where the account has a quota, the file's room is taken before it is written: 8 MiB ahead, so that a large file
+    needs few calls. What a process took before it died is free again within an hour.
+    """
+
+    def __init__(
+        self, services: Services, store: FileStore, form: Form, account: Account, name: CallerFileName
+    ) -> None:
+        self._scripts = services.scripts
+        self._most = account.limits.max_files_bytes
+        self._until_ms = services.clock.now_ms() + int(GRACE_S * 1000)
+        self._room = 0
         self._store = store
         self._form = form
         self._name = name
@@ -305,7 +249,7 @@ class _Upload:
         self._size = 0
         self._sha256 = hashlib.sha256()
         self._md5 = hashlib.md5(usedforsecurity=False)
-        self._ended_early: Exception | None = None
+        self._error: Exception | None = None
 
     async def take(self) -> None:
         while (part := await self._form.next_part()) is not None:
@@ -315,10 +259,10 @@ class _Upload:
             else:
                 await self._read(part)
 
-    def judged(self, *, created: int, life_ms: int) -> CallerFile:
+    def record(self, *, created: int, life_ms: int) -> CallerFile:
         """Return the file's record. Raises a 422 for wrong fields of the form."""
         if self._content is None:
-            self._faults.append(InvalidField("required", "", f"{CONTENT} is required"))
+            self._fault("required", "", f"{CONTENT} is required")
         name = _plain(self._fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
         if len(name.encode()) > LONGEST_NAME:
             self._fault("string_lte", "filename", f"String length must be less than or equal to {LONGEST_NAME}")
@@ -326,7 +270,7 @@ class _Upload:
         if not _is_object(metadata.encode()):
             self._fault("invalid_type", "metadata", "Must be a JSON object")
         if self._faults:
-            raise invalid_input(self._faults)
+            raise errors.invalid_input(self._faults)
         kind = self._fields.get("type") or (self._content and self._content.content_type) or ""
         return CallerFile(
             id=self._name.id,
@@ -342,34 +286,51 @@ class _Upload:
             expires=created + life_ms,
         )
 
+    async def count(self, file: CallerFile) -> None:
+        """Count the stored file, with its real size, until it expires."""
+        self._room = file.size
+        await self._scripts.stow(file.account, file.id, file.size, until_ms=file.expires)
+
     async def discard(self) -> None:
         """Delete what was stored of the file, and free its room."""
         if self._content is not None:
             with anyio.CancelScope(shield=True):
                 await _discard(self._store, self._name)
                 with suppress(BackendUnavailable):  # the room is free within an hour anyway
-                    await self._room.free()
+                    if self._room:
+                        await self._scripts.stow(self._name.account, self._name.id)
 
     async def _keep(self, part: Part) -> None:
         self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))
         try:
             await self._store.put(self._name, self._blocks(), content_type=PLAIN_TYPE)
         except Exception as exc:  # a store is third-party code: whatever it raises, the file was not stored
-            if self._ended_early is not None:
-                raise self._ended_early from None
+            if self._error is not None:
+                raise self._error from None
             log.exception("a file could not be stored", extra={"file": self._name.id})
-            raise file_not_stored(retry_after=RETRY_S) from exc
+            raise errors.file_not_stored(retry_after=RETRY_S) from exc
 
     async def _blocks(self) -> AsyncGenerator[bytes, None]:
         try:
             async for block in self._form.blocks():
                 self._size += len(block)
-                await self._room.reach(self._size)
+                await self._take_room()
                 await to_thread.run_sync(self._sum, block)
                 yield block
         except Exception as exc:
-            self._ended_early = exc  # the store may turn it into another exception
+            self._error = exc  # the store may turn it into another exception
             raise
+
+    async def _take_room(self) -> None:
+        """Raise a 413 where the quota has no room for what has come."""
+        if self._most is None or self._size <= self._room:
+            return
+        for size in (self._size + AHEAD_BYTES, self._size):
+            name, most, until_ms = self._name, self._most, self._until_ms
+            if (await self._scripts.stow(name.account, name.id, size, most=most, until_ms=until_ms)).fits:
+                self._room = size
+                return
+        raise errors.no_room_for_file(limit=self._most)
 
     def _sum(self, block: bytes) -> None:
         self._sha256.update(block)
@@ -389,17 +350,17 @@ class _Upload:
         self._faults.append(InvalidField(kind, field, description))
 
 
-async def _asked(request: Request, account: str) -> CallerFile:
+async def _file(request: Request, account: str) -> CallerFile:
     file = await request.services.caller_files.get(account, _id_of(request))
     if file is None:
-        raise file_not_found()
+        raise errors.file_not_found()
     return file
 
 
 def _id_of(request: Request) -> FileId:
     text = request.path_params["id"]
     if not is_file_id(text):
-        raise file_not_found()
+        raise errors.file_not_found()
     return FileId(text)
 
 
@@ -419,7 +380,7 @@ def _is_object(text: bytes) -> bool:
 
 def _plain(name: str) -> str:
     """Return the last part of a path, with slashes or backslashes, with nothing that breaks a line."""
-    return shown(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
+    return errors.shown(re.split(r"[/\\]", name)[-1], limit=len(name)) or NAMELESS
 
 
 def _view(file: CallerFile, base: str) -> File:

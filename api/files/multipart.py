@@ -1,7 +1,7 @@
 """Read a multipart/form-data body part by part as it arrives, with a bound on each part.
 
-Holds only a piece of the body at a time, whatever its size. Limits the wait for the next piece, and refuses a body that
-arrives too slowly. Raises only Problems and Starlette's ClientDisconnect.
+Holds only a piece of the body at a time. Refuses a body that arrives too slowly. Raises only Problems and Starlette's
+ClientDisconnect.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from api.errors import Problem, file_too_large, malformed, too_slow, trickled
+from api.errors import Problem, file_too_large, malformed, too_slow, trickle
 
 MOST_PARTS: Final = 16
 LONGEST_TYPE: Final = 1024
@@ -24,6 +24,7 @@ LEAST_BYTES_S: Final = 16 << 10
 JUDGED_S: Final = 30.0  # of waiting for the caller: time in the store does not count
 FRAMING_BYTES: Final = 256 << 10  # of a body beside its largest part: boundaries, headers and the other parts
 BLOCK_BYTES: Final = 256 << 10
+WORDS: Final = (b"name", b"filename")
 
 
 class Part(Struct, frozen=True):
@@ -53,7 +54,7 @@ class Form:
         announced = request.headers.get("content-length", "")
         # cut, because Python refuses to read a number of thousands of digits
         if announced.isdecimal() and int(announced[:20]) > max_bytes + FRAMING_BYTES:
-            raise file_too_large(max_bytes)
+            raise file_too_large(limit=max_bytes)
         self._max_bytes = max_bytes
         self._longest_s = longest_s
         self._over_at: float | None = None
@@ -63,7 +64,7 @@ class Form:
         self._parts = 0
         self._is_over = False
         self._waited_s = 0.0
-        self._came = 0
+        self._size = 0
         self._header = [b"", b""]
         self._headers: dict[bytes, bytes] = {}
         try:
@@ -100,7 +101,7 @@ class Form:
         while isinstance(piece := await self._next(), bytes):
             size += len(piece)
             if size > self._max_bytes:
-                raise file_too_large(self._max_bytes)
+                raise file_too_large(limit=self._max_bytes)
             yield piece
 
     async def _next(self) -> Part | bytes | type[_End] | None:
@@ -110,7 +111,7 @@ class Form:
                 raise malformed("The body ends before its last boundary.")
             self._room -= len(piece)
             if self._room < 0:
-                raise file_too_large(self._max_bytes)
+                raise file_too_large(limit=self._max_bytes)
             try:
                 self._parser.write(piece)
             except FormParserError as exc:
@@ -125,18 +126,18 @@ class Form:
             with anyio.fail_after(max(0.0, min(SILENCE_S, left_s))):
                 piece = await anext(self._body, None)
         except TimeoutError as exc:
-            raise too_slow(SILENCE_S if left_s > SILENCE_S else self._longest_s) from exc
-        self._judge(len(piece or b""), anyio.current_time() - now_s)
+            raise too_slow(seconds=SILENCE_S if left_s > SILENCE_S else self._longest_s) from exc
+        self._refuse_slow(len(piece or b""), anyio.current_time() - now_s)
         return piece
 
-    def _judge(self, size: int, waited_s: float) -> None:
+    def _refuse_slow(self, size: int, waited_s: float) -> None:
         """Raise a 408 if the body came too slowly during the last 30 seconds of waiting for it."""
-        self._came, self._waited_s = self._came + size, self._waited_s + waited_s
+        self._size, self._waited_s = self._size + size, self._waited_s + waited_s
         if self._waited_s < JUDGED_S:
             return
-        if self._came < LEAST_BYTES_S * self._waited_s:
-            raise trickled(LEAST_BYTES_S)
-        self._came, self._waited_s = 0, 0.0
+        if self._size < LEAST_BYTES_S * self._waited_s:
+            raise trickle(bytes_s=LEAST_BYTES_S)
+        self._size, self._waited_s = 0, 0.0
 
     def _callbacks(self) -> dict[str, object]:
         return {
@@ -175,13 +176,8 @@ def _part(headers: dict[bytes, bytes]) -> Part:
     kind, options = parse_options_header(headers.get(b"content-disposition", b"").decode("latin-1"))
     if kind != b"form-data" or b"name" not in options:
         raise _unreadable()
-    name = options[b"name"].decode(errors="replace")
-    filename = options.get(b"filename")
-    return Part(
-        name,
-        None if filename is None else filename.decode(errors="replace"),
-        headers.get(b"content-type", b"").decode("latin-1").strip(),
-    )
+    name, filename = (None if word is None else word.decode(errors="replace") for word in map(options.get, WORDS))
+    return Part(name or "", filename, headers.get(b"content-type", b"").decode("latin-1").strip())
 
 
 def _unreadable() -> Problem:

@@ -1,7 +1,8 @@
 """Serve the files of outputs at signed addresses without a token, and take such files from our own directors.
 
 A model made their content, so it is untrusted: browsers may not guess its type, and content that a browser could run
-is served only as a download.
+is served only as a download. A director's order is signed for one action and for minutes. A file is kept only where its
+bytes match the digest in its name, so an intercepted order is good for nothing else.
 """
 
 import hashlib
@@ -15,28 +16,13 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from api.errors import (
-    InvalidField,
-    file_not_stored,
-    forbidden,
-    invalid_header,
-    invalid_input,
-    no_files,
-    no_such_part,
-    not_found,
-)
+from api import errors
 from api.request import Request, prediction_id_of
 from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId
 from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile
 
-# Directors that cannot see the API's folder send files of outputs here, and delete them here.
-#
-# A director's order is signed for one action and for minutes. A file is kept only where its bytes match the digest in
-# its name, so an intercepted order is good for nothing else. These routes need no token and are not for callers.
-
 log = logging.getLogger(__name__)
-
 RETRY_S: Final = 5
 Bytes = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 ANY_TYPE: Final = "*/*"
@@ -55,7 +41,7 @@ LONGEST_TYPE: Final = 200
 def _name(request: Request) -> FileName:
     name = FileName.parse(request.path_params["name"])
     if name is None:
-        raise not_found()
+        raise errors.not_found()
     return name
 
 
@@ -68,7 +54,7 @@ async def look_at_files(request: Request) -> Response:
     """Answer 204 where files are stored, 501 where they are not, and 503 where the store does not work."""
     services, _ = request.services, store_of(request)
     if services.store_check is not None and await services.store_check.missing():
-        raise file_not_stored(retry_after=RETRY_S)
+        raise errors.file_not_stored(retry_after=RETRY_S)
     return Response(status_code=204)
 
 
@@ -79,7 +65,7 @@ async def put_output(request: Request) -> Response:
     store = await _ordered(request, "put", str(name))
     kind = request.headers.get("content-type", PLAIN_TYPE)
     if not kind.isascii() or len(kind) > LONGEST_TYPE:
-        raise invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
+        raise errors.invalid_header("Content-Type", f"at most {LONGEST_TYPE} characters of ASCII")
     body = _Body(request, name.digest)
     try:
         await store.put(name, body.blocks(), content_type=kind)
@@ -87,9 +73,9 @@ async def put_output(request: Request) -> Response:
         if body.is_cut_short:
             raise ClientDisconnect from exc
         if body.is_wrong:
-            raise invalid_input([InvalidField("other", "body", "These are not the bytes of this name.")]) from exc
+            raise errors.invalid_field("other", "body", "These are not the bytes of this name.") from exc
         log.exception("a file could not be stored", extra={"prediction": name.prediction_id})
-        raise file_not_stored(retry_after=RETRY_S) from exc
+        raise errors.file_not_stored(retry_after=RETRY_S) from exc
     return Response(status_code=204)
 
 
@@ -106,14 +92,14 @@ async def _ordered(request: Request, verb: str, what: str) -> FileStore:
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
     if not await request.services.links.is_ordered(verb, what, **given):
-        raise forbidden("This address is not good, or not good any more.")
+        raise errors.forbidden("This address is not good, or not good any more.")
     return store_of(request)
 
 
 def store_of(request: Request) -> FileStore:
     """Return the store of files. Raises a 501 where this service has none."""
     if request.services.files is None:
-        raise no_files()
+        raise errors.no_files()
     return request.services.files
 
 
@@ -141,11 +127,6 @@ class _Body:
             raise ValueError("these are not the bytes of this name")
 
 
-# Responses with a file of the store: the whole file, the one part that was asked for, or headers alone for a HEAD.
-#
-# Browsers may not guess the type of the content or run it. Only the bytes that are sent are read, a piece at a time.
-# The caller checks first who may have the file.
-
 # One range alone: a request for several may be answered with the whole file, and is
 RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 UNTRUSTED: Final = {
@@ -160,7 +141,10 @@ UNTRUSTED: Final = {
 
 
 def stored_response(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
-    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the file."""
+    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the file.
+
+    Only the bytes that are sent are read, a piece at a time. The caller checks first who may have the file.
+    """
     etag = f'"{digest}"'
     described = UNTRUSTED | {"Accept-Ranges": "bytes", "ETag": etag} | dict(headers)
     if request.method == "HEAD":
@@ -170,7 +154,7 @@ def stored_response(request: Request, file: OpenFile, *, digest: str, headers: M
     start, stop = (0, file.size) if part is None else part
     if part is not None:
         if start >= stop:
-            raise no_such_part(file.size)
+            raise errors.no_such_part(size=file.size)
         described["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
     described["Content-Length"] = str(stop - start)
     return StreamingResponse(file.read(start, stop), 200 if part is None else 206, described)
@@ -202,7 +186,6 @@ RUN_BY_BROWSERS: Final = frozenset({"image/svg+xml"})
     name="outputs.get",
     summary="Fetch a file of an output at its signed address",
     parameters=(
-        Parameter("name", "The file.", str, "path"),
         Parameter("expires", "Until when the address is good, in seconds since 1970."),
         Parameter("signature", "What makes it good."),
         *PART,
@@ -215,13 +198,13 @@ async def get_output(request: Request) -> Response:
     """Answer 403 for a wrong or expired signature, and 404 for a file that is gone."""
     name, query, services = _name(request), request.query_params, request.services
     if services.files is None:
-        raise not_found()
+        raise errors.not_found()
     expires, signature = query.get("expires", ""), query.get("signature", "")
     if not await services.links.are_good(str(name), of=name.prediction_id, expires=expires, signature=signature):
-        raise forbidden("This address is not good, or not good any more.")
+        raise errors.forbidden("This address is not good, or not good any more.")
     file = await services.files.open(name)
     if file is None:
-        raise not_found()
+        raise errors.not_found()
     return stored_response(request, file, digest=name.digest, headers=_headers(name, file))
 
 

@@ -11,12 +11,11 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from api.contract import CURSOR
-from api.errors import InvalidField, invalid_input, malformed, not_found
+from api.errors import invalid_field, malformed, not_found
 from api.models.models import ModelView, fitting, shown_models
 from api.request import Request, read_body
 from api.response import PAGE_SIZE, cursor_of, json_response, page_after, page_response
-from api.route import TEXT, Answer, Body, Parameter, Route, reads
+from api.route import CURSOR, TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.schema import Page
 from director.core.search import Card, matched, words_of
@@ -68,19 +67,16 @@ async def list_collections(request: Request) -> Response:
     "/collections/{slug}",
     name="collections.get",
     summary="Get a collection, with its models",
-    parameters=(Parameter("slug", "The collection.", Annotated[str, Meta(pattern=SLUG)], "path"),),
     answers={200: Answer("The collection.", WholeCollection)},
     refusals={400},
 )
 async def get_collection(request: Request) -> Response:
-    """Show its first models, as many as one response may hold."""
-    account = request.account
     slug, services = request.path_params["slug"], request.services
     found = await services.collections.get(slug) if re.fullmatch(SLUG, slug) else None
     if found is None:
         raise not_found()
     models = await services.catalog.models.many(found.models)
-    seen = [model for model in models if model is not None and model.may_be_seen_by(account)]
+    seen = [model for model in models if model is not None and model.may_be_seen_by(request.account)]
     shown = await shown_models(request, await fitting(request, seen))
     return json_response(WholeCollection(found.name, slug, found.description, found.full_description or None, shown))
 
@@ -92,15 +88,12 @@ async def get_collection(request: Request) -> Response:
     answers={200: Answer("All of them.", list[Hardware])},
 )
 async def list_hardware(request: Request) -> Response:
-    """Answer a plain list, not a page."""
     hardware = await request.services.collections.hardware()
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
 
 
-# Search by words: QUERY /models, and GET /search.
-#
-# The search goes through cards of the newest 5,000 models, which this process caches for seconds. The models that match
-# are read again before they are shown. A caller finds only what it may see.
+# Search goes through cards of the newest 5,000 models, which this process caches for seconds. The models that match are
+# read again before they are shown. A caller finds only what it may see.
 
 MOST_BODY: Final = 4_096
 MOST_FOUND: Final = 50
@@ -142,14 +135,13 @@ class SearchResults(Struct, frozen=True):
 )
 async def query_models(request: Request) -> Response:
     """Read the words from the body, which is plain text. One client puts quotes around them."""
-    account = request.account
     try:
         query = (await read_body(request, max_bytes=MOST_BODY)).decode().strip()
     except UnicodeDecodeError as exc:
         raise malformed("The body is not UTF-8.") from exc
     if len(query) > 1 and query[0] == query[-1] == '"':
         query = query[1:-1]
-    best = [model for _, model in await _best(request.services, account, query, most=PAGE_SIZE)]
+    best = [model for _, model in await _best(request.services, request.account, query, most=PAGE_SIZE)]
     return page_response(request, "/models", await shown_models(request, await fitting(request, best)))
 
 
@@ -165,11 +157,10 @@ async def query_models(request: Request) -> Response:
     refusals={400, 422},
 )
 async def search(request: Request) -> Response:
-    account = request.account
     query, services = request.query_params.get("query", "").strip(), request.services
     if not query:
         raise malformed('Query parameter "query" is required')
-    best = await _best(services, account, query, most=_limit(request))
+    best = await _best(services, request.account, query, most=_limit(request))
     models = await fitting(request, [model for _, model in best])
     found = [
         FoundModel(view, Metadata(view.description, round(score, 3), []))
@@ -181,7 +172,7 @@ async def search(request: Request) -> Response:
 def _limit(request: Request) -> int:
     given = request.query_params.get("limit") or str(FOUND)
     if not given.isascii() or not given.isdecimal() or not 1 <= int(given[:9]) <= MOST_FOUND:
-        raise invalid_input([InvalidField("number_lte", "limit", f"Must be a whole number from 1 to {MOST_FOUND}")])
+        raise invalid_field("number_lte", "limit", f"Must be a whole number from 1 to {MOST_FOUND}")
     return int(given)
 
 

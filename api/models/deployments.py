@@ -12,16 +12,15 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from api.accounts import AccountView
+from api.auth import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, read_create
-from api.contract import CURSOR, HOW, OWNER_AND_NAME, WAIT, creates, deletes
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
 from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
 from api.request import Members, Request, read_body
 from api.response import cursor_of, json_response, page_response, slice_of
-from api.route import Answer, Body, Route, reads
+from api.route import CURSOR, HOW, WAIT, Answer, Body, changes, creates, deletes, reads
 from api.sites.sites import version_named
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
@@ -31,21 +30,16 @@ from director.store.catalog import Version
 from director.store.deployments import MOST, Deployment, Release
 
 T = TypeVar("T")
-
 PATH: Final = "/deployments"
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 MOST_MIN: Final = 5
 MOST_MAX: Final = 20
 TRIES: Final = 5
 RETRY_AFTER_S: Final = 1
-
 TAKEN: Final = InvalidField("unique", "name", "A deployment of this name already exists")
 TOO_MANY: Final = InvalidField("array_max_items", "", f"An account has at most {MOST:,} deployments")
 FEWER_THAN_LEAST: Final = InvalidField("number_gte", "max_instances", "Must be greater than or equal to min_instances")
-
-
 # Bodies are read member by member into the next two types, whose bounds are for the OpenAPI document.
-
 MinInstances = Annotated[int, Meta(ge=0, le=MOST_MIN)]
 MaxInstances = Annotated[int, Meta(ge=0, le=MOST_MAX)]
 VersionId = Annotated[str, Meta(pattern=VERSION_ID)]
@@ -106,20 +100,18 @@ class DeploymentView(Struct, frozen=True):
     answers={200: Answer("A page, newest first.", Page[DeploymentView])},
 )
 async def list_deployments(request: Request) -> Response:
-    account = request.account
-    cursor, deployments = cursor_of(request), request.services.deployments
+    account, cursor, deployments = request.account, cursor_of(request), request.services.deployments
     marks = {f"{created:014}-{name}": name for created, name in await deployments.names(account.name)}
     page, older, newer = slice_of(sorted(marks, reverse=True), cursor)
     found = await deployments.many(account.name, [marks[mark] for mark in page])
     return page_response(request, PATH, await _shown(request, found), older=older, newer=newer)
 
 
-@Route(
+@changes(
     "POST",
     "/deployments",
     name="deployments.create",
     summary="Make a deployment",
-    scopes=("run",),
     bucket="create",
     body=Body(NewDeployment),
     answers={200: Answer("The deployment, with its first release.", DeploymentView)},
@@ -139,20 +131,17 @@ async def create_deployment(request: Request) -> Response:
     "/deployments/{owner}/{name}",
     name="deployments.get",
     summary="Get a deployment",
-    parameters=OWNER_AND_NAME,
     answers={200: Answer("The deployment.", DeploymentView)},
 )
 async def get_deployment(request: Request) -> Response:
     return await _answer(request, await _named(request))
 
 
-@Route(
+@changes(
     "PATCH",
     "/deployments/{owner}/{name}",
     name="deployments.update",
     summary="Release another version, or on other hardware",
-    scopes=("run",),
-    parameters=OWNER_AND_NAME,
     body=Body(DeploymentChange),
     answers={200: Answer("The deployment as it is then.", DeploymentView)},
 )
@@ -186,7 +175,6 @@ async def update_deployment(request: Request) -> Response:
     "/deployments/{owner}/{name}",
     name="deployments.delete",
     summary="Delete a deployment",
-    parameters=OWNER_AND_NAME,
 )
 async def delete_deployment(request: Request) -> Response:
     """Delete the deployment. The predictions that were created by it go on."""
@@ -202,7 +190,7 @@ async def delete_deployment(request: Request) -> Response:
     "/deployments/{owner}/{name}/predictions",
     name="deployments.predictions.create",
     summary="Create a prediction of the version of a deployment's current release",
-    parameters=(*OWNER_AND_NAME, WAIT, *HOW),
+    parameters=(WAIT, *HOW),
     body=Body(PredictionRequest),
 )
 async def create_of_deployment(request: Request) -> Response:
@@ -215,7 +203,7 @@ async def create_of_deployment(request: Request) -> Response:
 
 
 async def _version(request: Request, model: str, version: str) -> Version | None:
-    """Return the version if this account may see it now: its model may have become private since the deployment."""
+    """Return the version if this account may see it now: its model may have become private since."""
     return await version_named(request, VersionRef(model=model, version=version), request.account)
 
 
@@ -242,13 +230,11 @@ def _parse(body: bytes, kind: type[T]) -> T:
     """Return the members of a body, None for those that were not given. Raises a 422."""
     members, is_new = Members(body), kind is NewDeployment
     given: dict[str, Any] = {}
-    if is_new:
-        given["name"] = members.matching("name", NAME, required=True)
-        given["model"] = members.matching("model", MODEL, required=True)
-    given["version"] = members.matching("version", VERSION, required=is_new)
-    given["hardware"] = members.matching("hardware", SKU, required=is_new)
-    given["min_instances"] = members.integer("min_instances", most=MOST_MIN, required=is_new)
-    given["max_instances"] = members.integer("max_instances", most=MOST_MAX, required=is_new)
+    patterns = ({"name": NAME, "model": MODEL} if is_new else {}) | {"version": VERSION, "hardware": SKU}
+    for name, pattern in patterns.items():
+        given[name] = members.matching(name, pattern, required=is_new)
+    for name, most in (("min_instances", MOST_MIN), ("max_instances", MOST_MAX)):
+        given[name] = members.integer(name, most=most, required=is_new)
     members.refuse_unknown(frozenset(given))
     low, high = given["min_instances"], given["max_instances"]
     if is_new and low is not None and high is not None and high < low:
@@ -263,9 +249,7 @@ async def _answer(request: Request, deployment: Deployment) -> Response:
 
 
 async def _shown(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
-    """Return the views. The account that made a release, seldom another than the caller, is shown with its present
-    type.
-    """
+    """Return the views. The account that made a release is shown with its present type."""
     types = {request.account.name: request.account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.written(name)).type

@@ -10,26 +10,34 @@ from itertools import accumulate
 from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Meta, Raw, Struct, convert
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.bodies import parse_model
-from api.contract import CURSOR, NO_BODY, OWNER_AND_NAME, VERSION_OF_MODEL, deletes, one_of
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.request import Members, Request, read_body
 from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, page_response, slice_of, walked_page
-from api.route import TEXT, Answer, Body, Parameter, Route, reads
+from api.route import (
+    CURSOR,
+    NO_BODY,
+    TEXT,
+    Answer,
+    Body,
+    Parameter,
+    changes,
+    deletes,
+    one_of,
+    reads,
+)
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
-from director.core.schema import Page, SetupRun
+from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.models import Model, Order, Visibility
 
-# Show models and versions as official clients know them, with every field that those require.
-#
-# A model is shown with its latest version's schema and an example, so their sizes are read before a list of them is.
-
+# A model is shown with its latest version's schema and an example: their sizes are read before a list of them is.
 HEAVY_BYTES: Final = 4 << 20  # of one response
 
 
@@ -80,11 +88,6 @@ def shown_version(version: Version) -> VersionView:
     return VersionView(version.id, iso(version.created_ms), version.server, version.schema)
 
 
-def whole_version(version: Version, setup: SetupRun | None) -> WholeVersionView:
-    shown = None if setup is None else convert(setup, SetupRunView, from_attributes=True)
-    return WholeVersionView(version.id, iso(version.created_ms), version.server, version.schema, shown)
-
-
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
     """Return the first models, as many as one response may hold, at least one."""
     catalog = request.services.catalog
@@ -96,7 +99,7 @@ async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
 async def fitting_slice(
     marks: Sequence[str], cursor: Cursor | None, weigh: Callable[[Sequence[str]], Awaitable[Sequence[int]]]
 ) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
-    """Do as `slice_of` does, with no more than one response may hold. The one next to the cursor is always included."""
+    """Do as `slice_of`, with no more than one response may hold. The one next to the cursor is always included."""
     page, *_ = slice_of(marks, cursor)
     weights = await weigh(page)
     is_backwards = cursor is not None and cursor.backwards
@@ -146,18 +149,14 @@ async def _runs(services: Services, models: Sequence[Model]) -> list[int]:
     ]
 
 
-# The bodies that create and change a model, with bounds for each member.
-
 URL: Final = re.compile(r"https?://[^\s/]\S*")
 SKU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE: Final = "a-z, 0-9, '.', '_' and '-', at most 64 characters, and must begin with a letter or a digit"
 VISIBILITIES: Final = ", ".join(f'"{word}"' for word in get_args(Visibility))
-
 # member → most characters
 TEXTS: Final = {"description": 5_000, "readme": 100_000}
 URLS: Final = ("github_url", "paper_url", "weights_url", "license_url", "cover_image_url")
 MOST_URL: Final = 2_000
-
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 Hardware = Annotated[str, Meta(pattern=f"^{SKU.pattern}$")]
 Url = Annotated[str, Meta(max_length=MOST_URL, description="http or https.")] | None
@@ -203,24 +202,30 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
     for field, given in (("owner", owner), ("name", name)):
         if given is not None and not re.fullmatch(MODEL_NAME, f"{given}/x"):
             members.fault("pattern", field, f"May hold {NAME_RULE}")
-    said = {"visibility": _visibility(members), "hardware": _hardware(members)} | _said(members, OPTIONAL)
+    visibility, hardware = members.text("visibility", required=True), members.text("hardware", required=True)
+    if visibility is not None and visibility not in get_args(Visibility):
+        members.fault("enum", "visibility", f"visibility must be one of the following: {VISIBILITIES}")
+    # any well-formed name is accepted: directors run a model wherever they were started
+    if hardware is not None and not SKU.fullmatch(hardware):
+        members.fault("pattern", "hardware", "Must be the name of a hardware, such as cpu or gpu-t4")
+    texts = {"visibility": visibility or "", "hardware": hardware or ""} | _texts(members, OPTIONAL)
     members.refuse_unknown(frozenset(NewModel.__struct_fields__))
     if members.faults:
         raise invalid_input(members.faults)
-    return f"{owner}/{name}", {field: text for field, text in said.items() if text}
+    return f"{owner}/{name}", {field: text for field, text in texts.items() if text}
 
 
 def parse_change(body: bytes) -> Mapping[str, str]:
     """Return the members that change; '' clears one. Raises a 422."""
     members = Members(body)
-    said = _said(members, CHANGEABLE)
+    texts = _texts(members, CHANGEABLE)
     members.refuse_unknown(CHANGEABLE)
     if members.faults:
         raise invalid_input(members.faults)
-    return said
+    return texts
 
 
-def _said(members: Members, fields: frozenset[str]) -> dict[str, str]:
+def _texts(members: Members, fields: frozenset[str]) -> dict[str, str]:
     given = {field: text for field in sorted(fields) if (text := members.text(field)) is not None}
     for field, text in given.items():
         most = TEXTS.get(field, MOST_URL)
@@ -229,21 +234,6 @@ def _said(members: Members, fields: frozenset[str]) -> dict[str, str]:
         elif field in URLS and text and not URL.fullmatch(text):
             members.fault("format", field, "Must be an http or https URL")
     return given
-
-
-def _visibility(members: Members) -> str:
-    given = members.text("visibility", required=True)
-    if given is not None and given not in get_args(Visibility):
-        members.fault("enum", "visibility", f"visibility must be one of the following: {VISIBILITIES}")
-    return given or ""
-
-
-def _hardware(members: Members) -> str:
-    """Accept any well-formed name: directors run a model wherever they were started."""
-    given = members.text("hardware", required=True)
-    if given is not None and not SKU.fullmatch(given):
-        members.fault("pattern", "hardware", "Must be the name of a hardware, such as cpu or gpu-t4")
-    return given or ""
 
 
 ORDERS: Final[Mapping[str, Order]] = {"latest_version_created_at": "latest", "model_created_at": "created"}
@@ -265,7 +255,6 @@ MOST_OWNED: Final = 1_000
     answers={200: Answer("A page.", Page[ModelView])},
 )
 async def list_models(request: Request) -> Response:
-    account = request.account
     cursor, asked = cursor_of(request), _sorting(request)
     backwards = cursor is not None and cursor.backwards
     is_falling = (asked["sort_direction"] == "desc") != backwards
@@ -273,7 +262,7 @@ async def list_models(request: Request) -> Response:
     places = sorted((f"{at_ms:013d}/{name}" for at_ms, name in listed), reverse=is_falling)
     if cursor is not None:
         places = [place for place in places if (place < cursor.at if is_falling else place > cursor.at)]
-    found, walked = await _walk(request.services, account, places)
+    found, walked = await _walk(request.services, request.account, places)
     fits = await fitting(request, list(found.values()))
     if len(fits) < len(found):
         walked = list(found)[: len(fits)]
@@ -282,18 +271,16 @@ async def list_models(request: Request) -> Response:
     return walked_page(request, "/models", models, walked, has_more=len(walked) < len(places), kept=kept)
 
 
-@Route(
+@changes(
     "POST",
     "/models",
     name="models.create",
     summary="Make a model",
-    scopes=("run",),
     body=Body(NewModel),
     answers={201: Answer("The model, which has no version yet.", ModelView)},
     refusals={404, 409},
 )
 async def make_model(request: Request) -> Response:
-    """Create a model without a version. A director brings it one."""
     account = request.account
     name, said = parse_make(await read_body(request, max_bytes=MOST_BODY))
     if not Model(name=name, created_ms=0).may_be_changed_by(account):
@@ -311,7 +298,6 @@ async def make_model(request: Request) -> Response:
     "/models/{owner}/{name}",
     name="models.get",
     summary="Get a model, with its latest version",
-    parameters=OWNER_AND_NAME,
     answers={200: Answer("The model.", ModelView)},
     refusals={400},
 )
@@ -319,13 +305,11 @@ async def get_model(request: Request) -> Response:
     return json_response((await shown_models(request, [await seen_model(request)]))[0])
 
 
-@Route(
+@changes(
     "PATCH",
     "/models/{owner}/{name}",
     name="models.update",
     summary="Change what is said of a model",
-    scopes=("run",),
-    parameters=OWNER_AND_NAME,
     body=Body(ModelChange),
     answers={200: Answer("The model as it is then.", ModelView)},
 )
@@ -342,7 +326,6 @@ async def change_model(request: Request) -> Response:
     "/models/{owner}/{name}",
     name="models.delete",
     summary="Delete a private model that has no versions",
-    parameters=OWNER_AND_NAME,
     refusals={422},
 )
 async def delete_model(request: Request) -> Response:
@@ -357,7 +340,6 @@ async def delete_model(request: Request) -> Response:
     "/models/{owner}/{name}/readme",
     name="models.readme.get",
     summary="Get the readme of a model",
-    parameters=OWNER_AND_NAME,
     answers={200: Answer("The text.", str, TEXT)},
 )
 async def get_readme(request: Request) -> Response:
@@ -373,7 +355,7 @@ async def get_readme(request: Request) -> Response:
     "/models/{owner}/{name}/examples",
     name="models.examples.list",
     summary="List predictions that operators chose as examples of a model",
-    parameters=(*OWNER_AND_NAME, CURSOR),
+    parameters=(CURSOR,),
     answers={200: Answer("A page of predictions as they were then, newest first.", Page[Raw])},
 )
 async def get_examples(request: Request) -> Response:
@@ -402,10 +384,10 @@ async def own_model(request: Request, *, private: str = "") -> Model:
 
     `private`: what the caller wants to delete. That must be private, unless the caller is an operator.
     """
-    account, model = request.account, await seen_model(request)
-    if not model.may_be_changed_by(account):
+    model = await seen_model(request)
+    if not model.may_be_changed_by(request.account):
         raise forbidden("This model belongs to another account.")
-    if private and model.visibility == "public" and "admin" not in account.scopes:
+    if private and model.visibility == "public" and "admin" not in request.account.scopes:
         raise forbidden(f"Only {private} can be deleted.")
     return model
 
@@ -444,8 +426,6 @@ async def _walk(services: Services, account: Account, places: Sequence[str]) -> 
     return found, places[:MOST_READ]
 
 
-# The versions of a model, as their directors registered them. They never change; the owner may delete one.
-
 NEEDED: Final = {
     "live": "Predictions of this version wait or run: let them end, or cancel them.",
     "dead": "Dead letters of this version wait for an operator: revive or drop them.",
@@ -457,11 +437,10 @@ NEEDED: Final = {
     "/models/{owner}/{name}/versions",
     name="models.versions.list",
     summary="List the versions of a model",
-    parameters=(*OWNER_AND_NAME, CURSOR),
+    parameters=(CURSOR,),
     answers={200: Answer("A page, newest first.", Page[VersionView])},
 )
 async def list_versions(request: Request) -> Response:
-    """List versions with their schemas, newest first, as many as one response may hold."""
     model = await seen_model(request)
     cursor, catalog = cursor_of(request), request.services.catalog
     path = f"/models/{model.name}/versions"
@@ -479,7 +458,6 @@ async def list_versions(request: Request) -> Response:
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.get",
     summary="Get a version, with its schema",
-    parameters=VERSION_OF_MODEL,
     answers={200: Answer("The version, with how the last setup of a server of it went.", WholeVersionView)},
 )
 async def get_version(request: Request) -> Response:
@@ -489,16 +467,15 @@ async def get_version(request: Request) -> Response:
     if version is None:
         raise not_found()
     setup = await request.services.catalog.setup_run(model.name, version_id)
-    return json_response(whole_version(version, setup))
+    shown = None if setup is None else convert(setup, SetupRunView, from_attributes=True)
+    return json_response(WholeVersionView(**asdict(shown_version(version)), setup_run=shown))
 
 
-@Route(
+@changes(
     "DELETE",
     "/models/{owner}/{name}/versions/{id}",
     name="models.versions.delete",
     summary="Delete a version that is not used",
-    scopes=("run",),
-    parameters=VERSION_OF_MODEL,
     answers={202: NO_BODY},
     refusals={422},
 )

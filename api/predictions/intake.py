@@ -1,7 +1,6 @@
 """Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer.
 
-Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction. If nothing was
-filed, what the limits had counted is given back. If that is unknown, it stays counted.
+Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
 """
 
 import asyncio
@@ -19,26 +18,19 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.bodies import (
-    CreatePrediction,
-    affinity_digest,
-    applied,
-    cancel_after_seconds,
-    cost_units,
-    start_by_seconds,
-    wait_seconds,
-)
-from api.errors import Moved, Problem, forbidden, invalid_header, invalid_input, not_found, problem_of
-from api.limits import Taken, give_back, refuse_full, reserve_compute, return_compute, taken_of
+from api import bodies, errors
+from api.auth import give_back, refuse_full, reserve_compute
+from api.errors import Moved, Problem
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
-from api.request import Request
+from api.request import Request, until_gone
 from api.response import base_url, json_response
 from api.services import Services
-from api.sites.placing import Wanted, names_a_file, place
+from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
 from director.broker.replies import Accepted
+from director.core.account_limits import Bucket
 from director.core.errors import BackendUnavailable, DirectorError, QueueError
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard
@@ -53,7 +45,6 @@ from director.store.catalog import Version
 from director.store.predictions import Ending
 
 log = logging.getLogger(__name__)
-
 UNEXPECTED: Final = "internal"
 LONGEST_KEY: Final = 255
 OUTLOOK_S: Final = 0.2  # the official Python client gives up half a second after the time that it asked for
@@ -64,20 +55,19 @@ OF_THE_REQUEST: Final = ("cancel-after", "x-priority", "x-start-by")
 OF_THE_REQUEST_TOO: Final = ("x-cost", "x-affinity-key")
 
 
-async def submit(request: Request, version: Version, asked: CreatePrediction, *, deployment: str = "") -> Response:
-    """Accept a run of this version. Answers 201 with it, or 202 if the caller waited and it is not terminal yet.
-
-    `deployment`: owner/name of the deployment that was called.
-    """
+async def submit(
+    request: Request, version: Version, asked: bodies.CreatePrediction, *, deployment: str = ""
+) -> Response:
+    """Accept a run of this version. `deployment`: owner/name of the deployment that was called."""
     services = request.services
     asked_at = services.clock.monotonic()
     if sites_of(request) is None:
         services.gate.pass_through()
-    seconds = wait_seconds(request.headers.getlist("prefer"))
+    seconds = bodies.wait_seconds(request.headers.getlist("prefer"))
     wait = None if seconds is None else Wait()
     try:
         accepted, stored = await accept(
-            request, version, asked, deployment=deployment, taken=taken_of(request), wait=wait
+            request, version, asked, deployment=deployment, rate_token=request.rate_token, wait=wait
         )
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
@@ -92,24 +82,21 @@ async def submit(request: Request, version: Version, asked: CreatePrediction, *,
 async def accept(
     request: Request,
     version: Version,
-    asked: CreatePrediction,
+    asked: bodies.CreatePrediction,
     *,
-    taken: Taken | None,
+    rate_token: tuple[Bucket, str] | None,
     deployment: str = "",
     place: str = "",
     wait: Wait | None = None,
 ) -> tuple[Accepted, Stored]:
-    """Check and file one prediction. `place` distinguishes the predictions of a batch, which share an idempotency key.
-
-    `wait`: the caller's wait, if it waits for the end.
-    """
+    """Check and file one prediction. `place` distinguishes the predictions of a batch, which share a key."""
     with enqueue_span(request, version) as step:
         schema = InputSchema.of(version)
         if faults := schema.check(asked.input):
-            raise invalid_input(faults)
+            raise errors.invalid_input(faults)
         ticket = new_ticket() if schema.can_stream else ""
         new = _new(request, version, asked, deployment=deployment, place=place, ticket=ticket, trace=step.headers)
-        accepted, stored = await _file(request, version, new, taken=taken, wait=wait)
+        accepted, stored = await _file(request, version, new, rate_token=rate_token, wait=wait)
         record = stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
         return accepted, stored
@@ -118,7 +105,7 @@ async def accept(
 def _new(
     request: Request,
     version: Version,
-    asked: CreatePrediction,
+    asked: bodies.CreatePrediction,
     *,
     deployment: str,
     place: str,
@@ -142,8 +129,8 @@ def _new(
         destination=asked.destination or "",
         lane=_lane(headers, account),
         shard=_shard(account.name, version),
-        cost=1 if cost is None else cost_units(cost),
-        affinity="" if affinity is None else affinity_digest(affinity),
+        cost=1 if cost is None else bodies.cost_units(cost),
+        affinity="" if affinity is None else bodies.affinity_digest(affinity),
         weight=limits.weight,
         most_queued=limits.max_queued,
         most_running=limits.max_running,
@@ -154,10 +141,10 @@ def _new(
         ticket=ticket,
         webhook=asked.webhook or "",
         events=",".join(asked.webhook_events_filter or EVERY_EVENT) if asked.webhook else "",
-        lifetime_ms=None if lifetime is None else cancel_after_seconds(lifetime) * 1000,
+        lifetime_ms=None if lifetime is None else bodies.cancel_after_seconds(lifetime) * 1000,
         # only a caller that sets a deadline gets the status aborted: older official clients fail on it
         late="" if lifetime is None else Status.ABORTED,
-        start_by_ms=None if start_by is None else start_by_seconds(start_by) * 1000,
+        start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, place=place),
         traceparent=trace.get("traceparent", ""),
         tracestate=trace.get("tracestate", ""),
@@ -174,9 +161,9 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
     if asked is None:
         return "normal" if "normal" in account.lanes else account.lanes[0]
     if asked not in LANES:
-        raise invalid_header("X-Priority", "high, normal or low")
+        raise errors.invalid_header("X-Priority", "high, normal or low")
     if asked not in account.lanes:
-        raise forbidden(f"This token may not use the lane '{asked}'.")
+        raise errors.forbidden(f"This token may not use the lane '{asked}'.")
     return asked
 
 
@@ -185,14 +172,13 @@ def _idempotency(
 ) -> tuple[str, str] | None:
     """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent.
 
-    The fingerprint has the model and not the version that it led to, so that a key holds across a deploy. A body names
-    its version itself.
+    The fingerprint has the model and not its version, so that a key holds across a deploy.
     """
     key = headers.get("idempotency-key")
     if key is None:
         return None
     if not 0 < len(key) <= LONGEST_KEY:
-        raise invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
+        raise errors.invalid_header("Idempotency-Key", f"a text of 1 to {LONGEST_KEY} characters")
     asked = [version.model, *(headers.get(name, "") for name in OF_THE_REQUEST)]
     asked += [f"{name}: {headers[name]}" for name in OF_THE_REQUEST_TOO if name in headers]
     asked += [f"deployment: {deployment}"] if deployment else []
@@ -204,22 +190,22 @@ def _idempotency(
 
 
 async def _file(
-    request: Request, version: Version, new: NewPrediction, *, taken: Taken | None, wait: Wait | None
+    request: Request, version: Version, new: NewPrediction, *, rate_token: tuple[Bucket, str] | None, wait: Wait | None
 ) -> tuple[Accepted, Stored]:
     """File the prediction, in one write to the socket. Returns it as stored, without a read where possible."""
-    account, reserved = request.account, new.id
+    reserved = new.id
     try:
-        await refuse_full(request, account)
-        await reserve_compute(request, account, reserved, queue=new.queue, cost=new.cost)
+        await refuse_full(request)
+        await reserve_compute(request, reserved, queue=new.queue, cost=new.cost)
     except (Problem, QueueError):
-        await give_back(request, account, reserved, taken)
+        await give_back(request, reserved, rate_token)
         if (stored := await _accepted_before(request, new)) is not None:
             return Accepted(stored.record.id, replayed=True), stored
         raise
     try:
         accepted, services = await _placed(request, version, new, wait)
     except QueueError:
-        await give_back(request, account, reserved, taken)
+        await give_back(request, reserved, rate_token)
         raise
     crash.at("after_enqueue")
     if not accepted.replayed:
@@ -227,12 +213,12 @@ async def _file(
         log.info("prediction accepted", extra={"prediction": accepted.id, "queue": new.queue})
         record = new.record(accepted.created_ms, accepted.deadline_ms)
         return accepted, Stored(record=record, input=Raw(new.input), outlook=accepted.outlook)
-    await return_compute(request, account, reserved)
+    await give_back(request, reserved)  # its request still counts against the rate
     stored = await services.scripts.get(accepted.id)
     if stored is not None and stored.record.moved:
         stored = await _where_it_moved(request, accepted.id)
     if stored is None:  # its record had a shorter life than the idempotency key
-        raise not_found()
+        raise errors.not_found()
     return accepted, stored
 
 
@@ -243,12 +229,12 @@ async def _placed(
     if (sites := sites_of(request)) is None:
         services = request.services
         return await _enter(services, new, wait), services
-    wanted = Wanted(
+    run = Submission(
         id=new.id,
         account=request.account,
         version=version,
         asked=request.headers.get("x-site"),
-        names_files=names_a_file(new.input),
+        names_files=FILE.search(new.input) is not None,
         idempotency=new.idempotency,
     )
 
@@ -256,7 +242,7 @@ async def _placed(
         new.id, new.shard, new.bound = prediction_id, _shard(new.account, version), True
         return await _enter(services, new, wait)
 
-    return await place(sites, wanted, enter)
+    return await place(sites, run, enter)
 
 
 async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> Accepted:
@@ -319,21 +305,18 @@ async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stor
 async def _answer(
     request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
 ) -> Response:
-    """Answer 201 with the prediction. If the caller waits: 201 once it is terminal, or 202 showing it as not started.
-
-    `until`: when the caller's time is over; the time to file the prediction is part of it.
-    """
+    """Answer 201 with the prediction. A caller that waits `until` then gets a 202 that shows it as not started."""
     services = services_at(request, stored.record.id)
     waiters = services.waiters
     weight = len(stored.input or b"")
     if until is None or not waiters.has_room(weight):
         return json_response(view(stored), 201, headers)
-    headers["Preference-Applied"] = applied(request.headers.getlist("prefer")) or ""
+    headers["Preference-Applied"] = bodies.applied(request.headers.getlist("prefer")) or ""
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
     # a caller that hangs up frees its wait; the prediction goes on
-    gone = asyncio.get_running_loop().create_task(_gone(request))
+    gone = asyncio.get_running_loop().create_task(until_gone(request.receive))
     try:
         ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
     finally:
@@ -354,18 +337,8 @@ async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook |
     return None
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-# The span `enqueue` covers the checking and filing of one prediction. It belongs to the caller's trace, or begins one.
-#
-# The trace headers are passed on with the prediction even where tracing is off.
-
-
 class Step(Struct):
-    """The content of the span. `headers`: the trace headers to pass on with the prediction."""
+    """The span of one prediction. `headers`: the trace headers to pass on, also where tracing is off."""
 
     headers: TraceHeaders
     facts: Facts = {}
@@ -373,6 +346,7 @@ class Step(Struct):
 
 @contextmanager
 def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
+    """Yield the span of checking and filing one prediction. It belongs to the caller's trace, or begins one."""
     tracing, headers = request.services.tracing, request.headers
     trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
     if not tracing.is_on:
@@ -391,7 +365,7 @@ def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
         yield step
         error = ""
     except (Problem, DirectorError) as exc:
-        document = problem_of(exc).document
+        document = errors.problem_of(exc).document
         error = document.code or str(document.status)
         raise
     finally:

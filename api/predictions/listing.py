@@ -1,8 +1,7 @@
 """List an account's predictions, or runs of another kind, newest first, a page at a time.
 
-The index is written before the enqueue, so no prediction is ever missing from it. An entry whose prediction is gone is
-skipped. A page is bounded in entries read and in bytes, and sizes are asked for before anything is read. So a page may
-be short and yet have a next one, and it is over its bytes by one prediction at most.
+The index is written before the enqueue, so no prediction is missing from it. An entry whose prediction is gone is
+skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,23 +10,21 @@ from re import fullmatch
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.errors import InvalidField, forbidden, invalid_input
 from api.predictions.waiters import Glance
 from api.request import Request
 from api.response import PAGE_SIZE, Cursor, cursor_of, walked_page
-from api.sites.lists import AWAY, Listed, Lists, Looked
+from api.sites.lists import AWAY, ListedId, Lists, Sighting
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at
 from director.core.schema import Prediction, Record
 from director.core.states import Status
 from director.core.view import PATHS, view
 from director.store.accounts import ACCOUNT_NAME
 
-# Filters come from the query and are kept in the links of the pages.
-#
-# `created_after`, `created_before` and `source` are Replicate's; `status`, `model`, `version` and `account` are ours.
-
+# `created_after`, `created_before` and `source` are Replicate's filters; `status`, `model`, `version`, `account` ours.
 LATEST_MS: Final = (1 << 48) - 1  # the largest time that an id can hold
 SOURCES: Final = ("api", "web")
 
@@ -94,16 +91,13 @@ class Span(Struct, frozen=True, kw_only=True):
     def of(cls, filters: Filters, cursor: Cursor | None) -> "Span":
         """Return where a page starts or continues, within the filters' times."""
         oldest, newest = (_id_at(filters.given.get(name, "")) for name in ("created_after", "created_before"))
-        low = "-" if oldest is None else f"[{oldest}"
-        high = "+" if newest is None else f"({newest}"
+        span = cls(low=f"[{oldest}" if oldest else "-", high=f"({newest}" if newest else "+")
         if cursor is None:
-            return cls(low=low, high=high)
-        return cls(low=low, high=high, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
+            return span
+        return replace(span, newest_first=not cursor.backwards).past(PredictionId(cursor.at))
 
     def past(self, prediction_id: PredictionId) -> "Span":
-        if self.newest_first:
-            return Span(low=self.low, high=f"({prediction_id}", newest_first=True)
-        return Span(low=f"({prediction_id}", high=self.high, newest_first=False)
+        return replace(self, **{"high" if self.newest_first else "low": f"({prediction_id}"})
 
 
 async def list_of_kind(request: Request, kind: Kind) -> Response:
@@ -145,11 +139,11 @@ async def _walk(
     return results, walked, bool(walked) and bool(await _ids(lists, account, kind, span.past(walked[-1]), count=1))
 
 
-async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[Listed]:
+async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int) -> list[ListedId]:
     return await lists.ids(account, kind, low=span.low, high=span.high, count=count, newest_first=span.newest_first)
 
 
-def _fitting(looked: Sequence[Looked], filters: Filters, *, room: int, is_first: bool) -> int:
+def _fitting(looked: Sequence[Sighting], filters: Filters, *, room: int, is_first: bool) -> int:
     """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet.
 
     The first of a page is always read, so that every page leads on.

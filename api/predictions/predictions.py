@@ -1,7 +1,6 @@
 """Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch.
 
-A prediction of another account, or of another kind, answers 404 as if it did not exist. A text that cannot be an id is
-answered without asking Redis.
+A prediction of another account, or of another kind, answers 404 as if it did not exist.
 """
 
 import asyncio
@@ -13,51 +12,14 @@ from typing import Annotated, Final
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
-from api.bodies import (
-    BatchRequest,
-    CreatePrediction,
-    PredictionRequest,
-    TrainingRequest,
-    VersionPredictionRequest,
-    parse_batch,
-    parse_create,
-    parse_model,
-    parse_version,
-    read_create,
-)
-from api.contract import (
-    FILTERS,
-    HOW,
-    LISTED,
-    OWNER_AND_NAME,
-    PREDICTION_ID,
-    SHOWN,
-    VERSION_OF_MODEL,
-    WAIT,
-    creates,
-    deletes,
-)
-from api.errors import (
-    Moved,
-    Problem,
-    ProblemDocument,
-    data_removed,
-    internal,
-    invalid_version,
-    kind_not_served,
-    no_destination,
-    no_webhook,
-    not_found,
-    not_terminal,
-    problem_of,
-)
-from api.limits import take, taken_of
+from api import bodies, errors, route
+from api.auth import take
+from api.errors import Moved, Problem, ProblemDocument
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
 from api.request import Request, number_of, prediction_id_of, read_body
 from api.response import json_response
-from api.route import Answer, Body, Parameter, Route, reads
 from api.sites.sites import sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError
@@ -65,135 +27,125 @@ from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId
 from director.core.schema import Known, Prediction
 from director.core.view import PATHS, EventView, shown_event, view
 from director.diagnosis.story import Owed, Story, tell
-from director.files.store import FileStore
 from director.store.catalog import Version
 
 log = logging.getLogger(__name__)
 
 
-@creates(
+@route.creates(
     "/predictions",
     name="predictions.create",
     summary="Create a prediction of a version, or of the latest version of a model",
-    parameters=(WAIT, *HOW),
-    body=Body(VersionPredictionRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create(request: Request) -> Response:
-    asked = await read_create(request, version=True)
+    asked = await bodies.read_create(request, version=True)
     return await submit(request, await _version(request, asked), asked)
 
 
-async def _version(request: Request, asked: CreatePrediction) -> Version:
-    version = await version_named(request, parse_version(asked.version or ""), request.account)
+async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
+    version = await version_named(request, bodies.parse_version(asked.version or ""), request.account)
     if version is None:
-        raise invalid_version()
+        raise errors.invalid_version()
     return version
 
 
-@creates(
+@route.creates(
     "/models/{owner}/{name}/predictions",
     name="models.predictions.create",
     summary="Create a prediction of the latest version of a model",
-    parameters=(*OWNER_AND_NAME, WAIT, *HOW),
-    body=Body(PredictionRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.PredictionRequest),
 )
 async def create_of_model(request: Request) -> Response:
-    model = parse_model(request.path_params["owner"], request.path_params["name"])
-    asked = await read_create(request)
+    model = bodies.parse_model(request.path_params["owner"], request.path_params["name"])
+    asked = await bodies.read_create(request)
     version = await version_named(request, VersionRef(model=model), request.account)
     if version is None:
-        raise not_found()
+        raise errors.not_found()
     return await submit(request, version, asked)
 
 
-@Route(
+@route.Route(
     "GET",
     "/predictions/{id}/explain",
     name="predictions.explain",
     summary="Tell the story of a prediction so far, and what is next",
     scopes=("read", "admin"),
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers={200: Answer("Its story.", Story)},
+    answers={200: route.Answer("Its story.", Story)},
 )
 async def explain(request: Request) -> Response:
-    services, began = request.services, request.services.clock.monotonic()
+    clock, began = request.services.clock, request.services.clock.monotonic()
     known = await story_of(request)
-    took_ms = (services.clock.monotonic() - began) * 1000
-    return json_response(tell(known, took_ms=took_ms))
+    return json_response(tell(known, took_ms=(clock.monotonic() - began) * 1000))
 
 
-@deletes(
+@route.deletes(
     "/predictions/{id}",
     name="predictions.delete",
     summary="Delete a prediction that has ended, with its data and files",
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
     refusals={409},
 )
 async def delete(request: Request) -> Response:
-    """Delete a terminal prediction with its data and files. Answers 409 for any other."""
     account, prediction_id, services = request.account, request.prediction_id, request.services
     match await services.scripts.erase(prediction_id, account=account.name):
         case "unknown":
-            raise not_found()
+            raise errors.not_found()
         case "running":
-            raise not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
+            raise errors.not_terminal("Cancel it first: only a prediction that has ended can be deleted.")
         case "erased":
             await services.predictions.unlist(account.name, prediction_id)
     if services.files is not None:
-        await _remove_files(services.files, prediction_id)
+        try:
+            await services.files.remove(prediction_id)
+        except Exception:  # a store is third-party code, and the keeper deletes files of predictions that are gone
+            log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
         await services.scripts.stow(account.name, prediction_id)
     return Response(status_code=204)
 
 
-async def _remove_files(store: FileStore, prediction_id: PredictionId) -> None:
-    try:
-        await store.remove(prediction_id)
-    except Exception:  # a store is third-party code, and the keeper deletes files of predictions that are gone
-        log.warning("files are left to the keeper", extra={"prediction": prediction_id}, exc_info=True)
-
-
 # Procedures are runs that a model server takes as predictions. Trainings make a version of another model, the
-# destination, from a version that can be trained. Both wait in queues of their own, trainings for directors of their
-# kind.
+# destination. Both wait in queues of their own, trainings for directors of their kind.
 
 
-@creates(
+@route.creates(
     "/procedures",
     name="procedures.create",
     summary="Create a procedure: a prediction that waits apart from others",
-    parameters=(WAIT, *HOW),
-    body=Body(VersionPredictionRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.VersionPredictionRequest),
 )
 async def create_procedure(request: Request) -> Response:
-    asked = await read_create(request, version=True)
-    version = await request.services.lookups.named(parse_version(asked.version or ""), request.account)
+    asked = await bodies.read_create(request, version=True)
+    version = await request.services.lookups.named(bodies.parse_version(asked.version or ""), request.account)
     if version is None:
-        raise invalid_version()
+        raise errors.invalid_version()
     return await submit(request, await _of_kind(request, version, "procedure"), asked)
 
 
-@creates(
+@route.creates(
     "/models/{owner}/{name}/versions/{id}/trainings",
     name="trainings.create",
     summary="Create a training, which makes a version of its destination",
-    parameters=(*VERSION_OF_MODEL, WAIT, *HOW),
-    body=Body(TrainingRequest),
+    parameters=(route.WAIT, *route.HOW),
+    body=route.Body(bodies.TrainingRequest),
 )
 async def create_training(request: Request) -> Response:
     params, lookups = request.path_params, request.services.lookups
-    ref = VersionRef(model=parse_model(params["owner"], params["name"]), version=params["id"])
+    ref = VersionRef(model=bodies.parse_model(params["owner"], params["name"]), version=params["id"])
     if not re.fullmatch(VERSION_ID, params["id"]):
-        raise not_found()
-    asked = await read_create(request, destination=True)
+        raise errors.not_found()
+    asked = await bodies.read_create(request, destination=True)
     version = await lookups.named(ref, request.account)
     if version is None:
-        raise not_found()
+        raise errors.not_found()
     destination = asked.destination or ""
     model = await lookups.model(destination, request.account) if re.fullmatch(MODEL_NAME, destination) else None
     if model is None or not model.may_be_changed_by(request.account):
-        raise no_destination()
+        raise errors.no_destination()
     return await submit(request, await _of_kind(request, version, "training"), asked)
 
 
@@ -201,7 +153,7 @@ async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
     """Return the version for runs of this kind. Raises a 422 if no director serves them."""
     served = await request.services.catalog.of_kind(version, kind)
     if served is None:
-        raise kind_not_served(kind)
+        raise errors.kind_not_served(kind=kind)
     return served
 
 
@@ -210,36 +162,34 @@ def _serve(kind: Kind) -> None:
     path = PATHS[kind]
     one = path.removesuffix("s")
 
-    @reads(
+    @route.reads(
         f"/{path}",
         name=f"{path}.list",
         summary=f"List the {path} of the account",
-        parameters=FILTERS,
-        answers=LISTED,
+        parameters=route.FILTERS,
+        answers=route.LISTED,
     )
     async def list_runs(request: Request) -> Response:
         return await list_of_kind(request, kind)
 
-    @reads(
+    @route.reads(
         f"/{path}/{{id}}",
         name=f"{path}.get",
         summary=f"Get a {one}",
         of=prediction_id_of,
-        parameters=PREDICTION_ID,
-        answers=SHOWN,
+        answers=route.SHOWN,
     )
     async def get(request: Request) -> Response:
         return await _shown(request, kind)
 
-    @Route(
+    @route.Route(
         "POST",
         f"/{path}/{{id}}/cancel",
         name=f"{path}.cancel",
         summary=f"Cancel a {one}",
         scopes=("run",),
         of=prediction_id_of,
-        parameters=PREDICTION_ID,
-        answers=SHOWN,
+        answers=route.SHOWN,
     )
     async def cancel(request: Request) -> Response:
         """Answer 200 with the run, whether it was waiting, running or terminal.
@@ -259,7 +209,7 @@ async def _shown(request: Request, kind: Kind) -> Response:
     scripts, account = request.services.scripts, request.account.name
     stored = await scripts.get(request.prediction_id, whole=False)
     if stored is None or stored.record.account != account or stored.record.kind != kind:
-        raise not_found()
+        raise errors.not_found()
     if stored.left_out and not stored.record.moved:
         try:
             async with request.services.reading.taken(account):
@@ -267,14 +217,13 @@ async def _shown(request: Request, kind: Kind) -> Response:
         except TimeoutError as exc:
             raise BackendUnavailable("too many large predictions are read at once") from exc
         if stored is None:
-            raise not_found()
+            raise errors.not_found()
     if stored.record.moved:
         raise Moved(stored.record.moved)
     return json_response(view(stored))
 
 
-# The events of a prediction, in pages that are bounded in events and in bytes. Only the owner may read them, because
-# they carry what the model put out.
+# Only the owner may read the events of a prediction, because they carry what the model put out.
 
 PAGE: Final = 100
 MOST_IN_PAGE: Final = 1_000
@@ -290,17 +239,16 @@ class Events(Struct, frozen=True, kw_only=True):
     data_removed: bool = False
 
 
-@reads(
+@route.reads(
     "/predictions/{id}/events",
     name="predictions.events",
     summary="List what happened to a prediction, in order and numbered",
     of=prediction_id_of,
     parameters=(
-        *PREDICTION_ID,
-        Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
-        Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
+        route.Parameter("after", "The `next` of the page before.", Annotated[int, Meta(ge=0, le=MOST_AFTER)]),
+        route.Parameter("limit", "At most so many; 100 without.", Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)]),
     ),
-    answers={200: Answer("A page.", Events)},
+    answers={200: route.Answer("A page.", Events)},
     refusals={422},
 )
 async def get_events(request: Request) -> Response:
@@ -312,7 +260,7 @@ async def get_events(request: Request) -> Response:
     if page is not None and page.account == account.name and page.has_more and not page.events:
         page = await scripts.replay(request.prediction_id, after=after, count=1, most_bytes=MOST_BYTES)
     if page is None or page.account != account.name:
-        raise not_found()
+        raise errors.not_found()
     if page.moved:
         raise Moved(page.moved)
     if not page.last:
@@ -321,15 +269,13 @@ async def get_events(request: Request) -> Response:
     return json_response(Events(events=tuple(map(shown_event, page.events)), next=following))
 
 
-# The delivery of the webhook for a prediction's end, and its redelivery.
-#
-# Shows a receiver's host and never its URL, which may hold a secret.
+# A receiver is shown by its host and never by its URL, which may hold a secret.
 
 REFUSALS: Final[Mapping[Redelivered, Callable[[], Problem]]] = {
-    "unknown": not_found,
-    "running": not_terminal,
-    "unwanted": no_webhook,
-    "removed": data_removed,
+    "unknown": errors.not_found,
+    "running": errors.not_terminal,
+    "unwanted": errors.no_webhook,
+    "removed": errors.data_removed,
 }
 
 
@@ -341,35 +287,32 @@ class Webhooks(Struct, frozen=True):
     data_removed: bool
 
 
-@Route(
+@route.Route(
     "GET",
     "/predictions/{id}/webhooks",
     name="predictions.webhooks",
     summary="Tell how the webhook of a prediction's end goes",
     scopes=("read", "admin"),
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers={200: Answer("Every attempt, and when the next one is.", Webhooks)},
+    answers={200: route.Answer("Every attempt, and when the next one is.", Webhooks)},
 )
 async def get_webhooks(request: Request) -> Response:
     known = await story_of(request)
     return json_response(Webhooks(request.prediction_id, tell(known).webhook, data_removed=not known.events))
 
 
-@Route(
+@route.Route(
     "POST",
     "/predictions/{id}/webhooks/redeliver",
     name="predictions.webhooks.redeliver",
     summary="Tell the end of a prediction to its webhook again",
     scopes=("run", "admin"),
     of=prediction_id_of,
-    parameters=PREDICTION_ID,
-    answers={200: Answer("It is told at once.", Webhooks)},
+    answers={200: route.Answer("It is told at once.", Webhooks)},
     refusals={409, 410},
 )
 async def redeliver(request: Request) -> Response:
-    account = request.account
-    whose = None if "admin" in account.scopes else account.name
+    whose = None if "admin" in request.account.scopes else request.account.name
     if refusal := REFUSALS.get(await request.services.scripts.redeliver(request.prediction_id, account=whose)):
         raise refusal()
     return await get_webhooks(request)
@@ -379,16 +322,14 @@ async def story_of(request: Request) -> Known:
     """Return the story of the path's prediction to its owner or an operator; else raise 404."""
     known, account = await request.services.scripts.story(request.prediction_id), request.account
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
-        raise not_found()
+        raise errors.not_found()
     if known.record.moved:
         raise Moved(known.record.moved)
     return known
 
 
-# A batch creates many predictions in one request. Each is checked, and accepted or refused, by itself.
-#
-# The headers of the request apply to each prediction. The response is never held: `Prefer` is ignored. A batch that is
-# sent again with the same Idempotency-Key creates nothing twice.
+# The headers of a batch apply to each of its predictions. The response is never held: `Prefer` is ignored. A batch that
+# is sent again with the same Idempotency-Key creates nothing twice.
 
 MOST: Final = 1_000
 AT_ONCE: Final = 100  # their Redis calls leave in one write
@@ -409,45 +350,40 @@ class BatchResults(Struct, frozen=True):
     results: list[BatchResult]
 
 
-@Route(
+@route.changes(
     "POST",
     "/predictions/batch",
     name="predictions.batch",
     summary="Create many predictions, each judged by itself",
-    scopes=("run",),
     bucket="create",
-    parameters=HOW,
-    body=Body(BatchRequest),
-    answers={200: Answer("What became of each, in the order of the request.", BatchResults)},
+    parameters=route.HOW,
+    body=route.Body(bodies.BatchRequest),
+    answers={200: route.Answer("What became of each, in the order of the request.", BatchResults)},
 )
 async def create_batch(request: Request) -> Response:
     """Answer 200 with a result for each. A body that is not a batch is refused whole."""
     body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes)
-    bodies = parse_batch(body, most=MOST)
+    given = bodies.parse_batch(body, most=MOST)
     if sites_of(request) is None:
         request.services.gate.pass_through()
     results: list[BatchResult] = []
-    for first in range(0, len(bodies), AT_ONCE):
-        some = enumerate(bodies[first : first + AT_ONCE], start=first)
-        results += await asyncio.gather(*(_result(request, bytes(one), place) for place, one in some))
+    for first in range(0, len(given), AT_ONCE):
+        places = enumerate(given[first : first + AT_ONCE], start=first)
+        results += await asyncio.gather(*(_result(request, bytes(one), place) for place, one in places))
     return json_response(BatchResults(results))
 
 
 async def _result(request: Request, body: bytes, place: int) -> BatchResult:
     try:
-        return await _accepted(request, body, place)
+        # the request itself was counted when it came in, as the first prediction
+        rate_token = request.rate_token if place == 0 else await take(request, request.account, "create")
+        asked = bodies.parse_create(body, version=True)
+        version = await _version(request, asked)
+        accepted, stored = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
+        return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)
     except (Problem, DirectorError) as exc:
-        document = problem_of(exc).document
+        document = errors.problem_of(exc).document
     except Exception:  # one failure of a thousand must not cost the others their answers
         log.exception("a prediction of a batch failed")
-        document = internal().document
+        document = errors.internal().document
     return BatchResult(status=document.status, error=document)
-
-
-async def _accepted(request: Request, body: bytes, place: int) -> BatchResult:
-    # the request itself was counted when it came in, as the first prediction
-    taken = taken_of(request) if place == 0 else await take(request, request.account, "create")
-    asked = parse_create(body, version=True)
-    version = await _version(request, asked)
-    accepted, stored = await accept(request, version, asked, taken=taken, place=f"/{place}")
-    return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)

@@ -1,8 +1,8 @@
 """Turn a prediction's event log into server-sent events, byte for byte. Pure.
 
 Every frame has a name and an id, since official clients drop frames without them, and lines end in LF alone. An id is
-all that is needed to continue after it: nothing is kept for a reader that may come back, and any API process can serve
-it. Each item and piece of logs is sent exactly once: what the log lacks is taken from the final record.
+all that any API process needs to continue after it. Each item and piece of logs is sent exactly once: what the log
+lacks is taken from the final record.
 """
 
 import re
@@ -20,9 +20,7 @@ from director.core.view import LINES_DROPPED, RESTARTS
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 RETRIED: Final = b": retried\n\n"
 REMOVED: Final = "The output of this prediction was removed."
-
 NULL: Final = Raw(b"null")
-
 # A bare CR ends a line too, and progress bars are full of them
 LINE_END: Final = re.compile(r"\r\n|\r|\n")
 ID: Final = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,10})(?::(error|done))?", re.ASCII)
@@ -65,18 +63,14 @@ class Mark(Struct, frozen=True):
 
 
 class Frames:
-    """Makes the frames for one reader, whose position is `mark`.
-
-    `at_end`: the log has no more, but the final record may have.
-    """
+    """Makes the frames for one reader at `mark`. `at_end`: the log has no more, but the final record may have."""
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
         self.at_end = False
 
     def events(self, events: Sequence[Event]) -> bytes:
-        frames = []
-        self.at_end = False  # it may have started again
+        frames, self.at_end = [], False  # it may have started again
         for event in events:
             if event.kind == "completed":
                 self.at_end = True
@@ -88,8 +82,7 @@ class Frames:
         """Return frames for what the final record has and the log lacked, and whether that is all of it.
 
         They have at least `most_bytes` where it is not all. A run without progress events gets everything here. Logs
-        whose beginning was dropped are left as they were sent, because it is unknown which of their characters were
-        sent.
+        whose beginning was dropped are left as they were sent.
         """
         frames, size = [], 0
         items = _items(output)

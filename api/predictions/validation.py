@@ -22,43 +22,29 @@ from api.request import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
 
-# A model's schema is reduced to one that is safe and cheap to check against.
-#
-# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold patterns that take
-# for ever. Only the keywords of the tables below are copied, and every reference is replaced by its target, so that
-# the validator's schema refers to nothing. A keyword that is left out makes the check more lenient, never stricter: the
-# model server checks the rest itself. Nothing is fetched, and recursion is limited.
+# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold patterns that take for
+# ever. So it is reduced: only the keywords of the tables below are copied, and every reference is replaced by its
+# target. A keyword that is left out makes the check more lenient, never stricter: the model server checks the rest.
 
 Schema = dict[str, Any] | bool
-
 MAX_DOCUMENT_BYTES: Final = 1_048_576
 MAX_NODES: Final = 2_000  # of the schema with its references expanded: references that double each other grow fast
 MAX_DEPTH: Final = 40
 MAX_PATTERNS: Final = 64
-
 # the linear-time engine, with a bound on the memory of one pattern
 PATTERN_OPTIONS: Final = RegexOptions(size_limit=1 << 18, dfa_size_limit=1 << 18)
-
 SCHEMA_TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 NULL: Final[Schema] = {"type": ["null"]}
 ANYTHING: Final[tuple[Schema, ...]] = (True, {})
 
 
-def read_document(document: bytes) -> dict[str, Any]:
-    """Read a model's OpenAPI document. Raises a Problem, worded for the operator, if it is too large or unreadable."""
+def _document(document: bytes) -> dict[str, Any]:
     if len(document) > MAX_DOCUMENT_BYTES:
-        raise unusable_schema(f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
+        raise unusable_schema(reason=f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
         return decode_json(document, dict[str, Any])
     except Problem as exc:
-        raise unusable_schema("is not a JSON object that can be read") from exc
-
-
-def input_schema(document: dict[str, Any], name: str = "Input") -> dict[str, Any]:
-    """Return the reduced schema of an `input`. A document without one accepts anything: {}."""
-    schema = _follow(document, ("components", "schemas", name))
-    reduced = _Reduction(document).reduce(schema, depth=0, within=())
-    return reduced if isinstance(reduced, dict) else {}
+        raise unusable_schema(reason="is not a JSON object that can be read") from exc
 
 
 def can_stream(document: Mapping[str, Any]) -> bool:
@@ -115,7 +101,7 @@ class _Reduction:
         """Return a copy with the allowed keywords only. `within`: the references that are being expanded around it."""
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise unusable_schema("is too large once its references are written out")
+            raise unusable_schema(reason="is too large once its references are written out")
         if not isinstance(schema, dict):
             return schema is not False
         reduced = {word: schema[word] for word, fits in CARRIED.items() if word in schema and fits(schema[word])}
@@ -139,11 +125,11 @@ class _Reduction:
         if not isinstance(reference, str) or reference in within:  # a schema inside itself: one level is checked
             return True
         if not reference.startswith("#/"):
-            raise unusable_schema("refers to something outside itself")
+            raise unusable_schema(reason="refers to something outside itself")
         steps = (unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/"))
         target = _follow(self._document, steps)
         if target is None:
-            raise unusable_schema("has a reference that leads nowhere")
+            raise unusable_schema(reason="has a reference that leads nowhere")
         return self.reduce(target, depth=depth + 1, within=(*within, reference))
 
     def _is_linear(self, pattern: object) -> bool:
@@ -163,8 +149,7 @@ def _containers(schema: Mapping[str, Any], below: Callable[[object], Schema]) ->
     properties = schema.get("properties")
     if isinstance(properties, dict):
         reduced["properties"] = {name: below(part) for name, part in properties.items()}
-    # false is left out: a key that a model does not know is no error. With patternProperties it applies to the rest
-    # only
+    # false is left out: an unknown key is no error. With patternProperties it would apply to the rest only
     additional = schema.get("additionalProperties")
     if isinstance(additional, dict) and "patternProperties" not in schema:
         reduced["additionalProperties"] = below(additional)
@@ -232,10 +217,8 @@ def _follow(document: Mapping[str, Any], steps: Iterable[str]) -> object:
 
 
 MAX_CACHED: Final = 64
-
 # finding an error costs about 20 µs, and a long array can have a million errors, in each alternative
 MANY_ERRORS: Final = 1_000
-
 FETCHABLE: Final = re.compile(r"https?://|data:", re.IGNORECASE)
 
 # keyword → gojsonschema's name and message
@@ -273,7 +256,6 @@ TYPE_NAMES: Final[Mapping[type, str]] = {
 
 # kind → the name of its input schema in the document
 INPUTS: Final[Mapping[Kind, str]] = {"": "Input", "training": "TrainingInput", "procedure": "Input"}
-
 _compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
 _of_versions: OrderedDict[tuple[str, str, Kind], tuple[Raw, "InputSchema"]] = OrderedDict()
 
@@ -287,8 +269,7 @@ class InputSchema:
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
         self._fields = {name: _Validator(part) for name, part in properties.items()}
-        # the rest applies to the object as a whole; it still needs the names of the properties, for
-        # additionalProperties
+        # the rest applies to the whole object; additionalProperties still needs the names of the properties
         rest = {word: value for word, value in schema.items() if word != "required"}
         self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
 
@@ -313,9 +294,11 @@ class InputSchema:
         digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)
         if known is None:
-            whole = read_document(document)
+            whole = _document(document)
+            schema = _follow(whole, ("components", "schemas", INPUTS[kind]))
+            reduced = _Reduction(whole).reduce(schema, depth=0, within=())
             streams = kind != "training" and can_stream(whole)
-            known = _compiled[digest] = cls(input_schema(whole, INPUTS[kind]), can_stream=streams)
+            known = _compiled[digest] = cls(reduced if isinstance(reduced, dict) else {}, can_stream=streams)
             if len(_compiled) > MAX_CACHED:
                 _compiled.popitem(last=False)
         _compiled.move_to_end(digest)
@@ -349,13 +332,13 @@ class _Validator:
         try:
             self._validator = validator_for(
                 schema,
-                formats={"uri": _is_fetchable},
+                formats={"uri": lambda uri: FETCHABLE.match(uri) is not None},
                 validate_formats=True,
                 pattern_options=PATTERN_OPTIONS,
                 offline=True,
             )
         except ValidationError as exc:
-            raise unusable_schema("is not a valid JSON Schema") from exc
+            raise unusable_schema(reason="is not a valid JSON Schema") from exc
         # the first error of an alternative is found only after all errors of all its branches
         self._has_alternatives = '"anyOf"' in _json(schema)
         self._errors_each = _size(schema) if self._has_alternatives else 1
@@ -364,9 +347,7 @@ class _Validator:
         return self._validator.is_valid(value)
 
     def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[InvalidField]:
-        """Yield what is wrong with a value of at most `elements` elements: one error alone where all would cost too
-        much.
-        """
+        """Yield what is wrong with a value of at most `elements` elements; one error where all would cost too much."""
         if self.takes(value):
             return
         if elements * self._errors_each <= MANY_ERRORS:
@@ -384,10 +365,6 @@ def _size(schema: object) -> int:
     """Return how many errors one element can have at most: one for each keyword, and for each name or option in one."""
     parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     return sum(1 + _size(part) for part in parts)
-
-
-def _is_fetchable(uri: str) -> bool:
-    return FETCHABLE.match(uri) is not None
 
 
 def _described(error: ValidationError, path: list[str]) -> InvalidField:
@@ -408,10 +385,6 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
-
-
 def _types(names: list[str]) -> str:
     said = [name for name in names if name != "null"] or names
     return said[0] if len(said) == 1 else f"[{','.join(said)}]"
@@ -419,8 +392,8 @@ def _types(names: list[str]) -> str:
 
 SAID: Final[Mapping[str, Any]] = {
     "given": lambda value: TYPE_NAMES.get(type(value), "number"),
-    "limit": _number,
-    "multiple_of": _number,
+    "limit": lambda value: str(int(value) if value == int(value) else value),
+    "multiple_of": lambda value: str(int(value) if value == int(value) else value),
     "options": lambda options: ", ".join(map(_json, options)),
     "pattern": str,
     "property": shown,

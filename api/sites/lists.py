@@ -21,7 +21,6 @@ from director.core.ids import Kind, PredictionId, site_of
 from director.core.schema import Stored
 
 AWAY: Final = "X-Sites-Away"
-
 Found = TypeVar("Found")
 
 
@@ -32,12 +31,12 @@ class Source(NamedTuple):
     services: Services
 
 
-class Listed(NamedTuple):
+class ListedId(NamedTuple):
     id: PredictionId
     source: Source
 
 
-class Looked(NamedTuple):
+class Sighting(NamedTuple):
     glance: Glance
     source: Source
 
@@ -58,17 +57,17 @@ class Lists:
 
     async def ids(
         self, account: str, kind: Kind, *, low: str, high: str, count: int, newest_first: bool
-    ) -> list[Listed]:
+    ) -> list[ListedId]:
         """Return at most `count` ids between the bounds, in order.
 
         A prediction that moved is listed at its new site first, then at the site where it was placed.
         """
 
-        async def read(source: Source) -> list[Listed]:
+        async def read(source: Source) -> list[ListedId]:
             ids = await source.services.predictions.ids(
                 account, kind, low=low, high=high, count=count, newest_first=newest_first
             )
-            return [Listed(prediction_id, source) for prediction_id in ids]
+            return [ListedId(prediction_id, source) for prediction_id in ids]
 
         found = [one for some in await self._each(read, self._left) for one in some]
         if len(self._sources) > 1:
@@ -76,12 +75,12 @@ class Lists:
             found.sort(key=lambda one: one.id, reverse=newest_first)
         return found[:count]
 
-    async def look(self, listed: Sequence[Listed]) -> list[Looked]:
+    async def look(self, listed: Sequence[ListedId]) -> list[Sighting]:
         """Return a glance at each, in order. Those whose site stopped answering meanwhile are left out."""
 
-        async def read(source: Source) -> list[Looked]:
+        async def read(source: Source) -> list[Sighting]:
             ids = [one.id for one in listed if one.source is source]
-            return [Looked(glance, source) for glance in await source.services.glances.at(ids)]
+            return [Sighting(glance, source) for glance in await source.services.glances.at(ids)]
 
         found = [one for some in await self._each(read, self._left) for one in some]
         if len(self._sources) == 1:
@@ -89,12 +88,11 @@ class Lists:
         known = {(one.glance.id, one.source.name): one for one in found}
         return [known[one.id, one.source.name] for one in listed if (one.id, one.source.name) in known]
 
-    async def read(self, looked: Sequence[Looked]) -> list[Stored]:
+    async def read(self, looked: Sequence[Sighting]) -> list[Stored]:
         is_heavy = sum(one.glance.weight or 0 for one in looked) >= LARGE_BYTES
 
-        async def get(one: Looked) -> Stored | None:
-            # a list does not show why each of a hundred predictions waits, and that is the expensive part of reading
-            # one
+        async def get(one: Sighting) -> Stored | None:
+            # without the outlook, which is expensive and not shown in a list
             scripts, glance = one.source.services.scripts, one.glance
             return await scripts.get(glance.id, outlook=False, size=glance.weight if is_heavy else None)
 

@@ -3,11 +3,10 @@
 Another site is tried only when the previous one certainly took nothing: its queue refused, or there was no connection
 to its server. If a reply was lost, the caller gets a 503, and the run stays where it is.
 
-An idempotency key is bound at the home before anything is placed (`lua/bind.lua`), so a key needs the home to answer.
-The request that binds the key places the run, and it alone may bind the key to another site. Other requests with the
-key get the prediction that it stands for, and a 503 while that does not exist yet. After 20 seconds by the home's
-clock, the next request takes the key over. An enqueue that arrives later still is refused at its site
-(`lua/enqueue.lua`), so the run is never at two sites.
+An idempotency key is bound at the home before anything is placed (`lua/bind.lua`). The request that binds it places the
+run, and it alone may bind the key to another site. Others get the prediction that it stands for, and a 503 while that
+does not exist yet. After 20 seconds by the home's clock, the next request takes the key over. An enqueue that arrives
+later still is refused at its site (`lua/enqueue.lua`), so the run is never at two sites.
 """
 
 import asyncio
@@ -31,12 +30,11 @@ SETTLED_MS: Final = 20_000
 PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 MOST_TAKEOVERS: Final = 3
 FILE: Final = re.compile(rb"files\\?/[0-9a-z]{26}")  # in JSON a backslash may stand before a slash
-
 Enter = Callable[[Services, Version, PredictionId], Awaitable[Accepted]]
 """Files the run at a site. Raises QueueError if the site took nothing, and BackendUnavailable."""
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class Submission(Struct, frozen=True, kw_only=True):
     """A run to place. `id`: its id if the home takes it. `asked`: the site that the caller named in X-Site."""
 
     id: PredictionId
@@ -54,30 +52,22 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return bool(self.version.kind) or self.names_files or has_budget
 
 
-def names_a_file(given: bytes) -> bool:
-    """Return whether an input may hold the address of a caller's file. Only the home knows those files."""
-    return FILE.search(given) is not None
-
-
-async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, Services]:
-    """Place the run. Returns what the site answered and that site's services.
-
-    Raises QueueError and BackendUnavailable, as `enter` does.
-    """
-    order = await _order(sites, wanted)
-    key = None if wanted.idempotency is None else _Key(sites, wanted, wanted.idempotency)
+async def place(sites: Sites, run: Submission, enter: Enter) -> tuple[Accepted, Services]:
+    """Place the run. Returns what the site answered and that site's services. Raises what `enter` raises."""
+    order = await _order(sites, run)
+    key = None if run.idempotency is None else _Key(sites, run, run.idempotency)
     refused: Exception | None = None
     for site, version in order:
         # before the first await, so that requests of the same moment do not all choose the same site
-        site.expects(version.queue)
+        site.expect(version.queue)
         home, now_ms = sites.home, site.services.clock.now_ms()
-        new = wanted.id if site is home else new_prediction_id(model=version.model, now_ms=now_ms, site=site.row.number)
+        new = run.id if site is home else new_prediction_id(model=version.model, now_ms=now_ms, site=site.row.number)
         if key is not None and (known := await key.take(new)) is not None:
             return known
         try:
             accepted = await enter(site.services, version, new)
         except (QueueRefused, UnknownQueue) as exc:
-            site.expects(version.queue, -1)
+            site.expect(version.queue, -1)
             refused = refused if isinstance(refused, QueueRefused) else exc
         except BackendUnavailable as exc:
             site.failed(str(exc))
@@ -88,7 +78,7 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, S
             if accepted.replayed and key is not None:  # the site knew the key, but the home did not
                 await key.bind(accepted.id)
             if not accepted.replayed:
-                how = "forced" if wanted.asked else "chosen" if site is order[0][0] else "failover"
+                how = "forced" if run.asked else "chosen" if site is order[0][0] else "failover"
                 home.services.meters.placed(site.name, how)
             return accepted, site.services
     if key is not None and key.bound is not None:
@@ -96,19 +86,19 @@ async def place(sites: Sites, wanted: Wanted, enter: Enter) -> tuple[Accepted, S
     raise refused or BackendUnavailable("no site takes it")
 
 
-async def _order(sites: Sites, wanted: Wanted) -> Sequence[tuple[Site, Version]]:
+async def _order(sites: Sites, run: Submission) -> Sequence[tuple[Site, Version]]:
     """Return the sites to try, best first, each with its own version. Raises a 422 if X-Site names another."""
-    version = wanted.version
+    version = run.version
     names = sites.table.models.get(version.model, tuple(sites.by_name))
-    allowed = [sites.home] if wanted.only_home else [sites.by_name[name] for name in names]
-    if wanted.asked is not None:
+    allowed = [sites.home] if run.only_home else [sites.by_name[name] for name in names]
+    if run.asked is not None:
         known = " or ".join(site.name for site in allowed)
-        allowed = [site for site in allowed if site.name == wanted.asked]
+        allowed = [site for site in allowed if site.name == run.asked]
         if not allowed:
             raise invalid_header("X-Site", known)
     up = [site for site in allowed if site.row.takes_new and site.is_up]
     # for trainings and procedures only the home was asked
-    order = [(sites.home, version)] if version.kind and up else await sites.tried(version, wanted.account.name, up)
+    order = [(sites.home, version)] if version.kind and up else await sites.in_order(version, run.account.name, up)
     if not order and len(up) == len(allowed) and all(site.is_up for site in up):
         raise UnknownQueue(version.queue)
     return order
@@ -117,10 +107,10 @@ async def _order(sites: Sites, wanted: Wanted) -> Sequence[tuple[Site, Version]]
 class _Key:
     """The idempotency key of a run to place. `bound`: what this request bound it to last."""
 
-    def __init__(self, sites: Sites, wanted: Wanted, pair: tuple[str, str]) -> None:
+    def __init__(self, sites: Sites, run: Submission, pair: tuple[str, str]) -> None:
         self.bound: PredictionId | None = None
         self._sites = sites
-        self._facts = {"account": wanted.account.name, "model": wanted.version.model}
+        self._facts = {"account": run.account.name, "model": run.version.model}
         self._pair = pair
 
     async def bind(self, new: PredictionId | None) -> Bound | None:
@@ -134,7 +124,7 @@ class _Key:
             held = await self.bind(new)
             if held is None:
                 self.bound = new
-                return None if late is None else await self._taken_over(late)
+                return None if late is None else await self._bar_late(late)
             if held.fingerprint != self._pair[1]:
                 raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
             site = self._sites.of(held.id)
@@ -145,7 +135,7 @@ class _Key:
             self.bound = late = held.id
         raise BackendUnavailable("the same request is being placed")
 
-    async def _taken_over(self, late: PredictionId) -> tuple[Accepted, Services] | None:
+    async def _bar_late(self, late: PredictionId) -> tuple[Accepted, Services] | None:
         """Prevent `late` from being accepted at its site, now that the key stands for another prediction.
 
         Returns `late` and its services if it was accepted there already.

@@ -23,7 +23,8 @@ from api.lookups import Cache, VersionRef
 from api.request import Request
 from api.route import Route
 from api.services import Clients, Meters, Services, services_of
-from api.sites.table import Candidate, Look, SiteRow, SiteTable, in_order, read_sites
+from api.sites import table
+from api.sites.table import Candidate, QueueReport, SiteRow, SiteTable
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, UnknownQueue, UnsafeBackend
 from director.core.ids import PredictionId, QueueName, site_of
@@ -34,9 +35,7 @@ from director.store.catalog import Version
 from director.store.departure import server_name
 
 log = logging.getLogger(__name__)
-
 Done = TypeVar("Done")
-
 LOOK_S: Final = 1.0  # between two checks of a site
 FRESH_S: Final = 1.0  # how long a queue's report is used
 MOST_QUEUES: Final = 1_000
@@ -52,23 +51,19 @@ class Site:
     """
 
     def __init__(self, row: SiteRow, services: Services, clock: Clock, *, home: "Site | None" = None) -> None:
-        self.row = row
+        self.row, self.name = row, row.name
         self.services = services
         self.reason = "it was not asked yet"
         self._home = home
         self._clock = clock
-        self._looks: Cache[QueueName, Look] = Cache(clock=clock, ttl_s=FRESH_S, most=MOST_QUEUES)
-        self._placed: dict[QueueName, int] = {}
+        self._reports: Cache[QueueName, QueueReport] = Cache(clock=clock, ttl_s=FRESH_S, most=MOST_QUEUES)
+        self.placed: dict[QueueName, int] = {}
         self._known: Cache[str, bool] = Cache(
             clock=clock,
             ttl_s=services.settings.cache_s,
             most=MOST_ACCOUNTS,
-            believes=lambda: home is not None and not home.is_up,
+            is_away=lambda: home is not None and not home.is_up,
         )
-
-    @property
-    def name(self) -> str:
-        return self.row.name
 
     @property
     def is_up(self) -> bool:
@@ -86,30 +81,32 @@ class Site:
         except BackendUnavailable as exc:
             self.failed(str(exc))
         except UnsafeBackend as exc:
-            self._is_not_up(str(exc), level=logging.ERROR)
+            self.failed(str(exc), level=logging.ERROR)
         else:
             if not was_up or self.reason:
                 log.info("a site answers", extra={"site": self.name})
             self.reason = ""
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, *, level: int = logging.WARNING) -> None:
         """Note that the server did not answer: nothing new goes there until it does."""
-        self._is_not_up(reason, level=logging.WARNING)
+        if reason != self.reason:
+            log.log(level, "a site takes nothing new", extra={"site": self.name, "reason": reason})
+        self.services.gate.is_up, self.reason = False, reason
 
-    def expects(self, queue: QueueName, more: int = 1) -> None:
+    def expect(self, queue: QueueName, more: int = 1) -> None:
         """Count `more` predictions as there or on their way, beyond what the queue reported."""
-        self._placed[queue] = max(0, self._placed.get(queue, 0) + more)
+        self.placed[queue] = max(0, self.placed.get(queue, 0) + more)
 
-    async def look(self, queue: QueueName) -> Look | None:
+    async def report(self, queue: QueueName) -> QueueReport | None:
         """Return what a queue reported at most a second ago, or None if the site has no such queue."""
 
-        async def ask() -> Look | None:
+        async def ask() -> QueueReport | None:
             try:
                 stats = await self.services.scripts.stats(queue)
             except UnknownQueue:
                 return None
-            self._placed.pop(queue, None)
-            return Look(
+            self.placed.pop(queue, None)
+            return QueueReport(
                 waiting=stats.waiting,
                 running=stats.claimed,
                 slots=stats.slots,
@@ -117,10 +114,7 @@ class Site:
                 starts=not stats.paused and stats.breaker not in NOTHING_STARTS,
             )
 
-        return await self._looks.get(queue, ask)
-
-    def candidate(self, queue: QueueName, look: Look) -> Candidate:
-        return Candidate(name=self.name, weight=self.row.weight, look=look, since=self._placed.get(queue, 0))
+        return await self._reports.get(queue, ask)
 
     async def introduce(self, account: str) -> None:
         """Let the site's directors sign this account's webhooks as those at home do. Raises BackendUnavailable."""
@@ -132,11 +126,6 @@ class Site:
 
         if self._home is not None:
             await self._known.get(account, copy)
-
-    def _is_not_up(self, reason: str, *, level: int) -> None:
-        if reason != self.reason:
-            log.log(level, "a site takes nothing new", extra={"site": self.name, "reason": reason})
-        self.services.gate.is_up, self.reason = False, reason
 
 
 MOST_MOVES: Final = 4
@@ -179,8 +168,7 @@ class Sites:
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
 
-        Raises BackendUnavailable if the home is away and its answer is not cached, or if only a site that is away
-        has it.
+        Raises BackendUnavailable if a site that may have it is away.
         """
         is_seen, away = False, None
         latest = ref.version
@@ -205,29 +193,32 @@ class Sites:
             raise away
         return None
 
-    async def tried(self, version: Version, account: str, allowed: Sequence[Site]) -> list[tuple[Site, Version]]:
+    async def in_order(self, version: Version, account: str, allowed: Sequence[Site]) -> list[tuple[Site, Version]]:
         """Return the sites of `allowed` that have the version and answer, best first, each with its own version."""
-        looks = await asyncio.gather(*(self._looked(site, version, account) for site in allowed if site.is_up))
-        found = list(filter(None, looks))
+        asked = (self._report(site, version, account) for site in allowed if site.is_up)
+        found = list(filter(None, await asyncio.gather(*asked)))
         known = {site.name: (site, own) for site, own, _ in found}
         # no other request chooses before the caller's first await
-        candidates = [site.candidate(own.queue, look) for site, own, look in found]
-        return [known[name] for name in in_order(candidates, self.table.placement, random)]
+        candidates = [
+            Candidate(name=site.name, weight=site.row.weight, report=report, since=site.placed.get(own.queue, 0))
+            for site, own, report in found
+        ]
+        return [known[name] for name in table.in_order(candidates, self.table.placement, random)]
 
-    async def _looked(self, site: Site, version: Version, account: str) -> tuple[Site, Version, Look] | None:
+    async def _report(self, site: Site, version: Version, account: str) -> tuple[Site, Version, QueueReport] | None:
         try:
             own = await site.services.lookups.version(version.model, version.id)
-            look = None if own is None else await site.look(own.queue)
+            report = None if own is None else await site.report(own.queue)
         except BackendUnavailable as exc:
             site.failed(str(exc))
             return None
-        if look is None or own is None:
+        if report is None or own is None:
             return None
         try:
             await site.introduce(account)
         except BackendUnavailable:  # perhaps the home is away: then a new account's work goes to another site
             return None
-        return site, own, look
+        return site, own, report
 
     def release(self) -> None:
         for site in self.all:
@@ -246,10 +237,7 @@ def others(request: BaseRequest) -> Sequence[Site]:
 
 
 async def answer_at_site(request: Request, route: Route) -> Response:
-    """Call a route's handler with the services of the site that the route says.
-
-    Raises a 404 if the prediction's site does not exist, and a 422 if X-Site names no site.
-    """
+    """Call a route's handler with the services of the route's site. Raises a 404 or a 422 if there is no such site."""
     request.services, sites = services_of(request), sites_of(request)
     if route.of is not None:
         request.prediction_id = route.of(request)
@@ -270,9 +258,9 @@ async def answer_at_site(request: Request, route: Route) -> Response:
 async def where_it_is(
     request: BaseRequest, prediction_id: PredictionId, act: Callable[[Services], Awaitable[Done]]
 ) -> Done:
-    """Call `act` with the services of the site that has the prediction now, also if it moved to another of our sites.
+    """Call `act` with the services of the site that has the prediction now. Raises a 404 if that does not exist.
 
-    Raises Moved if it went to a server outside this API, and a 404 if its site does not exist.
+    Raises Moved if the prediction went to a server outside this API.
     """
     services, sites = services_at(request, prediction_id), sites_of(request)
     for _ in range(MOST_MOVES):
@@ -318,8 +306,8 @@ class Plan(Struct, frozen=True):
         """Read the settings. Connects to nothing yet. Raises SettingsError."""
         if not settings.sites:
             return cls([(settings, Clients.of(settings))])
-        table = read_sites(Path(settings.sites))
-        return cls([(each, Clients.of(each)) for each in table.settings(settings, os.environ)], table)
+        found = table.read_sites(Path(settings.sites))
+        return cls([(each, Clients.of(each)) for each in found.settings(settings, os.environ)], found)
 
 
 @asynccontextmanager
@@ -339,23 +327,22 @@ async def all_running(
                 tracing=tracing,
                 site=plan.table.site[place].number if plan.table else 0,
                 is_home=not place,
-                believes=plan.table is not None,
+                serves_while_away=plan.table is not None,
             )
             await stack.enter_async_context(services.running())
             behind.append(services)
-        meters.watch(
-            held=lambda: sum(services.waiters.waiting for services in behind),
-            readers=lambda: sum(services.readers.reading for services in behind),
-        )
+        held, reading = (meters.registry.gauge(f"director_api_{of}") for of in ("held_responses", "stream_readers"))
+        held.set_function(lambda: sum(services.waiters.waiting for services in behind))
+        reading.set_function(lambda: sum(services.readers.reading for services in behind))
         if plan.table is None:
             yield {"services": behind[0], "sites": None}
             return
         home = Site(plan.table.site[0], behind[0], clock)
         others = zip(plan.table.site[1:], behind[1:], strict=True)
         sites = Sites(plan.table, [home, *(Site(row, services, clock, home=home) for row, services in others)])
-        meters.watch_sites({site.name: partial(getattr, site, "is_up") for site in sites.all})
         async with anyio.create_task_group() as tasks:
             for site in sites.all:
+                meters.watch_site(site.name, partial(getattr, site, "is_up"))
                 tasks.start_soon(site.run)
             yield {"services": behind[0], "sites": sites}
             tasks.cancel_scope.cancel()

@@ -6,6 +6,7 @@ so the file names the environment variables that have them. Every error says whe
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -19,11 +20,10 @@ from director.core.ids import MODEL_NAME
 from director.core.settings import ApiSettings, mistake
 
 Placement = Literal["random", "least-wait"]
-
 UNKNOWN_MS: Final = 1_000.0  # for a model without finished runs: then the shorter queue decides
 
 
-class Look(Struct, frozen=True, kw_only=True):
+class QueueReport(Struct, frozen=True, kw_only=True):
     """A queue's latest report. `service_ms`: time of one run, 0 while unknown. `starts`: the queue is not held back."""
 
     waiting: int
@@ -38,17 +38,17 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     name: str
     weight: float
-    look: Look
+    report: QueueReport
     since: int = 0
 
     @property
     def wait_ms(self) -> float:
         """Estimate how long the next prediction would wait, in ms. Infinite where nothing starts."""
-        look = self.look
-        if not look.starts or not look.slots:
+        queue = self.report
+        if not queue.starts or not queue.slots:
             return math.inf
-        ahead = look.waiting + look.running + self.since - look.slots + 1
-        return max(0, ahead) * (look.service_ms or UNKNOWN_MS) / look.slots
+        ahead = queue.waiting + queue.running + self.since - queue.slots + 1
+        return max(0, ahead) * (queue.service_ms or UNKNOWN_MS) / queue.slots
 
 
 def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callable[[], float]) -> list[str]:
@@ -56,8 +56,7 @@ def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callab
 
     The caller leaves out sites that are away, take nothing new, or lack the model. A site where nothing would start is
     tried last and never left out: a pool that was scaled to zero starts because work waits for it. Equal waits are
-    ordered
-    at random, by weight: `draw` returns a new random number in [0, 1) per call.
+    ordered at random, by weight: `draw` returns a new random number in [0, 1) per call.
     """
     lots = {each.name: -math.log(1 - draw()) / each.weight for each in candidates}
     waits = {each.name: each.wait_ms for each in candidates}
@@ -71,7 +70,6 @@ def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callab
 
 MOST_BYTES: Final = 256 * 1024
 Value = TypeVar("Value", bound=Hashable)
-
 SITE_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 # Nothing that could be an address, so that an error never shows a value with its password
 VARIABLE: Final = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
@@ -147,10 +145,7 @@ def _wrong(table: SiteTable) -> str:
 
 
 def _twice(values: Iterable[Value]) -> list[Value]:
-    seen: dict[Value, int] = {}
-    for value in values:
-        seen[value] = seen.get(value, 0) + 1
-    return [value for value, times in seen.items() if times > 1]
+    return [value for value, times in Counter(values).items() if times > 1]
 
 
 def _settings_of(row: SiteRow, base: ApiSettings, environ: Mapping[str, str]) -> ApiSettings:

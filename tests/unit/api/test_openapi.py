@@ -43,7 +43,7 @@ def test_document_has_each_route_with_a_name_and_no_other() -> None:
 
 @each_documented
 def test_each_name_in_a_path_is_described(route: Route) -> None:
-    described = [each.name for each in route.parameters if each.place == "path"]
+    described = [each.name for each in route.all_parameters if each.place == "path"]
     assert described == re.findall(r"{(\w+)}", route.path)
 
 

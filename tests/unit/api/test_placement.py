@@ -6,10 +6,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.sites.table import Candidate, Look, Placement, in_order
+from api.sites.table import Candidate, Placement, QueueReport, in_order
 
 LOOKS = st.builds(
-    Look,
+    QueueReport,
     waiting=st.integers(0, 1000),
     running=st.integers(0, 100),
     slots=st.integers(0, 100),
@@ -21,7 +21,7 @@ CANDIDATES = st.lists(
         Candidate,
         name=st.sampled_from("abcdef"),
         weight=st.floats(0.01, 1000),
-        look=LOOKS,
+        report=LOOKS,
         since=st.integers(0, 100),
     ),
     unique_by=lambda each: each.name,
@@ -32,8 +32,10 @@ def candidate(
     name: str, *, waiting: int = 0, running: int = 0, slots: int = 1, weight: float = 1, **look: int
 ) -> Candidate:
     since, starts = look.pop("since", 0), bool(look.pop("starts", True))
-    told = Look(waiting=waiting, running=running, slots=slots, service_ms=look.pop("service_ms", 100), starts=starts)
-    return Candidate(name=name, weight=weight, look=told, since=since)
+    told = QueueReport(
+        waiting=waiting, running=running, slots=slots, service_ms=look.pop("service_ms", 100), starts=starts
+    )
+    return Candidate(name=name, weight=weight, report=told, since=since)
 
 
 @settings(max_examples=30)
@@ -43,7 +45,7 @@ def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
 ) -> None:
     order = in_order(candidates, placement, Random(seed).random)
     assert sorted(order) == sorted(each.name for each in candidates)
-    stuck = {each.name: not each.look.starts or not each.look.slots for each in candidates}
+    stuck = {each.name: not each.report.starts or not each.report.slots for each in candidates}
     assert [stuck[name] for name in order] == sorted(stuck[name] for name in order)
 
 

@@ -36,11 +36,11 @@ class TestReplicatesOwnBodiesAreKeptToTheLetter:
         ("problem", "body"),
         [
             (
-                refusals.unauthenticated(passed=False),
+                refusals.no_token(),
                 {"title": "Unauthenticated", "detail": "You did not pass an authentication token", "status": 401},
             ),
             (
-                refusals.unauthenticated(passed=True),
+                refusals.invalid_token(),
                 {"title": "Unauthenticated", "detail": "You did not pass a valid authentication token", "status": 401},
             ),
             (refusals.not_found(), {"detail": "The requested resource could not be found.", "status": 404}),
@@ -82,7 +82,7 @@ class TestReplicatesOwnBodiesAreKeptToTheLetter:
 
 class TestTooManyRequests:
     def test_are_refused_in_replicates_words(self) -> None:
-        problem = refusals.rate_limited(600, retry_after_s=10, reset_s=30)
+        problem = refusals.rate_limited(limit=600, retry_after=10, reset_s=30)
         assert body_of(problem) == {
             "detail": "Request was throttled. Your rate limit resets in ~30s.",
             "status": 429,
@@ -119,7 +119,7 @@ class TestTooManyRequests:
         }
 
     def test_of_a_queue_leave_out_what_is_not_known(self) -> None:
-        assert {"limit", "eta_s"}.isdisjoint(body_of(refusals.queue_refused(QueueRefused("breaker_open"))))
+        assert {"limit", "eta_s"}.isdisjoint(body_of(refusals.problem_of(QueueRefused("breaker_open"))))
 
 
 class TestFieldNames:
@@ -211,23 +211,23 @@ async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
         refusals.idempotency_mismatch,
         refusals.method_not_allowed,
         lambda: refusals.malformed("no"),
-        lambda: refusals.too_large(5),
-        lambda: refusals.head_too_large(5),
-        lambda: refusals.too_slow(5),
-        lambda: refusals.trickled(5),
+        lambda: refusals.too_large(limit=5),
+        lambda: refusals.head_too_large(limit=5),
+        lambda: refusals.too_slow(seconds=5),
+        lambda: refusals.trickle(bytes_s=5),
         refusals.invalid_host,
         refusals.no_files,
         refusals.account_exists,
-        lambda: refusals.file_too_large(5),
+        lambda: refusals.file_too_large(limit=5),
         lambda: refusals.file_not_stored(retry_after=1),
         lambda: refusals.too_many_uploads(retry_after=1),
-        lambda: refusals.account_suspended("unpaid"),
+        lambda: refusals.account_suspended(why="unpaid"),
         lambda: refusals.invalid_header("Cancel-After", "shorter"),
-        lambda: refusals.unusable_schema("is odd"),
+        lambda: refusals.unusable_schema(reason="is odd"),
         lambda: refusals.unavailable(retry_after=1),
-        lambda: refusals.rate_limited(1, retry_after_s=1, reset_s=1),
-        lambda: refusals.compute_exhausted(1, retry_after_s=1),
-        lambda: refusals.credit_exhausted(1),
+        lambda: refusals.rate_limited(limit=1, retry_after=1, reset_s=1),
+        lambda: refusals.compute_exhausted(limit=1, retry_after=1),
+        lambda: refusals.credit_exhausted(limit=1),
     ],
 )
 def test_what_replicate_has_no_body_for_carries_a_code(make: Callable[[], Problem]) -> None:
