@@ -234,7 +234,6 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
 
     @property
     def server_headers(self) -> dict[str, str]:
-        """Headers for every request to a model server."""
         name, _, value = self.server_header.partition(": ")
         return {name.lower(): value} if name else {}
 

@@ -53,7 +53,6 @@ def view(stored: Stored) -> Prediction:
 
 
 def address(record: Record) -> str:
-    """Return the URL of a run."""
     return f"{record.url}/v1/{PATHS[record.kind]}/{record.id}"
 
 
@@ -168,7 +167,6 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
 
 
 def shown_event(event: Event) -> EventView:
-    """Return the event as its caller sees it."""
     return EventView(event.seq % LIFE, event.kind, iso(event.at), DATA.get(event.kind, _as_it_is)(event))
 
 

@@ -43,10 +43,9 @@ from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import Setup
-from director.servers.server import Server
+from director.servers.server import Server, Trust
 from director.servers.servers import Servers
 from director.servers.setup_webhook import SetupWebhook
-from director.servers.trust import Trust
 from director.store.catalog import OPEN_SCHEMA
 from director.store.removal import TrainedVersions
 from director.store.services import Services
@@ -384,7 +383,6 @@ class Director:
         return ""
 
     async def _introduce(self, server: Server, health: ServerHealth) -> None:
-        """Register the model of a ready server."""
         schema = await server.runner.openapi_schema()
         if schema is None:
             log.warning("the model server shows no schema", extra={"server": server.runner.url})

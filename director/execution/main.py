@@ -171,7 +171,6 @@ class Pool:
             started(port)
 
     async def drain(self) -> None:
-        """Drain all directors at once."""
         async with anyio.create_task_group() as tasks:
             for label in self.directors.keys() - self._broken.keys():
                 tasks.start_soon(self.directors[label].drain)
@@ -189,7 +188,6 @@ class Pool:
             await director.abandon()
 
     async def _measure(self) -> None:
-        """Measure the event loop, Redis and the slots of this process."""
         metering = self._shared.metering
         pulse = Pulse(metering.registry, metering.redis, self._redis)
         pulse.on_beat.append(metering.beat)

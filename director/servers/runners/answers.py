@@ -46,7 +46,6 @@ def read_json(body: bytes, shape: type[T]) -> T:
 
 
 def excerpt(body: bytes) -> str:
-    """Return the beginning of a body that is not understood, in one line."""
     return one_line(body[: EXCERPT_CHARS * 4].decode(errors="replace"))
 
 
@@ -72,7 +71,6 @@ class _Refusal(Struct):
 
 
 def locked(status: int) -> Ended:
-    """Return the end of a run that was answered with one of NO_ENTRY."""
     error = f"The model server answered {status}: {WRONG_KEY}"
     return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
 
@@ -149,7 +147,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The media type without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property

@@ -14,15 +14,9 @@ from director.core.json_pointer import Pointer
 from director.servers.runners import answers
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome, Setup
 
-PREFIXES: Final = re.compile(
-    r"(?:(?:Prediction|Training) failed: )+"
-)  # coglet adds one for each layer that the error crosses
-
-OUTCOMES: Final = {
-    "succeeded": Outcome.SUCCEEDED,
-    "failed": Outcome.FAILED,
-    "canceled": Outcome.CANCELED,
-}
+# coglet adds one for each layer that the error crosses
+PREFIXES: Final = re.compile(r"(?:(?:Prediction|Training) failed: )+")
+OUTCOMES: Final = {outcome.value: outcome for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED)}
 
 # coglet's own faults come as failed predictions. An error that a model raised begins with "Prediction failed: ".
 SERVER_FAULTS: Final = (
@@ -144,14 +138,7 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
 #
 # Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
 
-STATUSES: Final = {
-    "STARTING": HealthStatus.STARTING,
-    "READY": HealthStatus.READY,
-    "BUSY": HealthStatus.BUSY,
-    "SETUP_FAILED": HealthStatus.SETUP_FAILED,
-    "UNHEALTHY": HealthStatus.UNHEALTHY,
-    "DEFUNCT": HealthStatus.DEFUNCT,
-}
+STATUSES: Final = {status.name: status for status in HealthStatus if status is not HealthStatus.UNREACHABLE}
 DETAILS: Final = {
     HealthStatus.READY: "",
     HealthStatus.BUSY: "Every slot is taken",

@@ -60,7 +60,6 @@ def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...]
 
 
 async def read_whole(run: Run, response: Exchange) -> Ended | cog_answers.Again:
-    """Read an answer that is one body, and return what it means."""
     answer = await receive(response, run.max_body)
     if answer.status == 200 and not answer.complete:
         return answers.too_large(run.max_body)
@@ -164,8 +163,6 @@ async def put_called(
 
 
 class _Callbacks:
-    """The callbacks of one run."""
-
     def __init__(self, run: Run, feed: Feed, mailbox: Mailbox | None = None, *, url: str | None = None) -> None:
         self.url = url
         self._run = run

@@ -51,8 +51,6 @@ RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})
 
 
 class Reporter:
-    """Reports the events of one run to `hear` at once."""
-
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
         self.has_begun = False
@@ -76,7 +74,6 @@ class Reporter:
         self._ended = True
 
     def begin(self) -> None:
-        """Report that the run has begun, unless that was reported."""
         if not self.has_begun:
             self.has_begun = True
             self._put(Began(), 0)
@@ -99,8 +96,6 @@ class Reporter:
 
 
 class Feed(Reporter):
-    """Queues events between one writer and one reader."""
-
     def __init__(self, *, read_ahead: int) -> None:
         super().__init__(lambda event: None)
         self._read_ahead = read_ahead
@@ -303,11 +298,9 @@ class HttpBase(ABC):
                 return Health(status=HealthStatus.READY, server=self._name, since=since)
             if answer.status not in NO_SUCH_PAGE:
                 break
-        said = f"The model server answered {answer.status} to a health check: {answers.said_of(answer)}".removesuffix(
-            ": "
-        )
+        said = f"The model server answered {answer.status} to a health check: {answers.said_of(answer)}"
         status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
-        return Health(status=status, detail=said, is_locked=answer.status in answers.NO_ENTRY)
+        return Health(status=status, detail=said.removesuffix(": "), is_locked=answer.status in answers.NO_ENTRY)
 
     async def openapi_schema(self) -> Raw | None:
         return self._schema
@@ -332,12 +325,7 @@ class HttpBase(ABC):
         await self._server.aclose()
 
     async def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        limit: int = MOST_ASKED_BYTES,
-        timeout_s: float = ASK_TIMEOUT_S,
+        self, method: str, path: str, *, limit: int = MOST_ASKED_BYTES, timeout_s: float = ASK_TIMEOUT_S
     ) -> answers.Answer:
         """Ask something that is answered soon. Never raises: an answer that did not come has its `trouble`."""
         try:
@@ -348,9 +336,8 @@ class HttpBase(ABC):
         except TimeoutError:
             return answers.Answer(trouble=f"The model server did not answer within {timeout_s:g} s")
         except httpx.TransportError as exc:
-            return answers.Answer(
-                trouble=f"The model server cannot be reached: {answers.one_line(str(exc)) or type(exc).__name__}"
-            )
+            why = answers.one_line(str(exc)) or type(exc).__name__
+            return answers.Answer(trouble=f"The model server cannot be reached: {why}")
 
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         """Return the end of a run whose connection broke or was never made."""

@@ -33,8 +33,6 @@ LOOPBACK: Final = ("localhost", "127.", "::1")
 
 
 class PollStatus(Enum):
-    """The state of a run, whatever word the server has for it."""
-
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -147,9 +145,8 @@ class PollingRunner(MappedRunner):
         if answer.trouble:
             return answer.trouble
         if answer.status in FORGOTTEN:
-            return Ended(
-                outcome=Outcome.LOST, error=f"{answers.refused(answer).error}: the run is not known there any more"
-            )
+            why = f"{answers.refused(answer).error}: the run is not known there any more"
+            return Ended(outcome=Outcome.LOST, error=why)
         if answer.status in answers.NO_ENTRY:  # the run goes on, for a director with the right key
             return answers.locked(answer.status)
         if not answer.is_ok:
@@ -205,7 +202,6 @@ class _Job(Struct, eq=False):
     wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     async def pause(self, seconds: float) -> None:
-        """Wait until it is time to poll again."""
         try:
             async with asyncio.timeout(seconds):
                 await self.wake.wait()

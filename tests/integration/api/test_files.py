@@ -24,9 +24,8 @@ from director.core.ids import new_file_id
 from director.core.settings import ApiSettings
 from director.files.caller_files import CallerFile, CallerFiles
 from director.files.choose import store_in
-from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.store import CallerFileName
+from director.files.store import CallerFileName, Links
 from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api
