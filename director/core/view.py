@@ -167,7 +167,8 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
 
 
 def shown_event(event: Event) -> EventView:
-    return EventView(event.seq % LIFE, event.kind, iso(event.at), DATA.get(event.kind, _as_it_is)(event))
+    data = DATA[event.kind](event) if event.kind in DATA else Raw(event.data or b"null")
+    return EventView(event.seq % LIFE, event.kind, iso(event.at), data)
 
 
 def delivery_attempt(event: Event) -> DeliveryAttempt:
@@ -183,10 +184,6 @@ def delivery_attempt(event: Event) -> DeliveryAttempt:
         host=host,
         rule=rule[0] if rule else None,  # release 0.1.0 wrote none, and neither does an allowed address
     )
-
-
-def _as_it_is(event: Event) -> Raw:
-    return Raw(event.data or b"null")
 
 
 def _status(event: Event) -> Raw:

@@ -224,7 +224,11 @@ class Director:
         """
         while True:
             try:
-                await self._follow_config_once()
+                config, revision = await self._stored_config()
+                if config != self._config:
+                    await self._configure(over(config, self._given))
+                    self._config = config
+                    log.info("configuration in force", extra={"revision": revision})
                 self._config_error = ""
             except BackendUnavailable as exc:
                 log.warning("reading the configuration failed", extra={"error": str(exc)})
@@ -233,13 +237,6 @@ class Director:
                     log.error("the configuration cannot be used", extra={"error": str(exc)})
                 self._config_error = str(exc)
             await self._clock.sleep(LOOK_AGAIN_S)
-
-    async def _follow_config_once(self) -> None:
-        config, revision = await self._stored_config()
-        if config != self._config:
-            await self._configure(over(config, self._given))
-            self._config = config
-            log.info("configuration in force", extra={"revision": revision})
 
     async def _stored_config(self) -> tuple[ModelConfig, int]:
         """Return the configuration and its revision: an empty one and 0 if none is stored."""

@@ -210,14 +210,8 @@ class Pool:
     def _figures(self) -> Mapping[str, Any]:
         if ALONE in self.directors:
             return self.directors[ALONE].figures
-        return {"models": {label: self._shown(label) for label in self.directors}}
-
-    def _shown(self, label: str) -> dict[str, Any]:
-        director = self.directors[label]
-        standing = director.servers.standing
-        return {
-            "status": standing.state,
-            "slots": standing.slots,
-            "busy": director.servers.permits.busy,
-            **director.figures,
-        }
+        models = {}
+        for label, director in self.directors.items():
+            standing, busy = director.servers.standing, director.servers.permits.busy
+            models[label] = {"status": standing.state, "slots": standing.slots, "busy": busy, **director.figures}
+        return {"models": models}

@@ -217,7 +217,9 @@ class ClaimSpans:
         self._facts = {**facts_of(tracing, record), "attempt": record.attempt} if tracing.is_on else None
         self._run: Span | None = None
         if tracing.is_on and record.claimed is not None:
-            wait = tracing.begin("wait", record.trace, at_ms=_waits_since(record), facts=self._facts)
+            spent = spent_attempts(record.history)
+            since = spent[-1].ended if spent else record.created
+            wait = tracing.begin("wait", record.trace, at_ms=since, facts=self._facts)
             wait.end(at_ms=record.claimed)
         self._claim: Span | None = tracing.begin("claim", record.trace, facts=self._facts)
 
@@ -258,8 +260,3 @@ class ClaimSpans:
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.end(facts, error=error)
-
-
-def _waits_since(record: Record) -> int:
-    spent = spent_attempts(record.history)
-    return spent[-1].ended if spent else record.created

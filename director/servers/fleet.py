@@ -1,8 +1,6 @@
 """Keep the model servers that are wanted: make them, watch each one, restart it, and retire it.
 
-`Watch` looks at one server, tells `Servers` whether it can run, and asks a broken one to end. `Fleet` starts and ends
-the watches as the wanted servers change. Nothing else asks a server how it is, and nothing is claimed for a server
-that is not ready.
+Nothing else asks a server how it is, and nothing is claimed for a server that is not ready.
 """
 
 import asyncio

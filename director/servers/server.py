@@ -310,9 +310,7 @@ class Permits:
 
     def release(self, *permits: Permit) -> None:
         """Free the slots of these permits. A permit that was released before is passed over."""
-        for server in dict.fromkeys(permit.server for permit in permits if permit.release()):
-            server.hand_on()
-        self._changed.set()
+        self.refresh(*dict.fromkeys(permit.server for permit in permits if permit.release()))
 
     def refresh(self, *servers: Server) -> None:
         """Hand on the free slots of these servers, and wake what waits for a change."""

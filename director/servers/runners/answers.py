@@ -276,7 +276,10 @@ class SseParser:
             self._at_start = False
             line = line.removeprefix(BOM)
         if not line:
-            return self._dispatch()
+            # The standard drops an event without data; a keep-alive comment looks like that
+            frame = Frame(self._event or "message", b"\n".join(self._data)) if self._data else None
+            self._event, self._data, self._data_bytes = "message", [], 0
+            return frame
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
@@ -287,9 +290,3 @@ class SseParser:
         elif name == b"event":
             self._event = value.decode(errors="replace")
         return None
-
-    def _dispatch(self) -> Frame | None:
-        # The standard drops an event without data; a keep-alive comment looks like that
-        frame = Frame(self._event or "message", b"\n".join(self._data)) if self._data else None
-        self._event, self._data, self._data_bytes = "message", [], 0
-        return frame
