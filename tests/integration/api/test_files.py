@@ -232,7 +232,7 @@ async def test_head_request_reads_no_bytes(
     def opened(*_: object) -> NoReturn:
         raise AssertionError("it was opened")
 
-    monkeypatch.setattr("director.files.local._at", opened)
+    monkeypatch.setattr("director.files.local._chunks", opened)
     head = await api.head(address, headers={"Range": "bytes=0-9"})
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers == whole.headers
