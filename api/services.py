@@ -26,7 +26,7 @@ from director.core.settings import ApiSettings, CommonSettings
 from director.diagnosis.overview import Overview
 from director.files.caller_files import CallerFiles
 from director.files.choose import StoreCheck, store_in
-from director.files.links import Links
+from director.files.store import Links
 from director.runtime.metrics import Counter, Histogram, Pulse, RedisMeter, Registry
 from director.runtime.startup import Descriptors
 from director.runtime.tracing import Tracing

@@ -54,7 +54,6 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def meters_compute(self) -> bool:
-        """Whether the compute of the account's runs is counted."""
         return self.compute_s_per_day is not None or self.compute_s_total is not None
 
     def bucket(self, name: BucketName) -> Bucket | None:

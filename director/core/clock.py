@@ -10,8 +10,6 @@ import anyio
 
 
 class Clock(Protocol):
-    """The time, as all packages see it."""
-
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
 
@@ -23,8 +21,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
-
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 

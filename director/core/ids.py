@@ -48,7 +48,6 @@ def new_prediction_id(*, model: str, now_ms: int, site: int = 0) -> PredictionId
 
 
 def new_file_id(now_ms: int) -> FileId:
-    """Return a new unique id for a caller's file."""
     return FileId(_encode(now_ms, secrets.randbits(10), secrets.randbits(6), secrets.randbits(64), FILE_FORMAT))
 
 
@@ -63,7 +62,6 @@ def is_prediction_id(text: str) -> bool:
 
 
 def is_file_id(text: str) -> bool:
-    """Return whether `text` has the form of a file id."""
     return _is_id(text, FILE_FORMAT)
 
 

@@ -72,7 +72,6 @@ def burn(samples: Sequence[Sample], lane: Lane, objective: Objective, *, over_s:
 
 
 def burns(samples: Sequence[Sample], objectives: Objectives, *, now_ms: int) -> Burns:
-    """Return the burn of each lane with an objective, by window."""
     return {
         lane: {name: burn(samples, lane, each, over_s=over_s, now_ms=now_ms) for name, over_s in WINDOWS.items()}
         for lane, each in objectives.items()

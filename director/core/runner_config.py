@@ -91,7 +91,8 @@ class _Reader:
                 self.each.append(_taken(value, EACH, pointer, place))
                 return self.each[-1]
             case dict():
-                return {name: self.read(part, f"{place}/{_escaped(name)}") for name, part in value.items()}
+                escaped = {name: name.replace("~", "~0").replace("/", "~1") for name in value}
+                return {name: self.read(part, f"{place}/{escaped[name]}") for name, part in value.items()}
             case list():
                 return [self.read(part, f"{place}/{index}") for index, part in enumerate(value)]
             case None | bool() | int() | str():
@@ -100,10 +101,6 @@ class _Reader:
                 return value
             case _:
                 raise ValueError(f"at {place or 'its top'} is a value that JSON has no way to write")
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _taken(value: dict[str, Any], what: str, pointer: Any, place: str) -> _Taken:

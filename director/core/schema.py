@@ -83,14 +83,12 @@ class Record(Struct, frozen=True, kw_only=True):
 
     @property
     def trace(self) -> TraceHeaders:
-        """The trace headers for every request made for it."""
         if not self.traceparent:
             return NO_TRACE
         parent = {"traceparent": self.traceparent}
         return {**parent, "tracestate": self.tracestate} if self.tracestate else parent
 
     def wants(self, event: WebhookEvent) -> bool:
-        """Return whether its webhook wants this event."""
         return bool(self.webhook) and event in self.events.split(",")
 
     @classmethod

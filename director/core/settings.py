@@ -136,9 +136,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     """Kind of the model servers: {values}."""
     runner_config: str = ""
     """Configuration of the runner: a JSON object, or the path of a .json or .toml file."""
-    server_header: Annotated[
-        str, Meta(pattern=r"\A([A-Za-z0-9-]{1,64}: [\x21-\x7e]([\x20-\x7e]{0,4096}[\x21-\x7e])?)?\Z")
-    ] = ""
+    server_header: Annotated[str, Meta(pattern=HEADER)] = ""
     """Secret header that model servers require on every request, as `authorization: Bearer KEY`."""
     concurrent_predictions: Positive = 1
     """Predictions that one model server runs at once."""
@@ -234,7 +232,6 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
 
     @property
     def server_headers(self) -> dict[str, str]:
-        """Headers for every request to a model server."""
         name, _, value = self.server_header.partition(": ")
         return {name.lower(): value} if name else {}
 
@@ -290,7 +287,9 @@ def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **giv
     environ = os.environ if environ is None else environ
     names = {field.name: field for field in msgspec.structs.fields(cls)}
     values: dict[str, object] = {
-        name: _split(text, field.type) for name, field in names.items() if (text := environ.get(PREFIX + name.upper()))
+        name: [part.strip() for part in text.split(",") if part.strip()] if "tuple" in str(field.type) else text
+        for name, field in names.items()
+        if (text := environ.get(PREFIX + name.upper()))
     }
     values |= {name: value for name, value in given.items() if value is not None}
     try:
@@ -324,10 +323,6 @@ def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
         match field, text:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
                 yield name, " ".join(words.split())
-
-
-def _split(text: str, kind: Any) -> object:
-    return [part.strip() for part in text.split(",") if part.strip()] if "tuple" in str(kind) else text
 
 
 def _shown(default: object) -> str:

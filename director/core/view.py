@@ -53,7 +53,6 @@ def view(stored: Stored) -> Prediction:
 
 
 def address(record: Record) -> str:
-    """Return the URL of a run."""
     return f"{record.url}/v1/{PATHS[record.kind]}/{record.id}"
 
 
@@ -168,8 +167,8 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
 
 
 def shown_event(event: Event) -> EventView:
-    """Return the event as its caller sees it."""
-    return EventView(event.seq % LIFE, event.kind, iso(event.at), DATA.get(event.kind, _as_it_is)(event))
+    data = DATA[event.kind](event) if event.kind in DATA else Raw(event.data or b"null")
+    return EventView(event.seq % LIFE, event.kind, iso(event.at), data)
 
 
 def delivery_attempt(event: Event) -> DeliveryAttempt:
@@ -185,10 +184,6 @@ def delivery_attempt(event: Event) -> DeliveryAttempt:
         host=host,
         rule=rule[0] if rule else None,  # release 0.1.0 wrote none, and neither does an allowed address
     )
-
-
-def _as_it_is(event: Event) -> Raw:
-    return Raw(event.data or b"null")
 
 
 def _status(event: Event) -> Raw:

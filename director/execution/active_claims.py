@@ -112,8 +112,10 @@ class ActiveClaim:
 
     async def wait_for_older(self) -> None:
         """Wait until an older claim's run is abandoned: it is canceled by the prediction's id, which is also ours."""
-        if self._older is not None:
-            await self._older._wait_detached()
+        if (older := self._older) is not None:
+            if not older._is_detached:
+                older._detached = older._detached or asyncio.Event()
+                await older._detached.wait()
             self._older = None
 
     def limit(self, seconds: float) -> None:
@@ -184,11 +186,6 @@ class ActiveClaim:
                 under_way.cancel()
         if self._detached is not None:
             self._detached.set()
-
-    async def _wait_detached(self) -> None:
-        if not self._is_detached:
-            self._detached = self._detached or asyncio.Event()
-            await self._detached.wait()
 
     def _cut(self) -> None:
         """Cancel the following task, once: a second cancellation would interrupt the runner's own cancel request."""

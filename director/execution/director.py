@@ -43,10 +43,9 @@ from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import Setup
-from director.servers.server import Server
+from director.servers.server import Server, Trust
 from director.servers.servers import Servers
 from director.servers.setup_webhook import SetupWebhook
-from director.servers.trust import Trust
 from director.store.catalog import OPEN_SCHEMA
 from director.store.removal import TrainedVersions
 from director.store.services import Services
@@ -225,7 +224,11 @@ class Director:
         """
         while True:
             try:
-                await self._follow_config_once()
+                config, revision = await self._stored_config()
+                if config != self._config:
+                    await self._configure(over(config, self._given))
+                    self._config = config
+                    log.info("configuration in force", extra={"revision": revision})
                 self._config_error = ""
             except BackendUnavailable as exc:
                 log.warning("reading the configuration failed", extra={"error": str(exc)})
@@ -234,13 +237,6 @@ class Director:
                     log.error("the configuration cannot be used", extra={"error": str(exc)})
                 self._config_error = str(exc)
             await self._clock.sleep(LOOK_AGAIN_S)
-
-    async def _follow_config_once(self) -> None:
-        config, revision = await self._stored_config()
-        if config != self._config:
-            await self._configure(over(config, self._given))
-            self._config = config
-            log.info("configuration in force", extra={"revision": revision})
 
     async def _stored_config(self) -> tuple[ModelConfig, int]:
         """Return the configuration and its revision: an empty one and 0 if none is stored."""
@@ -384,7 +380,6 @@ class Director:
         return ""
 
     async def _introduce(self, server: Server, health: ServerHealth) -> None:
-        """Register the model of a ready server."""
         schema = await server.runner.openapi_schema()
         if schema is None:
             log.warning("the model server shows no schema", extra={"server": server.runner.url})

@@ -25,27 +25,11 @@ from director.core.policy import Policy
 from director.core.schema import Claim, Stored
 from director.core.settings import DirectorSettings
 from director.core.states import Status
+from director.execution import tracker
 from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
 from director.execution.moderation import Moderator
 from director.execution.run_files import FileInputs, StoredFile, Storing
-from director.execution.tracker import (
-    CLAIMED_AHEAD,
-    RULES,
-    Ask,
-    ErrorClass,
-    Finish,
-    GiveBack,
-    Halt,
-    Happening,
-    Judged,
-    Limits,
-    Remember,
-    Tell,
-    Tracker,
-    Write,
-    backoff_s,
-)
 from director.execution.uploads import Upload, Uploaded
 from director.files.store import FileName
 from director.runtime import crash
@@ -73,7 +57,7 @@ ABANDONED: Final = Ended(outcome=Outcome.LOST, error="The run was abandoned")
 FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed inside the director")
 NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input could not be looked up")
 LEFT: Final = Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow")
-NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=CLAIMED_AHEAD)
+NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
 NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
 GONE: Final = "The destination of this training is gone, or the version that it trained is."
 
@@ -89,7 +73,7 @@ class Executor(Struct, kw_only=True, eq=False):
     claims: ActiveClaims
     servers: Servers
     post: Post
-    limits: Limits
+    limits: tracker.Limits
     policy: Policy
     settings: DirectorSettings
     dice: Callable[[], float]
@@ -142,17 +126,17 @@ class Run:
         waited_ms = 0 if record.claimed is None else record.claimed - record.created
         self._setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
         self._servers.permits.move(permit, record.remote)
-        self._tracker = tracker = Tracker(record, executor.limits, is_moderated=executor.moderator is not None)
-        self.active = ActiveClaim(claim, tracker, permit.server.runner, self._clock)
+        self._tracker = tracker.Tracker(record, executor.limits, is_moderated=executor.moderator is not None)
+        self.active = ActiveClaim(claim, self._tracker, permit.server.runner, self._clock)
         # not a method of this run: a circle of references would be left to the garbage collector
-        self._outbox = Outbox(record, executor.post, partial(_snapshot, claim, tracker, self._clock))
+        self._outbox = Outbox(record, executor.post, partial(_snapshot, claim, self._tracker, self._clock))
         self._progress = Progress(self.active, executor.scripts, self._outbox if self._outbox.is_wanted else None)
         self._run_limit_s = executor.settings.run_limit_s
-        self._decided: Finish | GiveBack | None = None
+        self._decided: tracker.End | None = None
         self._ahead_s = 0.0
         self._measured: dict[str, float] = {}
         self._known_files: dict[FileName, StoredFile] = {}
-        self._beside: deque[Upload | Ask] = deque()
+        self._beside: deque[Upload | tracker.Ask] = deque()
         self._beside_task: asyncio.Task[None] | None = None
         self._bytes_ahead = 0
         self._has_files = False
@@ -232,30 +216,30 @@ class Run:
             self._servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
         self._apply(event)
 
-    def _apply(self, event: Happening) -> None:
+    def _apply(self, event: tracker.Happening) -> None:
         for effect in self._tracker.apply(event, self._now()):
             match effect:
-                case Write():
+                case tracker.Write():
                     self._progress.add(effect.events)
-                case Remember():
+                case tracker.Remember():
                     self._progress.remember(effect.remote)
-                case Tell():
+                case tracker.Tell():
                     self._progress.tell(effect.event)
-                case Halt():
+                case tracker.Halt():
                     self.active.stop(effect.why)
                 case Upload():
                     self._bytes_ahead += effect.size
                     self._do_beside(effect)
-                case Ask():
+                case tracker.Ask():
                     self._do_beside(effect)
-                case Finish() | GiveBack():
+                case tracker.Finish() | tracker.GiveBack():
                     self._decided = effect
                 case _:
                     assert_never(effect)
 
     # ---- beside the run: files and moderation ----
 
-    def _do_beside(self, effect: Upload | Ask) -> None:
+    def _do_beside(self, effect: Upload | tracker.Ask) -> None:
         self._beside.append(effect)
         if self._beside_task is None or self._beside_task.done():
             self._beside_task = asyncio.get_running_loop().create_task(self._work_beside())
@@ -279,7 +263,7 @@ class Run:
         self._caught_up.set()
         return Uploaded(upload.number, urls)
 
-    async def _judge(self, ask: Ask) -> Judged:
+    async def _judge(self, ask: tracker.Ask) -> tracker.Judged:
         moderator, began_at = self._executor.moderator, self._tracker.began_at
         assert moderator is not None and began_at is not None  # noqa: S101, PT018 - the tracker asks about an output
         until_s = began_at + self._run_limit_s
@@ -292,14 +276,14 @@ class Run:
 
     # ---- end: what to write ----
 
-    async def end(self) -> Finish | GiveBack | None:
+    async def end(self) -> tracker.End | None:
         """Wait for files and moderation, then return what to write. None when the claim was lost."""
         await self._wait_beside()
         end = None if self.active.is_lost else self._decided
         if self._executor.trained is not None and self._claim.record.kind == "training":
             self._servers.permits.release(self._permit)
             end = await self._publish(self._executor.trained, end)
-        if not isinstance(end, Finish):
+        if not isinstance(end, tracker.Finish):
             return end
         record = self._claim.record
         self._measured = metrics_of(record, self._tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s)
@@ -321,9 +305,9 @@ class Run:
         finally:
             self._executor.ending -= 1
 
-    async def _publish(self, versions: TrainedVersions, end: Finish | GiveBack | None) -> Finish | GiveBack | None:
+    async def _publish(self, versions: TrainedVersions, end: tracker.End | None) -> tracker.End | None:
         """Make a version of a training that succeeded. Waits while Redis is away; None if the claim is lost first."""
-        if not isinstance(end, Finish) or end.status is not Status.SUCCEEDED:
+        if not isinstance(end, tracker.Finish) or end.status is not Status.SUCCEEDED:
             return end
         while not self.active.is_lost:
             try:
@@ -339,9 +323,9 @@ class Run:
 
     # ---- settle: the last write ----
 
-    async def settle(self, end: Finish | GiveBack | None) -> bool:
+    async def settle(self, end: tracker.End | None) -> bool:
         """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
-        if not isinstance(end, Finish):  # from here on another attempt may notify the caller
+        if not isinstance(end, tracker.Finish):  # from here on another attempt may notify the caller
             self._outbox.drop()
         # before the last write: the next claim then leaves together with it
         self._servers.permits.release(self._permit)
@@ -349,7 +333,7 @@ class Run:
         self._spans.settled(end)
         return is_ours
 
-    async def _settle(self, end: Finish | GiveBack | None) -> bool:
+    async def _settle(self, end: tracker.End | None) -> bool:
         """Try for as long as it takes: the model's output must not be lost because Redis is away.
 
         Goes on if the claim seems lost: it looks the same when `finish` was carried out and its answer was lost.
@@ -359,7 +343,7 @@ class Run:
         unwritten = await self._progress.close()
         while end is not None:
             try:
-                if isinstance(end, GiveBack):
+                if isinstance(end, tracker.GiveBack):
                     await self._give_back(end)
                     return False
                 crash.at("before_finish")
@@ -392,11 +376,11 @@ class Run:
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
         return False
 
-    async def _give_back(self, end: GiveBack) -> None:
+    async def _give_back(self, end: tracker.GiveBack) -> None:
         claim, policy = self._claim, self._executor.policy
         delay_s = 0.0
         if end.fault is not None:
-            delay_s = backoff_s(
+            delay_s = tracker.backoff_s(
                 end.fault,
                 claim.record.attempt,
                 base_s=policy.backoff_s,
@@ -404,7 +388,7 @@ class Run:
                 dice=self._executor.dice(),
                 asked_s=end.asked_s,
             )
-        spent = end.fault is not None and RULES[end.fault].spent
+        spent = end.fault is not None and tracker.RULES[end.fault].spent
         crash.at("before_release")
         became = await self._executor.scripts.release(
             claim.id,
@@ -437,7 +421,7 @@ class Run:
         finally:
             executor.telling -= 1
 
-    async def remove_unnamed_files(self, end: Finish | GiveBack | None) -> None:
+    async def remove_unnamed_files(self, end: tracker.End | None) -> None:
         """Delete the stored files of a prediction that finished without an output, but not those of a training.
 
         An earlier attempt may have made a version of them.
@@ -445,7 +429,7 @@ class Run:
         storing, record = self._executor.storing, self._claim.record
         if storing is None or not self._has_files or record.kind == "training":
             return
-        if isinstance(end, Finish) and not end.output:
+        if isinstance(end, tracker.Finish) and not end.output:
             self._drop_beside()
             await storing.remove(record)
 
@@ -466,7 +450,7 @@ class Run:
         record = self._claim.record
         return {"prediction": record.id, "queue": record.queue, "attempt": record.attempt}
 
-    def _facts_of_end(self, end: Finish) -> dict[str, object]:
+    def _facts_of_end(self, end: tracker.Finish) -> dict[str, object]:
         record, url = self._claim.record, self.active.runner.url
         facts = {"model": record.model, "version": record.version, "server": url, "status": end.status}
         return {**self._facts(), **facts, "code": end.code, **self._measured}
@@ -475,7 +459,7 @@ class Run:
         return self._clock.monotonic()
 
 
-def _may_have_begun(active: ActiveClaim, end: GiveBack) -> bool:
+def _may_have_begun(active: ActiveClaim, end: tracker.GiveBack) -> bool:
     """Return whether another attempt could be a second run: a model server that died may have begun what it was sent.
 
     A slow refusal looks like a run that began, so there the answer of the server decides. A run that was left to the
@@ -483,15 +467,15 @@ def _may_have_begun(active: ActiveClaim, end: GiveBack) -> bool:
     """
     if active.is_left:
         return False
-    if end.fault is ErrorClass.INFRASTRUCTURE or active.tracker.is_accepted:
+    if end.fault is tracker.ErrorClass.INFRASTRUCTURE or active.tracker.is_accepted:
         return True
     return end.fault is None and active.tracker.began_at is not None
 
 
-def _snapshot(claim: Claim, tracker: Tracker, clock: Clock, started_ms: int | None) -> Stored:
-    began_ms = clock.now_ms() - (tracker.ran_ms(clock.monotonic()) or 0)
+def _snapshot(claim: Claim, run: tracker.Tracker, clock: Clock, started_ms: int | None) -> Stored:
+    began_ms = clock.now_ms() - (run.ran_ms(clock.monotonic()) or 0)
     record = replace(claim.record, status=Status.PROCESSING, started=started_ms or began_ms)
-    return Stored(record=record, input=claim.input, output=tracker.output, logs=tracker.logs)
+    return Stored(record=record, input=claim.input, output=run.output, logs=run.logs)
 
 
 def weights_of(output: bytes) -> str | None:

@@ -171,7 +171,6 @@ class Pool:
             started(port)
 
     async def drain(self) -> None:
-        """Drain all directors at once."""
         async with anyio.create_task_group() as tasks:
             for label in self.directors.keys() - self._broken.keys():
                 tasks.start_soon(self.directors[label].drain)
@@ -189,7 +188,6 @@ class Pool:
             await director.abandon()
 
     async def _measure(self) -> None:
-        """Measure the event loop, Redis and the slots of this process."""
         metering = self._shared.metering
         pulse = Pulse(metering.registry, metering.redis, self._redis)
         pulse.on_beat.append(metering.beat)
@@ -212,14 +210,8 @@ class Pool:
     def _figures(self) -> Mapping[str, Any]:
         if ALONE in self.directors:
             return self.directors[ALONE].figures
-        return {"models": {label: self._shown(label) for label in self.directors}}
-
-    def _shown(self, label: str) -> dict[str, Any]:
-        director = self.directors[label]
-        standing = director.servers.standing
-        return {
-            "status": standing.state,
-            "slots": standing.slots,
-            "busy": director.servers.permits.busy,
-            **director.figures,
-        }
+        models = {}
+        for label, director in self.directors.items():
+            standing, busy = director.servers.standing, director.servers.permits.busy
+            models[label] = {"status": standing.state, "slots": standing.slots, "busy": busy, **director.figures}
+        return {"models": models}

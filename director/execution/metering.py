@@ -17,7 +17,7 @@ from director.core.schema import Record, spent_attempts
 from director.core.states import Status
 from director.core.trace_context import TraceHeaders
 from director.execution.active_claims import ActiveClaims
-from director.execution.tracker import FAULTS, STOPS, VERDICTS, ErrorClass, Finish, GiveBack, Tracker
+from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Tracker
 from director.runtime.metric_table import METRICS, QueueNames
 from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
@@ -122,7 +122,6 @@ class Metering(Collector):
         self.released.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
 
     def lost(self, record: Record) -> None:
-        """Count a claim that another director took before its last write."""
         self._of(record.queue).lost.inc()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
@@ -218,7 +217,9 @@ class ClaimSpans:
         self._facts = {**facts_of(tracing, record), "attempt": record.attempt} if tracing.is_on else None
         self._run: Span | None = None
         if tracing.is_on and record.claimed is not None:
-            wait = tracing.begin("wait", record.trace, at_ms=_waits_since(record), facts=self._facts)
+            spent = spent_attempts(record.history)
+            since = spent[-1].ended if spent else record.created
+            wait = tracing.begin("wait", record.trace, at_ms=since, facts=self._facts)
             wait.end(at_ms=record.claimed)
         self._claim: Span | None = tracing.begin("claim", record.trace, facts=self._facts)
 
@@ -231,7 +232,7 @@ class ClaimSpans:
         fault = FAULTS.get(ended.outcome)
         self._end_run(error=fault.kind if fault else "", facts={"outcome": ended.outcome})
 
-    def settled(self, end: Finish | GiveBack | None) -> None:
+    def settled(self, end: End | None) -> None:
         """End the span of the claim: `end` was written, or the claim was lost."""
         if not self._tracing.is_on:
             return
@@ -259,8 +260,3 @@ class ClaimSpans:
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.end(facts, error=error)
-
-
-def _waits_since(record: Record) -> int:
-    spent = spent_attempts(record.history)
-    return spent[-1].ended if spent else record.created

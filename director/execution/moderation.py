@@ -7,8 +7,8 @@ what the endpoint does. The operator chose the address, so it may be private.
 
 import asyncio
 import logging
-from dataclasses import KW_ONLY, dataclass
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
 import httpx
 import msgspec
@@ -49,13 +49,9 @@ class _Answer(Struct, frozen=True):
 
 @dataclass(eq=False)
 class Moderator:
-    """One endpoint, for all claims of a process. `on_failure`: what becomes of an output without a verdict."""
+    """One endpoint, for all claims of a process."""
 
-    url: str
-    _: KW_ONLY
-    secret: str
-    on_failure: Literal["hold", "release"]
-    timeout_s: float
+    settings: DirectorSettings
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -76,13 +72,7 @@ class Moderator:
             signing.sign([settings.moderation_secret], message_id="msg", timestamp_s=0, body=b"")
         except ValueError as exc:
             raise SettingsError(f"DIRECTOR_MODERATION_SECRET: {exc}.") from None
-        return cls(
-            settings.moderation_url,
-            secret=settings.moderation_secret,
-            on_failure=settings.moderation_on_failure,
-            timeout_s=settings.moderation_timeout_s,
-            clock=clock,
-        )
+        return cls(settings, clock)
 
     async def judge(self, record: Record, output: bytes, *, until_s: float, cut: asyncio.Event) -> Judged:
         """Return the verdict on this output. Asks at least once, then until `until_s` or until `cut` is set."""
@@ -94,7 +84,7 @@ class Moderator:
             if isinstance(answer, Judged):
                 return answer
             log.warning("an output was not judged", extra={"prediction": record.id, "reason": answer})
-            if self.on_failure == "release":
+            if self.settings.moderation_on_failure == "release":
                 return Judged(Verdict.ALLOWED)
             pause_s = next(pauses, pause_s)
             left_s = until_s - self.clock.monotonic()
@@ -110,18 +100,19 @@ class Moderator:
 
     async def _ask(self, record: Record, body: bytes) -> Judged | str:
         headers = signing.headers(
-            [self.secret],
+            [self.settings.moderation_secret],
             message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),
             timestamp_s=self.clock.now_ms() // 1000,
             body=body,
         )
         headers |= HEADERS
+        url, timeout_s = self.settings.moderation_url, self.settings.moderation_timeout_s
         try:
-            async with asyncio.timeout(self.timeout_s):
-                async with self._http.stream("POST", self.url, content=body, headers=headers) as response:
+            async with asyncio.timeout(timeout_s):
+                async with self._http.stream("POST", url, content=body, headers=headers) as response:
                     answer, is_whole = await read_chunks(response.aiter_raw(), MOST_ANSWER)
         except TimeoutError:
-            return f"no answer within {self.timeout_s:g} s"
+            return f"no answer within {timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as exc:
             return type(exc).__name__
         if response.status_code != httpx.codes.OK:

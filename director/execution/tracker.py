@@ -112,6 +112,7 @@ class GiveBack(Struct, frozen=True, kw_only=True):
     asked_s: float | None = None
 
 
+End = Finish | GiveBack
 # The end of a drained run where nothing may run twice and the run had begun
 DRAINED: Final = GiveBack(
     fault=None,
@@ -172,7 +173,7 @@ VERDICTS: Final[dict[Verdict, tuple[str, str]]] = {
 }
 
 
-def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: bool) -> Finish | GiveBack:
+def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: bool) -> End:
     """Return the end of a prediction by the end of its run. `ended` carries all known output and logs."""
     if stopped is Stop.DEADLINE and not has_begun:
         # the deadline's end depends on whether an earlier attempt began, which only the record knows
@@ -194,7 +195,7 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
     return GiveBack(fault=fault.kind, error=why, code=code, asked_s=ended.retry_after_s)
 
 
-def released(end: Finish, judged: Judged, stopped: Stop | None) -> Finish | GiveBack:
+def released(end: Finish, judged: Judged, stopped: Stop | None) -> End:
     """Return what a success becomes by the verdict on its output."""
     if judged.verdict is Verdict.ALLOWED:
         return end
@@ -272,7 +273,7 @@ class Ask(Struct, frozen=True):
     output: bytes
 
 
-Effect = Write | Remember | Tell | Halt | Upload | Ask | Finish | GiveBack
+Effect = Write | Remember | Tell | Halt | Upload | Ask | End
 Happening = RunEvent | Uploaded | Judged
 """What a tracker is told: what the runner saw, and what came of an `Upload` or an `Ask`."""
 
@@ -407,7 +408,7 @@ class Tracker:
             effects += self._produce(event) if isinstance(event, Produced) else self._close(self._end(event))
         return effects
 
-    def _close(self, end: Finish | GiveBack) -> list[Effect]:
+    def _close(self, end: End) -> list[Effect]:
         if self._is_moderated and isinstance(end, Finish) and end.output:
             if end.status is Status.SUCCEEDED:
                 self._withheld = end
@@ -415,7 +416,7 @@ class Tracker:
             end = replace(end, output=b"")
         return self._end_with(end)
 
-    def _end_with(self, end: Finish | GiveBack) -> list[Effect]:
+    def _end_with(self, end: End) -> list[Effect]:
         self.ended = True
         return [end]
 
@@ -465,7 +466,7 @@ class Tracker:
             return []
         return [Write((event,))]
 
-    def _end(self, ended: Ended) -> Finish | GiveBack:
+    def _end(self, ended: Ended) -> End:
         output = joined(self._items) if ended.output is None else ended.output
         logs = self.logs if ended.logs is None else ended.logs
         whole = replace(ended, output=output, logs=logs)

@@ -181,9 +181,10 @@ class Uploads:
         """Return the outputs that may go on now that these files have addresses."""
         for waiting in self._queue:
             if waiting.number == answer.number and waiting.found is not None and answer.urls is not None:
-                output = _output(waiting.event)
+                event, output = waiting.event, _output(waiting.event)
                 assert output is not None  # noqa: S101 - for the type checker: files were found in it
-                waiting.event = _with(waiting.event, filled(output, waiting.found, answer.urls))
+                new = filled(output, waiting.found, answer.urls)
+                waiting.event = replace(event, **{"item" if isinstance(event, Produced) else "output": new})
                 waiting.number = None
         return list(self._ready())
 
@@ -208,7 +209,3 @@ class Uploads:
 
 def _output(event: Output) -> Raw | None:
     return event.item if isinstance(event, Produced) else event.output
-
-
-def _with(event: Output, output: Raw) -> Output:
-    return replace(event, item=output) if isinstance(event, Produced) else replace(event, output=output)

@@ -62,14 +62,11 @@ class CallerFiles:
             await pipe.execute()
 
         await ask(write)
-        await self._trim(file.account, below=oldest)
-
-    async def _trim(self, account: str, *, below: str) -> None:
-        """Take some of those off the list that are so old and have expired: more than one came."""
-        old = await self.ids(account, high=f"({below}", count=MOST_TRIMMED, newest_first=False)
-        alive = await self.known(account, old)
+        # take some expired files off the list: more than one came
+        old = await self.ids(file.account, high=f"({oldest}", count=MOST_TRIMMED, newest_first=False)
+        alive = await self.known(file.account, old)
         if gone := [file_id for file_id in old if file_id not in alive]:
-            await ask(lambda: self._redis.zrem(keys.files(account), *gone))
+            await ask(lambda: self._redis.zrem(listing, *gone))
 
     async def get(self, account: str, file_id: FileId) -> CallerFile | None:
         return (await self.known(account, [file_id])).get(file_id)

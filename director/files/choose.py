@@ -14,9 +14,8 @@ from redis.asyncio import Redis
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId
-from director.files.links import LinkedStore, Links
 from director.files.local import LocalFiles
-from director.files.store import FileName, FileStore, OutputStore
+from director.files.store import FileName, FileStore, LinkedStore, Links, OutputStore
 
 # Store a director's files through the API, for directors that see neither its folder nor a bucket.
 #

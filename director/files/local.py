@@ -20,8 +20,16 @@ from msgspec.structs import replace
 
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
-from director.files.links import LinkedStore, Links
-from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, FileName, OpenFile, StoredName
+from director.files.store import (
+    PLAIN_TYPE,
+    READ_BYTES,
+    CallerFileName,
+    FileName,
+    LinkedStore,
+    Links,
+    OpenFile,
+    StoredName,
+)
 
 T = TypeVar("T")
 

@@ -22,8 +22,7 @@ from obstore.store import S3Store
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, is_prediction_id
-from director.files.links import LinkedStore, Links
-from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, OpenFile, StoredName
+from director.files.store import PLAIN_TYPE, READ_BYTES, CallerFileName, LinkedStore, Links, OpenFile, StoredName
 
 T = TypeVar("T")
 

@@ -44,12 +44,9 @@ if _point not in ("", *get_args(Point)) or _how not in ("kill", "stop"):
 
 
 def at(point: Point) -> None:
-    if point == _point:
-        _die()
-
-
-def _die() -> None:
     global _point
+    if point != _point:
+        return
     if _how == "kill":
         os._exit(KILLED)
     _point = ""

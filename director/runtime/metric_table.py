@@ -16,7 +16,6 @@ from director.core.ids import QueueName
 Process = Literal["api", "director", "keeper"]
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
-ALL: Final[tuple[Process, ...]] = ("api", "director", "keeper")
 OTHER: Final = "other"  # the label of queues that have no name of their own
 
 BUCKETS: Final[Mapping[str, tuple[float, ...]]] = {

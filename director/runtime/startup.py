@@ -86,7 +86,6 @@ class Descriptors:
 
     @property
     def are_short(self) -> bool:
-        """Return True if nine tenths of the limit are open."""
         return self.limit != resource.RLIM_INFINITY and self.open >= SHARE * self.limit
 
     def _count(self) -> int:

@@ -1,8 +1,6 @@
 """Keep the model servers that are wanted: make them, watch each one, restart it, and retire it.
 
-`Watch` looks at one server, tells `Servers` whether it can run, and asks a broken one to end. `Fleet` starts and ends
-the watches as the wanted servers change. Nothing else asks a server how it is, and nothing is claimed for a server
-that is not ready.
+Nothing else asks a server how it is, and nothing is claimed for a server that is not ready.
 """
 
 import asyncio
@@ -53,38 +51,36 @@ LEVELS: Final[dict[HealthStatus, int]] = {
 }
 
 
-class Recovery:
+class Recovery(Struct, eq=False):
     """Decides when a broken server is asked to end so that a fresh one comes. Pure.
 
     A server that runs something is never asked, and one that a restart did not help ever less often. `waits`: for each
     status, how long it may last before that; for ever if missing or 0.
     """
 
-    def __init__(self, waits: Mapping[HealthStatus, float]) -> None:
-        self._waits = waits
-        self._seen: tuple[HealthStatus, str] | None = None
-        self._due_s = 0.0
-        self._tries = 0
+    waits: Mapping[HealthStatus, float]
+    seen: tuple[HealthStatus, str] | None = None
+    due_s: float = 0.0
+    tries: int = 0
 
     def is_due(self, health: Health, now: float, *, is_idle: bool) -> bool:
-        """Return whether to ask the server to end now, after this look at it."""
         if health.can_run:
-            self._tries = 0
-        wait_s = self._waits.get(health.status, 0.0)
+            self.tries = 0
+        wait_s = self.waits.get(health.status, 0.0)
         if not wait_s or not is_idle:
-            self._seen = None
+            self.seen = None
             return False
-        if self._seen != (health.status, health.since):
-            self._seen = health.status, health.since
-            self._due_s = now + self._next(wait_s)
-        if now < self._due_s:
+        if self.seen != (health.status, health.since):
+            self.seen = health.status, health.since
+            self.due_s = now + self._next(wait_s)
+        if now < self.due_s:
             return False
-        self._tries += 1
-        self._due_s = now + self._next(wait_s)
+        self.tries += 1
+        self.due_s = now + self._next(wait_s)
         return True
 
     def _next(self, wait_s: float) -> float:
-        return max(wait_s, min(wait_s * (1 << min(self._tries, 16)), LONGEST_S))
+        return max(wait_s, min(wait_s * (1 << min(self.tries, 16)), LONGEST_S))
 
 
 class Watch(Struct, eq=False):
@@ -200,18 +196,10 @@ class Watch(Struct, eq=False):
     def _report(self, health: Health) -> None:
         if health.status is not self.seen:
             # Nothing else that a server prints is logged, since a model may print its secrets
-            setup = health.setup if health.status is HealthStatus.SETUP_FAILED else None
-            logs = {} if setup is None else {"setup_logs": setup.logs[-SETUP_LOG_CHARS:]}
-            log.log(
-                LEVELS.get(health.status, logging.INFO),
-                "the health of a model server changed",
-                extra={
-                    "server": self.server.runner.url,
-                    "status": health.status,
-                    "detail": health.detail,
-                    **logs,
-                },
-            )
+            facts = {"server": self.server.runner.url, "status": health.status, "detail": health.detail}
+            if health.status is HealthStatus.SETUP_FAILED and health.setup is not None:
+                facts["setup_logs"] = health.setup.logs[-SETUP_LOG_CHARS:]
+            log.log(LEVELS.get(health.status, logging.INFO), "the health of a model server changed", extra=facts)
         self.seen = health.status
 
 

@@ -19,9 +19,8 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import FileId, PredictionId, QueueName
 from director.core.policy import Policy
-from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.store import FileName
+from director.files.store import FileName, Links
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from director.store.models import Collection, Collections

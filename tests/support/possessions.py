@@ -17,9 +17,8 @@ from director.core.clock import SystemClock
 from director.core.ids import FileId, Kind, PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.store import FileName
+from director.files.store import FileName, Links
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.models import Collection, Collections

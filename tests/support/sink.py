@@ -74,6 +74,8 @@ class Sink:
         self._closing.set()
 
     async def serve(self, request: wire.Request) -> wire.Answer:
+        if request.method != "POST":  # a health check, where the sink stands for a model server
+            return wire.Answer(405)
         self.open += 1
         try:
             async with self._changed:

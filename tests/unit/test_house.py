@@ -65,7 +65,6 @@ PURE = (
     "director.execution.uploads",
     "director.runtime.metric_table",
     "director.servers.runners.runner",
-    "director.servers.trust",
     "director.simulate.trace",
 )
 EDGES = ("redis", "httpx", "anyio", "starlette", "uvicorn", "asyncio", "socket", "time", "logging", "jsonschema_rs")

@@ -46,7 +46,6 @@ def read_json(body: bytes, shape: type[T]) -> T:
 
 
 def excerpt(body: bytes) -> str:
-    """Return the beginning of a body that is not understood, in one line."""
     return one_line(body[: EXCERPT_CHARS * 4].decode(errors="replace"))
 
 
@@ -72,7 +71,6 @@ class _Refusal(Struct):
 
 
 def locked(status: int) -> Ended:
-    """Return the end of a run that was answered with one of NO_ENTRY."""
     error = f"The model server answered {status}: {WRONG_KEY}"
     return Ended(outcome=Outcome.REFUSED, error=error, is_locked=True, code=SERVER_AUTH)
 
@@ -149,7 +147,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The media type without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
@@ -279,7 +276,10 @@ class SseParser:
             self._at_start = False
             line = line.removeprefix(BOM)
         if not line:
-            return self._dispatch()
+            # The standard drops an event without data; a keep-alive comment looks like that
+            frame = Frame(self._event or "message", b"\n".join(self._data)) if self._data else None
+            self._event, self._data, self._data_bytes = "message", [], 0
+            return frame
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
@@ -290,9 +290,3 @@ class SseParser:
         elif name == b"event":
             self._event = value.decode(errors="replace")
         return None
-
-    def _dispatch(self) -> Frame | None:
-        # The standard drops an event without data; a keep-alive comment looks like that
-        frame = Frame(self._event or "message", b"\n".join(self._data)) if self._data else None
-        self._event, self._data, self._data_bytes = "message", [], 0
-        return frame

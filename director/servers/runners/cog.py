@@ -17,18 +17,8 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.runner_config import CogConfig
+from director.servers.runners import cog_answers
 from director.servers.runners.answers import Unreadable, one_line, read_json
-from director.servers.runners.cog_answers import (
-    COGLET,
-    UNKNOWN,
-    Again,
-    Known,
-    Model,
-    Sighting,
-    python_kind,
-    read_health,
-    read_model,
-)
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
 from director.servers.runners.connections import connection_lost
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
@@ -98,7 +88,7 @@ class CogRunner(HttpBase):
         self._max_files = options.max_files
         self._arrivals = None if options.inbox is None else options.inbox.arrivals
         self._trains = options.trains
-        self._known: Known | None = None
+        self._known: cog_answers.Known | None = None
         self._sent_at: dict[str, float] = {}
         self._deaf_for = 0
         self._may_hold_strangers = True
@@ -112,11 +102,11 @@ class CogRunner(HttpBase):
             return replace(sighting.health, server=(await self._learn(sighting)).name)
         return sighting.health
 
-    async def _look(self) -> Sighting:
+    async def _look(self) -> cog_answers.Sighting:
         answer = await self._ask("GET", "/health-check", limit=MAX_HEALTH_BODY, timeout_s=HEALTH_TIMEOUT_S)
         if answer.trouble:
-            return Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble))
-        return read_health(answer.status, answer.body)
+            return cog_answers.Sighting(health=Health(status=HealthStatus.UNREACHABLE, detail=answer.trouble))
+        return cog_answers.read_health(answer.status, answer.body)
 
     async def openapi_schema(self) -> Raw | None:
         """Return the server's OpenAPI document as it is, or None unless it is JSON of at most 1 MB."""
@@ -163,7 +153,7 @@ class CogRunner(HttpBase):
             await self.health()
         lagged = False
         while True:
-            known = self._known or UNKNOWN
+            known = self._known or cog_answers.UNKNOWN
             streamed = known.streams and not lagged and (request.wants_progress or not self._fast)
             called = not known.kind.hears_meanwhile and not known.may_have_files and self._inbox is not None
             is_quiet = streamed or called  # the answer does not tell that a run of this id is already there
@@ -172,26 +162,26 @@ class CogRunner(HttpBase):
             match await self._put(request, feed, known, streamed=streamed, called=called):
                 case Ended() as ended:
                     return ended
-                case Again.NO_SLOT:
+                case cog_answers.Again.NO_SLOT:
                     if not await for_a_slot.pause():
                         return NO_SLOT
-                case Again.RUNNING:
+                case cog_answers.Again.RUNNING:
                     if not (await with_a_stranger.pause() and await self._evict(request.id, with_a_stranger)):
                         return STRANGER_STAYS
-                case Again.LAGGED:
+                case cog_answers.Again.LAGGED:
                     # Put it once more without a stream: another attempt would lag again
                     log.warning("a run outpaced its stream and is put again", extra={"prediction": request.id})
                     feed.add(Restarted("stream_lagged"))
                     lagged, request = True, replace(request, wants_progress=False)
                     self._may_hold_strangers = True
-                case Again.NO_STREAM:
+                case cog_answers.Again.NO_STREAM:
                     if not streamed:
                         return NOT_STREAMED
                     self._known = replace(known, streams=False)
 
     async def _put(
-        self, request: RunRequest, feed: Feed, known: Known, *, streamed: bool, called: bool
-    ) -> Ended | Again:
+        self, request: RunRequest, feed: Feed, known: cog_answers.Known, *, streamed: bool, called: bool
+    ) -> Ended | cog_answers.Again:
         run = Run(request=request, known=known, max_body=self._max_body, path=self._path(request.id))
         is_deaf = not (known.kind.hears_meanwhile or called)
         self._deaf_for += is_deaf
@@ -230,20 +220,20 @@ class CogRunner(HttpBase):
         if self._slots == 1:  # with one slot, it can hold no other run now
             self._may_hold_strangers = False
 
-    async def _learn(self, sighting: Sighting) -> Known:
+    async def _learn(self, sighting: cog_answers.Sighting) -> cog_answers.Known:
         """Return what a READY server is and can do. The server is asked once after each start."""
         known = self._known
         if known is not None and known.since == sighting.since and known.coglet == (sighting.coglet is not None):
             return known
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
-        model = read_model(answer.body) if answer.status == 200 else Model()
+        model = cog_answers.read_model(answer.body) if answer.status == 200 else cog_answers.Model()
         is_coglet = sighting.coglet is not None
         version = "" if is_coglet else await self._python_version()
-        learned = Known(
+        learned = cog_answers.Known(
             since=sighting.since,
             name=sighting.health.server or f"cog {version}".strip() + " (python)",
             coglet=is_coglet,
-            kind=COGLET if is_coglet else python_kind(version),
+            kind=cog_answers.COGLET if is_coglet else cog_answers.python_kind(version),
             streams=model.streams and sighting.can_stream and not self._trains,
             is_array=model.is_array and not self._trains,
             may_have_files=model.may_have_files or self._trains,

@@ -11,30 +11,12 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
-from director.servers.runners.answers import (
-    NO_ENTRY,
-    NULL,
-    WRONG_KEY,
-    Answer,
-    Unreadable,
-    excerpt,
-    locked,
-    one_line,
-    read_document,
-    read_json,
-    reason,
-)
+from director.servers.runners import answers
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome, Setup
 
-PREFIXES: Final = re.compile(
-    r"(?:(?:Prediction|Training) failed: )+"
-)  # coglet adds one for each layer that the error crosses
-
-OUTCOMES: Final = {
-    "succeeded": Outcome.SUCCEEDED,
-    "failed": Outcome.FAILED,
-    "canceled": Outcome.CANCELED,
-}
+# coglet adds one for each layer that the error crosses
+PREFIXES: Final = re.compile(r"(?:(?:Prediction|Training) failed: )+")
+OUTCOMES: Final = {outcome.value: outcome for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED)}
 
 # coglet's own faults come as failed predictions. An error that a model raised begins with "Prediction failed: ".
 SERVER_FAULTS: Final = (
@@ -79,10 +61,10 @@ class Snapshot(Struct, frozen=True):
 
     @property
     def output_or_none(self) -> Raw | None:
-        return None if self.output in (Raw(b""), NULL) else self.output
+        return None if self.output in (Raw(b""), answers.NULL) else self.output
 
 
-def read_answer(answer: Answer, *, prediction_id: str, coglet: bool = True) -> Ended | Again:
+def read_answer(answer: answers.Answer, *, prediction_id: str, coglet: bool = True) -> Ended | Again:
     """Read the answer to a PUT. `coglet` is False for the older servers, written in Python."""
     match answer.status:
         case 200:
@@ -93,9 +75,9 @@ def read_answer(answer: Answer, *, prediction_id: str, coglet: bool = True) -> E
             return Again.NO_STREAM
         case 409:
             return Again.NO_SLOT
-        case status if status in NO_ENTRY:
-            return locked(status)
-    why = reason(answer.body)
+        case status if status in answers.NO_ENTRY:
+            return answers.locked(status)
+    why = answers.reason(answer.body)
     said = f"The model server answered {answer.status}: {why}".removesuffix(": ")
     match answer.status:
         case 400 | 413 | 415 | 422:
@@ -111,15 +93,15 @@ def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
     """Read the terminal snapshot of a run, from an answer's body or a stream's last event."""
     try:
         snapshot = read_snapshot(body, prediction_id=prediction_id)
-    except Unreadable as exc:
+    except answers.Unreadable as exc:
         return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
     if not snapshot.is_terminal:
-        said = one_line(snapshot.status)
+        said = answers.one_line(snapshot.status)
         return Ended(outcome=Outcome.LOST, error=f"The model server answered before the run had ended: it is {said!r}")
     if snapshot.status == "succeeded":
         return Ended(
             outcome=Outcome.SUCCEEDED,
-            output=snapshot.output_or_none or NULL,
+            output=snapshot.output_or_none or answers.NULL,
             logs=snapshot.logs or "",
             metrics=snapshot.metrics or {},
         )
@@ -128,9 +110,9 @@ def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
 
 def read_snapshot(body: bytes, *, prediction_id: str) -> Snapshot:
     """Read a snapshot of this prediction. Raises `Unreadable`, also for a snapshot of another prediction."""
-    snapshot = read_json(body, Snapshot)
+    snapshot = answers.read_json(body, Snapshot)
     if snapshot.id not in (None, prediction_id):
-        raise Unreadable("about another prediction")
+        raise answers.Unreadable("about another prediction")
     return snapshot
 
 
@@ -156,14 +138,7 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
 #
 # Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
 
-STATUSES: Final = {
-    "STARTING": HealthStatus.STARTING,
-    "READY": HealthStatus.READY,
-    "BUSY": HealthStatus.BUSY,
-    "SETUP_FAILED": HealthStatus.SETUP_FAILED,
-    "UNHEALTHY": HealthStatus.UNHEALTHY,
-    "DEFUNCT": HealthStatus.DEFUNCT,
-}
+STATUSES: Final = {status.name: status for status in HealthStatus if status is not HealthStatus.UNREACHABLE}
 DETAILS: Final = {
     HealthStatus.READY: "",
     HealthStatus.BUSY: "Every slot is taken",
@@ -260,24 +235,24 @@ class _Report(Struct):
 def read_health(status: int, body: bytes) -> Sighting:
     """Read the answer to GET /health-check. An answer that makes no sense is UNHEALTHY, since a server is there."""
     if status != 200:
-        why = WRONG_KEY if status in NO_ENTRY else excerpt(body)
+        why = answers.WRONG_KEY if status in answers.NO_ENTRY else answers.excerpt(body)
         health = _unhealthy(f"The model server answered {status} to a health check: {why}").health
-        return Sighting(health=replace(health, is_locked=status in NO_ENTRY))
+        return Sighting(health=replace(health, is_locked=status in answers.NO_ENTRY))
     try:
-        report = read_json(body, _Report)
-    except Unreadable as exc:
+        report = answers.read_json(body, _Report)
+    except answers.Unreadable as exc:
         return _unhealthy(f"The model server's health is {exc}")
     if (said := STATUSES.get(report.status)) is None:
-        return _unhealthy(f"The model server says that it is {one_line(report.status)!r}")
+        return _unhealthy(f"The model server says that it is {answers.one_line(report.status)!r}")
     setup = report.setup or _Setup()
     trouble = report.user_healthcheck_error or report.detail or ""
     if said is HealthStatus.UNHEALTHY and any(sign in trouble for sign in WORKER_IS_DEAD):
         said = HealthStatus.DEFUNCT
     if said is HealthStatus.SETUP_FAILED:
         last = (setup.logs or "").rstrip().rpartition("\n")[2]  # of a traceback, the line that names the error
-        detail = one_line(last) or "Setup failed without saying why"
+        detail = answers.one_line(last) or "Setup failed without saying why"
     else:
-        detail = DETAILS.get(said, one_line(trouble) or "The model server does not say what is wrong")
+        detail = DETAILS.get(said, answers.one_line(trouble) or "The model server does not say what is wrong")
     coglet = report.version.coglet if report.version else None
     health = Health(
         status=said,
@@ -287,7 +262,7 @@ def read_health(status: int, body: bytes) -> Sighting:
             completed_at=setup.completed_at if isinstance(setup.completed_at, str) else "",
             logs=setup.logs or "",
         ),
-        server=f"coglet {one_line(coglet)}" if coglet else "",
+        server=f"coglet {answers.one_line(coglet)}" if coglet else "",
         since=setup.started_at or "",
     )
     return Sighting(health=health, coglet=coglet, since=setup.started_at or "")
@@ -296,8 +271,8 @@ def read_health(status: int, body: bytes) -> Sighting:
 def read_model(openapi: bytes) -> Model:
     """Read the OpenAPI document of a model. A document that makes no sense gives the defaults."""
     try:
-        document = read_document(openapi)
-    except Unreadable:
+        document = answers.read_document(openapi)
+    except answers.Unreadable:
         return Model()
     output = bytes(OUTPUT.find(document) or b"{}")
     return Model(

@@ -18,30 +18,10 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from director.servers.runners.answers import (
-    EVENT_STREAM,
-    Frame,
-    FrameTooLarge,
-    SseParser,
-    Unreadable,
-    excerpt,
-    one_line,
-    read_json,
-    too_large,
-)
-from director.servers.runners.cog_answers import (
-    OUTCOMES,
-    Again,
-    Known,
-    Sighting,
-    Snapshot,
-    read_answer,
-    read_end,
-    read_snapshot,
-)
-from director.servers.runners.connections import OneServer, read_out
+from director.servers.runners import answers, cog_answers
+from director.servers.runners.connections import OneServer
 from director.servers.runners.exchange import Exchange
-from director.servers.runners.http_base import RAN, Feed, receive
+from director.servers.runners.http_base import RAN, Feed, StreamReader, receive
 from director.servers.runners.inbox import Inbox, Mailbox
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
 
@@ -57,7 +37,7 @@ LAGGED: Final = "stream lagged"  # coglet keeps 1,024 events for a slow reader
 
 class Run(Struct, frozen=True, kw_only=True):
     request: RunRequest
-    known: Known
+    known: cog_answers.Known
     max_body: int
     path: str
     attempt: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
@@ -79,12 +59,11 @@ def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...]
     return msgspec.json.encode(_Create(run.request.input, webhook, events))
 
 
-async def read_whole(run: Run, response: Exchange) -> Ended | Again:
-    """Read an answer that is one body, and return what it means."""
+async def read_whole(run: Run, response: Exchange) -> Ended | cog_answers.Again:
     answer = await receive(response, run.max_body)
     if answer.status == 200 and not answer.complete:
-        return too_large(run.max_body)
-    return read_answer(answer, prediction_id=run.request.id, coglet=run.known.coglet)
+        return answers.too_large(run.max_body)
+    return cog_answers.read_answer(answer, prediction_id=run.request.id, coglet=run.known.coglet)
 
 
 class Progress:
@@ -112,12 +91,12 @@ class Progress:
 
 def _items(output: Raw) -> list[Raw]:
     try:
-        return read_json(bytes(output), list[Raw])
-    except Unreadable:
+        return answers.read_json(bytes(output), list[Raw])
+    except answers.Unreadable:
         return []  # not an array after all; the end has the output
 
 
-async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | Again:
+async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | cog_answers.Again:
     """Start the run and wait for its answer. Without an inbox there is no progress, and coglet's failures have no logs.
 
     Raises `httpx.TransportError` when the connection breaks.
@@ -131,7 +110,7 @@ async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | No
         async with aclosing(response):
             feed.answered()
             ended = await read_whole(run, response)
-        if isinstance(ended, Again):
+        if isinstance(ended, cog_answers.Again):
             return ended
         if response.status_code == 200 and not run.known.kind.tells_all_at_end:
             ended = await callbacks.complete(ended)
@@ -161,9 +140,9 @@ async def put_called(
     feed: Feed,
     *,
     inbox: Inbox,
-    look: Callable[[], Awaitable[Sighting]],
+    look: Callable[[], Awaitable[cog_answers.Sighting]],
     accepted: Callable[[], None],
-) -> Ended | Again:
+) -> Ended | cog_answers.Again:
     """Start the run and wait for the callback with its end. No earlier run of its id may be left on the server.
 
     Raises `httpx.TransportError` when the connection breaks before the server took the run.
@@ -184,15 +163,13 @@ async def put_called(
 
 
 class _Callbacks:
-    """The callbacks of one run."""
-
     def __init__(self, run: Run, feed: Feed, mailbox: Mailbox | None = None, *, url: str | None = None) -> None:
         self.url = url
         self._run = run
         self._feed = feed
         self._mailbox = mailbox or Mailbox(max_bytes=0)
         self._progress = Progress(is_array=run.known.is_array) if run.request.wants_progress else None
-        self._last: Snapshot | None = None
+        self._last: cog_answers.Snapshot | None = None
         self._completed = asyncio.Event()
 
     def report(self, output: Raw | None, logs: str | None, *, size: int) -> None:
@@ -201,11 +178,11 @@ class _Callbacks:
             for event in self._progress.news(output=output, logs=logs):
                 self._feed.add(event, size=size)
 
-    async def _next(self) -> tuple[Snapshot, bytes]:
+    async def _next(self) -> tuple[cog_answers.Snapshot, bytes]:
         while True:
             body = await self._mailbox.get()
-            with suppress(Unreadable):  # no snapshot, whatever sent it: the answer or the server's health has the end
-                return read_snapshot(body, prediction_id=self._run.request.id), body
+            with suppress(answers.Unreadable):  # no snapshot: the answer or the server's health has the end
+                return cog_answers.read_snapshot(body, prediction_id=self._run.request.id), body
 
     async def read(self) -> None:
         """Take callbacks until canceled."""
@@ -225,11 +202,11 @@ class _Callbacks:
             async with asyncio.timeout(COMPLETED_WITHIN_S):
                 await self._completed.wait()
         last = self._last
-        if last is None or OUTCOMES[last.status] is Outcome.SUCCEEDED:
+        if last is None or cog_answers.OUTCOMES[last.status] is Outcome.SUCCEEDED:
             return ended
         return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
 
-    async def end(self, look: Callable[[], Awaitable[Sighting]]) -> Ended:
+    async def end(self, look: Callable[[], Awaitable[cog_answers.Sighting]]) -> Ended:
         """Take callbacks until one has the end, or the server shows that none will."""
         now = asyncio.get_running_loop().time
         idle_since: float | None = None
@@ -249,7 +226,7 @@ class _Callbacks:
             if not snapshot.is_terminal:
                 self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
                 continue
-            ended = read_end(body, prediction_id=self._run.request.id, coglet=self._run.known.coglet)
+            ended = cog_answers.read_end(body, prediction_id=self._run.request.id, coglet=self._run.known.coglet)
             if ended.outcome in RAN:
                 self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
             return ended
@@ -275,26 +252,21 @@ class _Error(Struct):
 
 async def put_stream(
     server: OneServer, run: Run, feed: Feed, *, accepted: Callable[[], None] = lambda: None
-) -> Ended | Again:
+) -> Ended | cog_answers.Again:
     """Start the run and follow it. `accepted` is called when the server has taken it.
 
     Raises `httpx.TransportError` when the connection breaks.
     """
     response = await server.send(
-        "PUT", run.path, content=create_body(run), accept=EVENT_STREAM, trace=run.request.trace, sent=feed.sent
+        "PUT", run.path, content=create_body(run), accept=answers.EVENT_STREAM, trace=run.request.trace, sent=feed.sent
     )
     async with aclosing(response):
         feed.answered()
-        if response.status_code != 200 or not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+        if response.status_code != 200 or not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
             return await read_whole(run, response)
         accepted()
-        async with aclosing(_chunks(response)) as chunks:
-            reader = _Reader(run, feed)
-            async for chunk in chunks:
-                if (ended := reader.read(chunk)) is not None:
-                    await read_out(chunks)
-                    return ended
-                await feed.room()
+        if (ended := await _Reader(run, feed).follow(_chunks(response))) is not None:
+            return ended
     return Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
 
 
@@ -316,58 +288,45 @@ async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
         yield chunk
 
 
-class _Reader:
+class _Reader(StreamReader[cog_answers.Again]):
     def __init__(self, run: Run, feed: Feed) -> None:
-        self._run = run
-        self._feed = feed
-        self._parser = SseParser(run.max_body)
+        super().__init__(run.request, feed, run.max_body)
+        self._known = run.known
         self._produced = 0
 
-    def read(self, chunk: bytes) -> Ended | Again | None:
-        """Report the progress in this chunk. Returns the end if the chunk has it."""
-        try:
-            for frame in self._parser.feed(chunk):
-                if (ended := self._take(frame)) is not None:
-                    return ended
-        except FrameTooLarge:
-            return too_large(self._run.max_body)
-        except Unreadable as exc:
-            return Ended(outcome=Outcome.LOST, error=f"An event of the model server's stream is {exc}")
-        return None
-
-    def _take(self, frame: Frame) -> Ended | Again | None:
+    def _take(self, frame: answers.Frame) -> Ended | cog_answers.Again | None:
         match frame.event:
             case "start":
                 self._feed.begin()
             case "completed":
-                return read_end(frame.data, prediction_id=self._run.request.id, coglet=self._run.known.coglet)
+                return cog_answers.read_end(frame.data, prediction_id=self._request.id, coglet=self._known.coglet)
             case "error":
                 why = _why(frame)
                 if LAGGED in why:
-                    return Again.LAGGED
+                    return cog_answers.Again.LAGGED
                 return Ended(outcome=Outcome.LOST, error=f"The model server's event stream broke off: {why}")
-            case "log" | "output" | "metric" if self._run.request.wants_progress:
+            case "log" | "output" | "metric" if self._request.wants_progress:
                 self._progress(frame)
             case _:
                 pass  # an event of a later version
         return None
 
-    def _progress(self, frame: Frame) -> None:
+    def _progress(self, frame: answers.Frame) -> None:
         size = len(frame.data)
         match frame.event:
             case "log":
-                self._feed.add(Logged(read_json(frame.data, _Log).data), size=size)
+                self._feed.add(Logged(answers.read_json(frame.data, _Log).data), size=size)
             case "metric":
-                metric = read_json(frame.data, _Metric)
+                metric = answers.read_json(frame.data, _Metric)
                 self._feed.add(Measured(metric.name, metric.value, metric.mode), size=size)
-            case "output" if self._run.known.is_array:
-                item = read_json(frame.data, _Chunk).chunk
+            case "output" if self._known.is_array:
+                item = answers.read_json(frame.data, _Chunk).chunk
                 self._feed.add(Produced(item, self._produced), size=size)
                 self._produced += 1
 
 
-def _why(frame: Frame) -> str:
+def _why(frame: answers.Frame) -> str:
     try:
-        return one_line(read_json(frame.data, _Error).error)
-    except Unreadable:
-        return excerpt(frame.data)
+        return answers.one_line(answers.read_json(frame.data, _Error).error)
+    except answers.Unreadable:
+        return answers.excerpt(frame.data)

@@ -154,12 +154,8 @@ class OneServer:
 
     def _give_back(self, wire: Wire, *, is_good: bool) -> None:
         self._busy.discard(wire)
-        if (
-            is_good
-            and not self._is_closed
-            and len(self._idle) < self._keep
-            and wire.rest(asyncio.get_running_loop().time())
-        ):
+        is_kept = is_good and not self._is_closed and len(self._idle) < self._keep
+        if is_kept and wire.rest(asyncio.get_running_loop().time()):
             self._idle.append(wire)
         else:
             wire.abort()

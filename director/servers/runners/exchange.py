@@ -52,11 +52,9 @@ class Exchange:
 
     @property
     def socket(self) -> Any:
-        """The socket of its connection."""
         return self._wire.get_extra_info("socket")
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body as it comes."""
         while True:
             while self._chunks:
                 chunk = self._chunks.popleft()
@@ -91,7 +89,6 @@ class Exchange:
             over(self._is_complete and self._keeps_alive and self._fault is None)
 
     def feed(self, data: bytes) -> None:
-        """Take in data of the connection."""
         self._beside += len(data)
         try:
             self._parser.feed_data(data)
@@ -206,7 +203,6 @@ class Wire(asyncio.Protocol):
         return None if self._transport is None else self._transport.get_extra_info(name)
 
     def pause(self) -> None:
-        """Read nothing more for now."""
         if self._transport is not None and self.is_open and self._transport.is_reading():
             self._transport.pause_reading()
 

@@ -18,17 +18,7 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import BatchConfig, HttpConfig
-from director.servers.runners.answers import (
-    Answer,
-    Unreadable,
-    file_end,
-    mapped_end,
-    mapped_error,
-    read_document,
-    read_json,
-    refused,
-    too_large,
-)
+from director.servers.runners import answers
 from director.servers.runners.http_base import MappedRunner, Reporter, RunnerOptions
 from director.servers.runners.runner import Batch, Capabilities, Ended, Hear, OneAnswer, Outcome, RunRequest
 
@@ -48,23 +38,23 @@ class HttpRunner(MappedRunner, OneAnswer):
         except httpx.TransportError as exc:
             return self._lost(exc, has_begun=feed.has_begun)
         if answer.is_file:
-            return file_end(answer)
+            return answers.file_end(answer)
         document = self._document(answer)
-        return document if isinstance(document, Ended) else mapped_end(document, self._config)
+        return document if isinstance(document, Ended) else answers.mapped_end(document, self._config)
 
-    def _document(self, answer: Answer) -> Raw | Ended:
+    def _document(self, answer: answers.Answer) -> Raw | Ended:
         """Return the JSON of an answer that has an output, else the end that the answer is."""
         if not answer.is_ok:
-            return refused(answer, error=self._config.error)
+            return answers.refused(answer, error=self._config.error)
         if not answer.complete:
-            return too_large(self._max_body)
+            return answers.too_large(self._max_body)
         if answer.status == ACCEPTED:
             return Ended(outcome=Outcome.FAILED, error="The model server answered 202: it has to be polled")
         try:
-            document = read_document(answer.body)
-        except Unreadable as exc:
+            document = answers.read_document(answer.body)
+        except answers.Unreadable as exc:
             return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
-        if error := mapped_error(document, self._config.error):
+        if error := answers.mapped_error(document, self._config.error):
             return Ended(outcome=Outcome.FAILED, error=error)
         return document
 
@@ -244,9 +234,9 @@ def ends_of(
     try:
         items = _items(document, batch.items)
         if len(items) != count:
-            raise Unreadable(f"has {len(items)} items for {count} predictions")
+            raise answers.Unreadable(f"has {len(items)} items for {count} predictions")
         items = items if batch.index is None else _ordered(items, batch.index)
-    except Unreadable as exc:
+    except answers.Unreadable as exc:
         error = f"The model server's answer {exc}, so its outputs cannot be matched to predictions"
         return [Ended(outcome=Outcome.FAILED, error=error, code=MISMATCH)] * count
     used = used_by(document, headers, items, batch, costs)
@@ -256,25 +246,25 @@ def ends_of(
 def _items(document: Raw, where: Pointer) -> list[Raw]:
     found = where.find(document)
     try:
-        return read_json(bytes(found or b""), list[Raw])
-    except Unreadable as exc:
-        raise Unreadable(f"has no list at {where.text!r}") from exc
+        return answers.read_json(bytes(found or b""), list[Raw])
+    except answers.Unreadable as exc:
+        raise answers.Unreadable(f"has no list at {where.text!r}") from exc
 
 
 def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
     """Order the items by the number in each. Raises `Unreadable` unless each number is there once."""
     places: dict[int, Raw] = {}
     for item in items:
-        places[read_json(bytes(index.find(item) or b"null"), int)] = item
+        places[answers.read_json(bytes(index.find(item) or b"null"), int)] = item
     if sorted(places) != list(range(len(items))):
-        raise Unreadable(f"does not number its items from 0 at {index.text!r}")
+        raise answers.Unreadable(f"does not number its items from 0 at {index.text!r}")
     return [places[number] for number in range(len(items))]
 
 
 def _end(item: Raw, config: HttpConfig, used: dict[str, Raw]) -> Ended:
-    if error := mapped_error(item, config.error):
+    if error := answers.mapped_error(item, config.error):
         return Ended(outcome=Outcome.FAILED, error=error, metrics=used)
-    end = mapped_end(item, config)
+    end = answers.mapped_end(item, config)
     return replace(end, metrics=used | end.metrics)
 
 
@@ -313,8 +303,8 @@ def _shares(items: Sequence[Raw], share: Pointer | None) -> list[float]:
 
 def _number(text: bytes) -> float | None:
     try:
-        number = read_json(text, int | float)  # type: ignore[arg-type]
-    except Unreadable:
+        number = answers.read_json(text, int | float)  # type: ignore[arg-type]
+    except answers.Unreadable:
         return None
     return number if 0 <= number <= MOST else None
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -20,8 +20,8 @@ from msgspec import Raw, Struct
 
 from director.core.runner_config import MappedConfig
 from director.core.trace_context import TraceHeaders
-from director.servers.runners.answers import NO_ENTRY, Answer, one_line, said_of
-from director.servers.runners.connections import NO_HEADERS, OneServer, connection_lost, read_body
+from director.servers.runners import answers
+from director.servers.runners.connections import NO_HEADERS, OneServer, connection_lost, read_body, read_out
 from director.servers.runners.exchange import Exchange
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
@@ -51,8 +51,6 @@ RAN: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELED})
 
 
 class Reporter:
-    """Reports the events of one run to `hear` at once."""
-
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
         self.has_begun = False
@@ -76,7 +74,6 @@ class Reporter:
         self._ended = True
 
     def begin(self) -> None:
-        """Report that the run has begun, unless that was reported."""
         if not self.has_begun:
             self.has_begun = True
             self._put(Began(), 0)
@@ -99,8 +96,6 @@ class Reporter:
 
 
 class Feed(Reporter):
-    """Queues events between one writer and one reader."""
-
     def __init__(self, *, read_ahead: int) -> None:
         super().__init__(lambda event: None)
         self._read_ahead = read_ahead
@@ -148,6 +143,7 @@ HUNG_UP: Final = Ended(outcome=Outcome.CANCELED, error="The director hung up")
 ANYTHING: Final[dict[str, Any]] = {"title": "Output"}
 
 Events = TypeVar("Events", bound=Reporter)
+End = TypeVar("End")
 
 Follow = Callable[[RunRequest, Feed], Awaitable[Ended]]
 """Follows a run to its end. If it is canceled, it releases the server at once."""
@@ -292,7 +288,7 @@ class HttpBase(ABC):
 
     async def health(self) -> Health:
         """Look once. A server that was never ready and one that is busy starting look the same."""
-        answer = Answer()
+        answer = answers.Answer()
         since = str(self._starts)
         for path in self._health_paths:
             answer = await self._ask("GET", path or "/")
@@ -302,9 +298,9 @@ class HttpBase(ABC):
                 return Health(status=HealthStatus.READY, server=self._name, since=since)
             if answer.status not in NO_SUCH_PAGE:
                 break
-        said = f"The model server answered {answer.status} to a health check: {said_of(answer)}".removesuffix(": ")
+        said = f"The model server answered {answer.status} to a health check: {answers.said_of(answer)}"
         status = HealthStatus.STARTING if answer.status in NOT_YET else HealthStatus.UNHEALTHY
-        return Health(status=status, detail=said, is_locked=answer.status in NO_ENTRY)
+        return Health(status=status, detail=said.removesuffix(": "), is_locked=answer.status in answers.NO_ENTRY)
 
     async def openapi_schema(self) -> Raw | None:
         return self._schema
@@ -329,13 +325,8 @@ class HttpBase(ABC):
         await self._server.aclose()
 
     async def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        limit: int = MOST_ASKED_BYTES,
-        timeout_s: float = ASK_TIMEOUT_S,
-    ) -> Answer:
+        self, method: str, path: str, *, limit: int = MOST_ASKED_BYTES, timeout_s: float = ASK_TIMEOUT_S
+    ) -> answers.Answer:
         """Ask something that is answered soon. Never raises: an answer that did not come has its `trouble`."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -343,9 +334,10 @@ class HttpBase(ABC):
                 async with aclosing(response):
                     return await receive(response, limit)
         except TimeoutError:
-            return Answer(trouble=f"The model server did not answer within {timeout_s:g} s")
+            return answers.Answer(trouble=f"The model server did not answer within {timeout_s:g} s")
         except httpx.TransportError as exc:
-            return Answer(trouble=f"The model server cannot be reached: {one_line(str(exc)) or type(exc).__name__}")
+            why = answers.one_line(str(exc)) or type(exc).__name__
+            return answers.Answer(trouble=f"The model server cannot be reached: {why}")
 
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
         """Return the end of a run whose connection broke or was never made."""
@@ -353,10 +345,45 @@ class HttpBase(ABC):
         return connection_lost(exc, has_begun=has_begun)
 
 
-async def receive(response: Exchange, limit: int) -> Answer:
+async def receive(response: Exchange, limit: int) -> answers.Answer:
     """Read up to `limit` bytes of a 2xx answer, and up to 64 KiB of any other."""
     body, complete = await read_body(response, limit if response.is_success else min(limit, REFUSAL_BYTES))
-    return Answer(status=response.status_code, body=body, complete=complete, headers=response.headers)
+    return answers.Answer(status=response.status_code, body=body, complete=complete, headers=response.headers)
+
+
+class StreamReader(ABC, Generic[End]):
+    """Turns the server-sent events of one run into events of ours."""
+
+    def __init__(self, request: RunRequest, feed: Feed, max_body: int) -> None:
+        self._request = request
+        self._feed = feed
+        self._max_body = max_body
+        self._parser = answers.SseParser(max_body)
+
+    @abstractmethod
+    def _take(self, frame: answers.Frame) -> End | Ended | None:
+        """Report what is in this event. Returns the end if the event is it."""
+
+    async def follow(self, chunks: AsyncGenerator[bytes, None]) -> End | Ended | None:
+        """Report what comes, as fast as its reader takes it. Returns None if the stream stops without an end."""
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if (ended := self._read(chunk)) is not None:
+                    await read_out(chunks)
+                    return ended
+                await self._feed.room()
+        return None
+
+    def _read(self, chunk: bytes) -> End | Ended | None:
+        try:
+            for frame in self._parser.feed(chunk):
+                if (ended := self._take(frame)) is not None:
+                    return ended
+        except answers.FrameTooLarge:
+            return answers.too_large(self._max_body)
+        except answers.Unreadable as exc:
+            return Ended(outcome=Outcome.LOST, error=f"An event of the model server's stream is {exc}")
+        return None
 
 
 class MappedRunner(HttpBase):
@@ -372,7 +399,7 @@ class MappedRunner(HttpBase):
         self._config = config
         self._path = self._path_in(config.path)
 
-    async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> Answer:
+    async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> answers.Answer:
         """Send one request, for one run or for several, and read the answer.
 
         Raises `httpx.TransportError` when the connection breaks.

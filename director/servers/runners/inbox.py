@@ -241,7 +241,6 @@ class Mailbox:
         self._arrived = asyncio.Event()
 
     def put(self, body: bytes) -> None:
-        """Add a callback, and drop the oldest ones to make room for it."""
         while self._bodies and (len(self._bodies) >= MAX_WAITING or self._held + len(body) > self._max_bytes):
             self._held -= len(self._bodies.popleft())
         self._bodies.append(body)

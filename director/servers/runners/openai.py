@@ -17,20 +17,8 @@ from msgspec.structs import replace
 from director.core.runner_config import OpenAiConfig
 from director.core.trace_context import TraceHeaders
 from director.core.view import joined
-from director.servers.runners.answers import (
-    EVENT_STREAM,
-    NULL,
-    OUTCOMES,
-    FrameTooLarge,
-    SseParser,
-    Unreadable,
-    one_line,
-    read_json,
-    refused,
-    too_large,
-)
-from director.servers.runners.connections import read_out
-from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, openapi, receive
+from director.servers.runners import answers
+from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, StreamReader, openapi, receive
 from director.servers.runners.runner import Capabilities, Ended, Health, Measured, Outcome, Produced, RunRequest
 
 Endpoint = Literal["chat", "completions"]
@@ -99,7 +87,7 @@ class _Usage(Struct):
 
 class _Error(Struct):
     message: str = ""
-    code: Raw = NULL
+    code: Raw = answers.NULL
 
 
 class _Chunk(Struct):
@@ -120,9 +108,11 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bool) -> bytes:
     """Return the request for an input. Raises `InvalidInput`."""
-    fields = {name: value for name, value in msgspec.json.decode(given, type=dict[str, Raw]).items() if value != NULL}
+    fields = {
+        name: value for name, value in msgspec.json.decode(given, type=dict[str, Raw]).items() if value != answers.NULL
+    }
     if unknown := next((name for name in fields if name not in NAMES[endpoint]), None):
-        raise InvalidInput(f"There is no input {one_line(unknown)!r}")
+        raise InvalidInput(f"There is no input {answers.one_line(unknown)!r}")
     body: dict[str, Any] = {"model": model} if model else {}
     body |= {"stream": True, "stream_options": {"include_usage": True}} if include_usage else {"stream": True}
     body |= {name: value for name, value in fields.items() if name not in BUILT_OF}
@@ -139,12 +129,12 @@ def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bo
 
 
 def read_chunk(data: bytes) -> Chunk:
-    chunk = read_json(data, _Chunk)
+    chunk = answers.read_json(data, _Chunk)
     if chunk.error is not None:
         error = _Error(chunk.error) if isinstance(chunk.error, str) else chunk.error
         code = bytes(error.code)
         return Chunk(
-            error=one_line(error.message) or "The model failed without saying why",
+            error=answers.one_line(error.message) or "The model failed without saying why",
             code=int(code) if code.isdigit() and len(code) == 3 else 0,
         )
     usage = chunk.usage or _Usage()
@@ -198,9 +188,9 @@ class OpenAiRunner(HttpBase):
 
     async def _first_model(self) -> str:
         answer = await self._ask("GET", self._models_path, limit=MOST_MODELS_BYTES)
-        with suppress(Unreadable):
+        with suppress(answers.Unreadable):
             if answer.is_ok:
-                return next((model.id for model in read_json(answer.body, _Models).data), "")
+                return next((model.id for model in answers.read_json(answer.body, _Models).data), "")
         return ""
 
     async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
@@ -218,36 +208,24 @@ class OpenAiRunner(HttpBase):
 
     async def _stream(self, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders) -> Ended:
         response = await self._server.send(
-            "POST", self._path, content=body, accept=EVENT_STREAM, trace=trace, sent=feed.sent
+            "POST", self._path, content=body, accept=answers.EVENT_STREAM, trace=trace, sent=feed.sent
         )
         async with aclosing(response):
             feed.answered()
             if not response.is_success:
-                return refused(await receive(response, self._max_body))
-            if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+                return answers.refused(await receive(response, self._max_body))
+            if not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
                 return NOT_STREAMED
             feed.begin()
-            async with aclosing(response.chunks()) as chunks:
-                async for chunk in chunks:
-                    if (ended := reader.read(chunk)) is not None:
-                        if ended.outcome is Outcome.SUCCEEDED:
-                            await read_out(chunks)
-                        return ended
-                    await feed.room()
-        return reader.closed()
+            return reader.with_output(await reader.follow(response.chunks()) or reader.closed())
 
 
 make = OpenAiRunner
 
 
-class _Reader:
-    """Turns the stream of one run into events."""
-
+class _Reader(StreamReader[Ended]):
     def __init__(self, request: RunRequest, feed: Feed, max_body: int) -> None:
-        self._wants_progress = request.wants_progress
-        self._feed = feed
-        self._max_body = max_body
-        self._parser = SseParser(max_body)
+        super().__init__(request, feed, max_body)
         self._items: list[bytes] = []
         self._bytes = 0
         self._metrics: dict[str, Raw] = {}
@@ -255,23 +233,9 @@ class _Reader:
         self._now = asyncio.get_running_loop().time
         self._sent_at = self._now()
 
-    def read(self, data: bytes) -> Ended | None:
-        """Report what is in this part of the stream. Returns the end if this part has it."""
-        try:
-            for frame in self._parser.feed(data):
-                if (ended := self._take(frame.data)) is not None:
-                    return self.with_output(ended)
-        except FrameTooLarge:
-            return too_large(self._max_body)
-        except Unreadable as exc:
-            return self.with_output(
-                Ended(outcome=Outcome.LOST, error=f"An event of the model server's stream is {exc}")
-            )
-        return None
-
     def closed(self) -> Ended:
         """Return the end for a stream that stopped. Some servers send no DONE, but all send a reason to finish."""
-        return self.with_output(Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF)
+        return Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF
 
     def with_output(self, ended: Ended) -> Ended:
         output = joined(self._items)
@@ -279,12 +243,12 @@ class _Reader:
             output = NO_OUTPUT
         return replace(ended, output=output, metrics=self._metrics)
 
-    def _take(self, data: bytes) -> Ended | None:
-        if data.strip() == DONE:
+    def _take(self, frame: answers.Frame) -> Ended | None:
+        if frame.data.strip() == DONE:
             return self.closed()
-        chunk = read_chunk(data)
+        chunk = read_chunk(frame.data)
         if chunk.error is not None:
-            outcome = OUTCOMES.get(chunk.code, Outcome.FAILED)
+            outcome = answers.OUTCOMES.get(chunk.code, Outcome.FAILED)
             # The run had begun, so that is not a refusal
             return Ended(outcome=Outcome.LOST if outcome is Outcome.REFUSED else outcome, error=chunk.error)
         for name, count in chunk.tokens.items():
@@ -298,13 +262,13 @@ class _Reader:
             self._measure("time_to_first_token", round(self._now() - self._sent_at, 4))
         self._bytes += len(item) + 1
         if self._bytes > self._max_body:
-            return too_large(self._max_body)
-        if self._wants_progress:
+            return answers.too_large(self._max_body)
+        if self._request.wants_progress:
             self._feed.add(Produced(Raw(item), len(self._items)), size=len(item))
         self._items.append(item)
         return None
 
     def _measure(self, name: str, value: float) -> None:
         self._metrics[name] = Raw(msgspec.json.encode(value))
-        if self._wants_progress:
+        if self._request.wants_progress:
             self._feed.add(Measured(name, self._metrics[name]), size=0)

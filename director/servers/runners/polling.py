@@ -20,19 +20,7 @@ from msgspec.structs import replace
 
 from director.core.json_pointer import Pointer
 from director.core.runner_config import PollingConfig
-from director.servers.runners.answers import (
-    NO_ENTRY,
-    Answer,
-    Unreadable,
-    locked,
-    mapped_end,
-    mapped_error,
-    one_line,
-    read_document,
-    read_json,
-    refused,
-    too_large,
-)
+from director.servers.runners import answers
 from director.servers.runners.http_base import HUNG_UP, Feed, MappedRunner, RunnerOptions
 from director.servers.runners.runner import Accepted, Capabilities, Ended, Outcome, RunRequest
 
@@ -45,8 +33,6 @@ LOOPBACK: Final = ("localhost", "127.", "::1")
 
 
 class PollStatus(Enum):
-    """The state of a run, whatever word the server has for it."""
-
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -111,10 +97,10 @@ class PollingRunner(MappedRunner):
         except httpx.TransportError as exc:
             return self._lost(exc, has_begun=feed.has_begun)
         if not answer.is_ok:
-            return refused(answer, error=self._config.error)
+            return answers.refused(answer, error=self._config.error)
         try:
-            job.id = _id_at(read_document(answer.body), self._config.id_field)
-        except Unreadable as exc:
+            job.id = _id_at(answers.read_document(answer.body), self._config.id_field)
+        except answers.Unreadable as exc:
             return Ended(outcome=Outcome.LOST, error=f"The model server's answer is {exc}")
         return None
 
@@ -141,9 +127,8 @@ class PollingRunner(MappedRunner):
                 case Ended() as ended:
                     return ended
                 case str() as trouble:
-                    silent_since = min(
-                        silent_since, asked_at
-                    )  # not since the last answer, which may be an interval ago
+                    # not since the last answer, which may be an interval ago
+                    silent_since = min(silent_since, asked_at)
                     if now() - silent_since >= config.away_s:
                         is_away = bool(answer.trouble)
                         self._starts += is_away
@@ -155,21 +140,22 @@ class PollingRunner(MappedRunner):
         await self._stop(job)
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
-    def _read(self, answer: Answer) -> Ended | str | None:
+    def _read(self, answer: answers.Answer) -> Ended | str | None:
         """Read an answer to a poll: the end, None for no news, or text that says why it cannot be understood."""
         if answer.trouble:
             return answer.trouble
         if answer.status in FORGOTTEN:
-            return Ended(outcome=Outcome.LOST, error=f"{refused(answer).error}: the run is not known there any more")
-        if answer.status in NO_ENTRY:  # the run goes on, for a director with the right key
-            return locked(answer.status)
+            why = f"{answers.refused(answer).error}: the run is not known there any more"
+            return Ended(outcome=Outcome.LOST, error=why)
+        if answer.status in answers.NO_ENTRY:  # the run goes on, for a director with the right key
+            return answers.locked(answer.status)
         if not answer.is_ok:
-            return refused(answer).error or ""
+            return answers.refused(answer).error or ""
         if not answer.complete:
-            return too_large(self._max_body)
+            return answers.too_large(self._max_body)
         try:
-            document = read_document(answer.body)
-        except Unreadable as exc:
+            document = answers.read_document(answer.body)
+        except answers.Unreadable as exc:
             return f"The model server's answer is {exc}"
         said = self._config.status.find(document)
         if said is None:
@@ -181,17 +167,15 @@ class PollingRunner(MappedRunner):
             case PollStatus.RUNNING:
                 return None
             case PollStatus.DONE:
-                return mapped_end(document, self._config)
+                return answers.mapped_end(document, self._config)
             case PollStatus.FAILED:
-                why = mapped_error(document, self._config.error)
+                why = answers.mapped_error(document, self._config.error)
                 return Ended(outcome=Outcome.FAILED, error=why or "The model failed without saying why")
             case PollStatus.CANCELED:
-                return Ended(outcome=Outcome.CANCELED, error=mapped_error(document, self._config.error) or None)
+                return Ended(outcome=Outcome.CANCELED, error=answers.mapped_error(document, self._config.error) or None)
             case _:
-                return Ended(
-                    outcome=Outcome.FAILED,
-                    error=f"The model server says that the run is {one_line(word)!r}, a word that is not configured",
-                )
+                said = f"The model server says that the run is {answers.one_line(word)!r}"
+                return Ended(outcome=Outcome.FAILED, error=f"{said}, a word that is not configured")
 
     async def _stop(self, job: "_Job") -> bool:
         if not self._config.cancel_endpoint_template:
@@ -218,7 +202,6 @@ class _Job(Struct, eq=False):
     wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     async def pause(self, seconds: float) -> None:
-        """Wait until it is time to poll again."""
         try:
             async with asyncio.timeout(seconds):
                 await self.wake.wait()
@@ -230,20 +213,20 @@ class _Job(Struct, eq=False):
 def _id_at(document: Raw, id_field: Pointer) -> str:
     found = id_field.find(document)
     try:
-        name = str(read_json(bytes(found or b""), str | int))  # type: ignore[arg-type]
-    except Unreadable:
+        name = str(answers.read_json(bytes(found or b""), str | int))  # type: ignore[arg-type]
+    except answers.Unreadable:
         name = ""
     # Dots alone would lead to another place in a path
     if len(name) > MOST_ID_CHARS or not name.isprintable() or not name.strip("."):
-        raise Unreadable(f"without an id at {id_field.text or 'its top'}")
+        raise answers.Unreadable(f"without an id at {id_field.text or 'its top'}")
     return name
 
 
 def _word(value: Raw) -> str:
     """Return a text as it is, and a number, true or false as it is written."""
     try:
-        return read_json(bytes(value), str)
-    except Unreadable:
+        return answers.read_json(bytes(value), str)
+    except answers.Unreadable:
         return bytes(value).decode(errors="replace")
 
 

@@ -56,45 +56,39 @@ class Health(Struct, frozen=True, kw_only=True):
 class Batch:
     """Runs that go to a server in one request and share one slot, at most `most`.
 
-    `on_gathered` is called once no more will come. `ends`: the outcomes of its runs.
+    `on_gathered` is called once no more will come. `ends`: the outcomes of its runs. `awaited`: places whose run may
+    still come. `kept`: places whose run is not over.
     """
 
     def __init__(self, most: int) -> None:
         self.places = tuple(Place(self) for _ in range(most))
         self.ends: set[str] = set()
         self.on_gathered: Callable[[], None] = lambda: None
-        self._awaited = set(self.places)
-        self._kept = set(self.places)
+        self.awaited = set(self.places)
+        self.kept = set(self.places)
 
     @property
     def is_gathered(self) -> bool:
         """True once every run has come or has given up its place."""
-        return not self._awaited
-
-    def _came(self, place: "Place") -> None:
-        if place in self._awaited:
-            self._awaited.remove(place)
-            if not self._awaited:
-                self.on_gathered()
-
-    def _left(self, place: "Place") -> bool:
-        self._kept.discard(place)
-        self._came(place)
-        return not self._kept
+        return not self.awaited
 
 
-class Place:
+class Place(Struct, eq=False):
     """A place for one run in a batch. It may stay empty."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    batch: Batch
 
     def come(self) -> None:
-        self.batch._came(self)
+        if self in self.batch.awaited:
+            self.batch.awaited.remove(self)
+            if self.batch.is_gathered:
+                self.batch.on_gathered()
 
     def leave(self) -> bool:
         """Note that its run is over, or will never come. True if that frees the slot: the batch is empty."""
-        return self.batch._left(self)
+        self.batch.kept.discard(self)
+        self.come()
+        return not self.batch.kept
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):

@@ -24,9 +24,8 @@ from director.core.ids import new_file_id
 from director.core.settings import ApiSettings
 from director.files.caller_files import CallerFile, CallerFiles
 from director.files.choose import store_in
-from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.store import CallerFileName
+from director.files.store import CallerFileName, Links
 from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api
@@ -233,7 +232,7 @@ async def test_head_request_reads_no_bytes(
     def opened(*_: object) -> NoReturn:
         raise AssertionError("it was opened")
 
-    monkeypatch.setattr("director.files.local._at", opened)
+    monkeypatch.setattr("director.files.local._chunks", opened)
     head = await api.head(address, headers={"Range": "bytes=0-9"})
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers == whole.headers

@@ -13,8 +13,7 @@ from director.core.errors import SettingsError
 from director.core.ids import PredictionId, new_prediction_id
 from director.core.settings import ApiSettings
 from director.files.choose import ApiFiles, output_store_in, store_in
-from director.files.links import Links
-from director.files.store import FileName, file_name
+from director.files.store import FileName, Links, file_name
 from tests.support.api import BASE, api_client
 from tests.support.servers import RedisServer
 

@@ -15,9 +15,8 @@ from director.broker import keys
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId
 from director.files.choose import store_in
-from director.files.links import Links
 from director.files.local import LocalFiles
-from director.files.store import FileName, file_name
+from director.files.store import FileName, Links, file_name
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

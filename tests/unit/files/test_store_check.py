@@ -8,8 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from director.files.choose import StoreCheck
-from director.files.links import Links
 from director.files.local import LocalFiles
+from director.files.store import Links
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

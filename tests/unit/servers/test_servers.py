@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.server import Permit, Server
+from director.servers.server import Permit, Server, Trust
 from director.servers.servers import Servers, Standing
-from director.servers.trust import Trust
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 
@@ -190,7 +189,7 @@ async def test_foreign_run_in_the_only_slot_restarts_the_server_each_time() -> N
 async def test_failing_server_rests_and_returns_with_one_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("director.servers.trust.FIRST_S", 0.01)
+    monkeypatch.setattr("director.servers.server.FIRST_S", 0.01)
     one, other = server(2), server(1)
     one.trust = Trust(2)
     servers = Servers([one, other])

@@ -3,7 +3,7 @@
 import pytest
 
 from director.servers.runners.runner import Outcome
-from director.servers.trust import LONGEST_S, Rest, Trust
+from director.servers.server import LONGEST_S, Rest, Trust
 
 FAILED = Outcome.FAILED
 
