@@ -2,16 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
+from director.chaos import journal
 from director.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
 from director.chaos.history import RESTARTS, lives
-from director.chaos.journal import Delivered, Heard, Visited
-from director.chaos.journal import Final as Prediction
+from director.chaos.journal import Heard
 from director.chaos.plan import NARROW
 from director.core.states import TERMINAL
 
@@ -32,8 +32,7 @@ def webhooks_tell_the_end(evidence: Evidence) -> Findings:
     """
     for prediction_id, tries in evidence.accepted().items():
         if any(each.sent.webhook for each in tries) and evidence.is_terminal(prediction_id):
-            for what in _wrong_webhooks(evidence, prediction_id):
-                yield prediction_id, what
+            yield from ((prediction_id, what) for what in _wrong_webhooks(evidence, prediction_id))
 
 
 def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
@@ -55,7 +54,7 @@ def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
         yield from (f"webhook {each.status} after the end" for each in late if not _was_on_its_way(evidence, each))
 
 
-def _was_on_its_way(evidence: Evidence, late: Delivered) -> bool:
+def _was_on_its_way(evidence: Evidence, late: journal.Delivered) -> bool:
     """Return whether a frozen or cut off director may have sent the webhook before the end.
 
     No fence reaches a request that has left the director.
@@ -68,7 +67,7 @@ def canceled_stays_canceled(evidence: Evidence) -> Findings:
     for prediction_id, tries in evidence.by_id.items():
         status, final = evidence.status(prediction_id), evidence.finals.get(prediction_id)
         if final is not None and len(lives(final.events)) == 1:
-            for shown in sorted({each.shown for each in tries} & STOPPED - {status}):
+            for shown in sorted({each.answer.shown for each in tries} & STOPPED - {status}):
                 yield prediction_id, f"shown {shown}, but now it is {status}"
     for prediction_id, ms in cancel_times(evidence):
         if ms > evidence.rules.cancel_s * 1000:
@@ -79,12 +78,10 @@ def cancel_times(evidence: Evidence) -> list[tuple[str, int]]:
     """Return (id, ms from the answer to a cancel until the end) of every cancel that no fault hindered."""
     times = []
     for prediction_id, tries in evidence.by_id.items():
-        final = evidence.finals.get(prediction_id)
-        ended = next((at for kind, at, _ in final.events if kind == "completed"), 0) if final else 0
+        ended = next(iter(evidence.ends(prediction_id)), 0)
         for each in tries:
-            if each.sent.action != "cancel" or not each.ok or each.answer is None or ended < each.sent.at:
-                continue
-            if not is_hindered(evidence, prediction_id, each.sent.at, ended):
+            is_judged = each.sent.action == "cancel" and each.ok and ended >= each.sent.at
+            if is_judged and not is_hindered(evidence, prediction_id, each.sent.at, ended):
                 times.append((prediction_id, max(0, ended - each.answer.at)))
     return times
 
@@ -109,11 +106,10 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
 def one_key_one_id(evidence: Evidence) -> Findings:
     keys_of: dict[str, set[str]] = defaultdict(set)
     for key, tries in evidence.creates.items():
-        for what in _key_misread(tries):
-            yield key, what
+        yield from ((key, what) for what in _key_misread(tries))
         for each in tries:
             if each.ok:
-                keys_of[each.id].add(key)
+                keys_of[each.answer.id].add(key)
     for prediction_id, keys in keys_of.items():
         if len(keys) > 1:
             yield prediction_id, f"one prediction for the keys {', '.join(sorted(keys))}"
@@ -128,14 +124,15 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
     accepted = [each for each in tries if each.ok]
     if not accepted:
         return
-    if len(ids := sorted({each.id for each in accepted})) > 1:
+    if len(ids := sorted({each.answer.id for each in accepted})) > 1:
         yield f"one key made {', '.join(ids)}"
     plan = accepted[0].sent.plan
-    if any(each.sent.plan == plan and each.status == MISMATCH for each in tries):
+    if any(each.sent.plan == plan and each.answer.status == MISMATCH for each in tries):
         yield "a repeated body was refused as a different one"
     for each in tries[tries.index(accepted[0]) :]:
-        if each.sent.plan != plan and each.status < 500 and each.status not in (MISMATCH, *NOT_JUDGED):
-            yield f"a different body under the same key was answered {each.status}"
+        status = each.answer.status
+        if each.sent.plan != plan and status < 500 and status not in (MISMATCH, *NOT_JUDGED):
+            yield f"a different body under the same key was answered {status}"
 
 
 class Expected(NamedTuple):
@@ -154,16 +151,15 @@ def followed_once_in_order(evidence: Evidence) -> Findings:
     """
     for prediction_id in filter(evidence.is_terminal, evidence.followed):
         final = evidence.finals[prediction_id]
-        for what in (
-            *_misnumbered(evidence, final),
-            *_turned_away(evidence.visits.get(prediction_id, [])),
-            *_misheard(evidence.heard.get(prediction_id, []), final),
-        ):
-            yield prediction_id, what
+        wrong = chain(
+            _misnumbered(evidence.listed.get(prediction_id), final),
+            _turned_away(evidence.visits.get(prediction_id, [])),
+            _misheard(evidence.heard.get(prediction_id, []), final),
+        )
+        yield from ((prediction_id, what) for what in wrong)
 
 
-def _misnumbered(evidence: Evidence, final: Prediction) -> Iterator[str]:
-    listed = evidence.listed.get(final.id)
+def _misnumbered(listed: journal.Listed | None, final: journal.Final) -> Iterator[str]:
     if listed is None:
         yield "no reader received the list of its events"
         return
@@ -175,7 +171,7 @@ def _misnumbered(evidence: Evidence, final: Prediction) -> Iterator[str]:
         yield f"its events are listed as {kinds}, but are {there}"
 
 
-def _turned_away(visits: Sequence[Visited]) -> Iterator[str]:
+def _turned_away(visits: Sequence[journal.Visited]) -> Iterator[str]:
     for visit in visits:
         if 300 <= visit.status < 500:
             yield f"a reader was answered {visit.status}"
@@ -183,7 +179,7 @@ def _turned_away(visits: Sequence[Visited]) -> Iterator[str]:
             yield "a stream ended without an error and without a done event"
 
 
-def _misheard(heard: Sequence[Heard], final: Prediction) -> Iterator[str]:
+def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:
     if len(lives(final.events)) > 1:
         return  # an operator revived it, and the numbers began again
     received = _collapsed(heard)
@@ -212,7 +208,7 @@ def _collapsed(heard: Sequence[Heard]) -> list[Heard]:
     return received
 
 
-def _expected(final: Prediction) -> Iterator[Expected]:
+def _expected(final: journal.Final) -> Iterator[Expected]:
     """Yield all expected events in order: those of the log, then those that only the end adds, then `done`."""
     shown = 0
     for number, (kind, _, data) in enumerate(final.events, start=1):

@@ -191,23 +191,9 @@ class Final(_Line, frozen=True, kw_only=True):
     output: str = ""
 
 
-Line = (
-    Sent
-    | Answered
-    | Followed
-    | Heard
-    | Visited
-    | Listed
-    | CogStarted
-    | CogEnded  # of client, readers, model servers
-    | Delivered
-    | Fault
-    | Healed
-    | Arrived
-    | Claimed
-    | Breaker
-    | Final  # of sink, nemesis, server, queue
-)
+ClientLine = Sent | Answered | Followed | Heard | Visited | Listed
+ServerLine = Arrived | Breaker | Claimed
+Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Healed | ServerLine | Final
 
 
 class Journal:
