@@ -96,8 +96,8 @@ async def leftovers(redis: Redis) -> Leftovers:
     owed = 0
     for name, rest in queues.items():
         queue = QueueName(name)
-        for part in (keys.lease, keys.delayed, keys.deadline, keys.live):
-            setattr(rest, part.__name__, await client.zcard(part(queue)))
+        for part in ("lease", "delayed", "deadline", "live"):
+            setattr(rest, part, await client.zcard(getattr(keys, part)(queue)))
         rest.lost_by = await _lost_by(client, queue)
         dead |= {member.decode() for member in await client.zrange(keys.dead(queue), 0, -1)}
     for name in lifetimes:
