@@ -15,8 +15,8 @@ from typing import Final
 from msgspec import Struct
 
 from director.chaos.evidence import Evidence, Findings, Stretch, depends_on, grouped, stretches
-from director.chaos.plan import EQUAL, HEAVY
 from director.chaos.journal import Arrived
+from director.chaos.plan import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain
 
@@ -62,13 +62,11 @@ def is_rushed(evidence: Evidence) -> bool:
 
 def saturations(evidence: Evidence) -> list[Saturation]:
     """Return every saturation that lasted long enough to be judged."""
-    plans = _plans(evidence)
-    found = []
-    for (queue, lane), arrivals in grouped(evidence.arrivals.values(), lambda each: (each.queue, each.lane)).items():
+    plans, found = _plans(evidence), list[Saturation]()
+    for arrivals in grouped(evidence.arrivals.values(), lambda each: (each.queue, each.lane)).values():
         tenants = {each.tenant for each in arrivals if plans.get(each.id) == EQUAL}
         waits = [(each, _until(evidence, each)) for each in arrivals]
-        for window in _windows(waits, tenants):
-            found.append(_saturation(evidence, waits, tenants, window, plans))
+        found += [_saturation(evidence, waits, tenants, window, plans) for window in _windows(waits, tenants)]
     return found
 
 

@@ -28,7 +28,7 @@ from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
 from director.chaos.parties import Script
-from director.chaos.plan import Stage
+from director.chaos.plan import SERVER, SINK, Stage
 from director.chaos.proxy import Link, Upstream
 from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
@@ -47,9 +47,7 @@ from director.store.accounts import Accounts
 # serves a model whose version is deleted at times. The rest is as in production: an API, two keepers, a receiver of
 # webhooks.
 
-SERVER: Final = "redis-0"
 API: Final = "api-0"
-SINK: Final = "sink-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
 CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
 IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
@@ -282,8 +280,6 @@ class Scene:
             keepers=self._all("keeper"),
             links=[name for name in self.links if name not in apart],
             spared=spared,
-            server=SERVER,
-            sink=SINK,
             has_clock=self.clock is not None,
         )
 
