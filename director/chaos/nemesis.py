@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from redis import exceptions
 
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
-from director.chaos.parties import Script
 from director.chaos.plan import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, SERVER, SINK, Planned
 from director.chaos.scene import API, FRONT, PASSING, Scene
 from director.core.errors import DirectorError
@@ -202,7 +201,7 @@ class Nemesis:
         with anyio.move_on_after(FOUND_AGAIN_S):
             while True:
                 self._journal.write(Sent(at=now_ms(), key=key, action="create", tenant="tenant-0", model=PASSING))
-                answer = await self._scene.create(PASSING, Script(), key=key)
+                answer = await self._scene.create_passing(key=key)
                 if answer is not None and answer.is_success:
                     made, status = answer.json(), answer.status_code
                     shown = {"id": made["id"], "shown": made["status"]}
