@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -12,7 +12,6 @@ from director.chaos import journal
 from director.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
 from director.chaos.history import RESTARTS, lives
 from director.chaos.journal import Heard
-from director.chaos.plan import NARROW
 from director.core.states import TERMINAL
 
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks
@@ -94,13 +93,7 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
     needed = {name for run in evidence.runs.get(prediction_id, []) for name in depends_on(run.server)}
     final = evidence.finals.get(prediction_id)
     holder = pid_of(final.record.get("holder", "")) if final else 0
-    since = asked - evidence.rules.recovery_s * 1000
-    return any(
-        fault.kind != NARROW
-        and fault.overlaps(since, ended)
-        and (fault.target in needed or fault.target.startswith(("redis", "all:")) or (holder and fault.pid == holder))
-        for fault in evidence.faults
-    )
+    return evidence.was_hindered(asked - evidence.rules.recovery_s * 1000, ended, needed, pid=holder)
 
 
 def one_key_one_id(evidence: Evidence) -> Findings:
@@ -133,14 +126,6 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
         status = each.answer.status
         if each.sent.plan != plan and status < 500 and status not in (MISMATCH, *NOT_JUDGED):
             yield f"a different body under the same key was answered {status}"
-
-
-class Expected(NamedTuple):
-    """An event that a reader should receive. `number` is its place in the log, 0 if the log lacks it."""
-
-    event: str
-    data: str = ""
-    number: int = 0
 
 
 def followed_once_in_order(evidence: Evidence) -> Findings:
@@ -182,14 +167,16 @@ def _turned_away(visits: Sequence[journal.Visited]) -> Iterator[str]:
 def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:
     if len(lives(final.events)) > 1:
         return  # an operator revived it, and the numbers began again
-    received = _collapsed(heard)
+    # a comment has no id, so a reader that left after `retried` receives it again
+    again = [one.event == before.event == RETRIED for before, one in pairwise(heard)]
+    received = [one for one, is_again in zip(heard, [False, *again], strict=False) if not is_again]
     expected = list(_expected(final))
-    for place, (one, other) in enumerate(zip(received, expected, strict=False)):
-        if (one.event, one.data) != (other.event, other.data):
-            yield f"heard {one.event} {one.data} as number {place + 1}, but {other.event} {other.data} is due"
+    for place, (one, (event, data, number)) in enumerate(zip(received, expected, strict=False)):
+        if (one.event, one.data) != (event, data):
+            yield f"heard {one.event} {one.data} as number {place + 1}, but {event} {data} is due"
             return
-        if other.number and _place(one.mark)[0] != other.number:
-            yield f"heard event {other.number} under the id {one.mark}"
+        if number and _place(one.mark)[0] != number:
+            yield f"heard event {number} under the id {one.mark}"
     if len(received) != len(expected):
         yield f"heard {len(received)} events of {len(expected)}"
     for before, after in pairwise(one.mark for one in received if one.mark):
@@ -199,31 +186,22 @@ def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:
         yield f"heard {shown}, but its output is {_items(final.output)}"
 
 
-def _collapsed(heard: Sequence[Heard]) -> list[Heard]:
-    """Drop repeated `retried` comments: a comment has no id, so a reader that left after it receives it again."""
-    received: list[Heard] = []
-    for one in heard:
-        if not (received and one.event == received[-1].event == RETRIED):
-            received.append(one)
-    return received
-
-
-def _expected(final: journal.Final) -> Iterator[Expected]:
-    """Yield all expected events in order: those of the log, then those that only the end adds, then `done`."""
+def _expected(final: journal.Final) -> Iterator[tuple[str, str, int]]:
+    """Yield (event, data, place in the log or 0) of all expected events in order: those of the log, then the end's."""
     shown = 0
     for number, (kind, _, data) in enumerate(final.events, start=1):
         if kind in RESTARTS:
             if shown:
-                yield Expected(RETRIED)
+                yield RETRIED, "", 0
             shown = 0
         elif kind == "output":
             shown += 1
-            yield Expected("output", _text(data.encode()), number)
-    yield from (Expected("output", item) for item in _items(final.output)[shown:])
+            yield "output", _text(data.encode()), number
+    yield from (("output", item, 0) for item in _items(final.output)[shown:])
     status = final.record["status"]
     if status == "failed":
-        yield Expected("error", msgspec.json.encode({"detail": final.record.get("error", "")}).decode())
-    yield Expected("done", DONE.get(status, CANCELED))
+        yield "error", msgspec.json.encode({"detail": final.record.get("error", "")}).decode(), 0
+    yield "done", DONE.get(status, CANCELED), 0
 
 
 def _last_attempt(received: Sequence[Heard]) -> list[str]:

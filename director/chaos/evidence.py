@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from director.chaos import journal
 from director.chaos.journal import Answered, Claimed, Line, Sent
-from director.chaos.plan import CLOCK_STEP
+from director.chaos.plan import CLOCK_STEP, NARROW
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 
@@ -27,6 +27,7 @@ Findings = Iterator[tuple[str, str]]
 """(id of a prediction, or whatever else broke a promise; what is wrong) of one invariant."""
 Event = tuple[str, int, str]
 """(kind, at, data) of a prediction, as `journal.Final` has it."""
+SHARED: Final = ("redis", "all:")  # how targets begin that every part depends on
 Stretch = tuple[int, int]
 """(from, until), in milliseconds."""
 
@@ -169,6 +170,23 @@ class Evidence(Struct, frozen=True, kw_only=True):
         """Return whether anything broke in this time: by a planned fault, or by a run that crashed its model server."""
         crashes = (run.ended for run in self.every_run() if run.outcome == "crashed")
         return any(fault.overlaps(begin, end) for fault in self.faults) or any(begin <= at <= end for at in crashes)
+
+    def was_hindered(
+        self,
+        since: float,
+        until: float,
+        parts: Iterable[str],
+        *,
+        all_of: tuple[str, ...] = ("redis", "all:"),
+        pid: int = 0,
+    ) -> bool:
+        """Return whether a fault other than a narrow link hit one of these parts, this process, or all of a kind."""
+        needed = set(parts)
+        return any(
+            fault.target in needed or fault.target.startswith(all_of) or (pid > 0 and fault.pid == pid)
+            for fault in self.faults
+            if fault.kind != NARROW and fault.overlaps(since, until)
+        )
 
     def accepted(self) -> dict[str, list[Try]]:
         """Return the creates that were answered with a 2xx, by prediction id."""

@@ -234,10 +234,10 @@ def main() -> None:
     kind, port, journal, *rest = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     lines = Journal(Path(journal))
-    is_sink = kind == "sink"
-    party = (
-        Sink(lines, msgspec.json.decode(Path(rest[0]).read_bytes())) if is_sink else Cog(rest[0], int(rest[1]), lines)
-    )
+    if kind == "sink":
+        party: Handler = Sink(lines, msgspec.json.decode(Path(rest[0]).read_bytes()))
+    else:
+        party = Cog(rest[0], int(rest[1]), lines)
     asyncio.run(_serve(party, int(port)))
 
 

@@ -24,7 +24,7 @@ from director.chaos.evidence import (
     pid_of,
     stretches,
 )
-from director.chaos.plan import ALL_LINKS, NARROW
+from director.chaos.plan import ALL_LINKS
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
@@ -241,9 +241,8 @@ def _claimed_too_late(evidence: Evidence) -> Findings:
 
 def _ended_too_early(evidence: Evidence) -> Findings:
     for prediction_id, final in evidence.finals.items():
-        due = _due(
-            evidence, prediction_id, TOO_LATE.get(final.record.get("code") or evidence.status(prediction_id), "")
-        )
+        how = final.record.get("code") or evidence.status(prediction_id)
+        due = _due(evidence, prediction_id, TOO_LATE.get(how, ""))
         ended = max(evidence.ends(prediction_id), default=None)
         if due is None or ended is None:
             continue
@@ -311,15 +310,6 @@ def _written(evidence: Evidence) -> Iterator[tuple[str, Run, int]]:
         if evidence.status(prediction_id) != "succeeded" or last.outcome != "succeeded":
             continue
         written = max(evidence.ends(prediction_id), default=None)
-        if written is not None and not _is_hindered(evidence, last, written):
+        way, all_of = depends_on(last.server), ("redis", "all:", "directors")
+        if written is not None and not evidence.was_hindered(last.ended - BEFORE_MS, written, way, all_of=all_of):
             yield prediction_id, last, written - last.ended
-
-
-def _is_hindered(evidence: Evidence, run: Run, written: int) -> bool:
-    needed = depends_on(run.server)
-    return any(
-        fault.kind != NARROW
-        and fault.overlaps(run.ended - BEFORE_MS, written)
-        and (fault.target in needed or fault.target.startswith(("redis", "all:", "directors")))
-        for fault in evidence.faults
-    )
