@@ -54,41 +54,6 @@ from director.store.accounts import Account
 AHEAD_BYTES: Final = 8 << 20
 
 
-class Room:
-    """The room of one file in its account's quota. Without a quota, nothing is reserved before the file is stored."""
-
-    def __init__(self, services: Services, account: Account, file_id: FileId) -> None:
-        self._scripts = services.scripts
-        self._account = account.name
-        self._most = account.limits.max_files_bytes
-        self._id = file_id
-        self._until_ms = services.clock.now_ms() + int(GRACE_S * 1000)
-        self._taken = 0
-
-    async def reach(self, size: int) -> None:
-        """Make sure that the file may have `size` bytes. Raises a 413 where the quota has no room for them."""
-        if self._most is None or size <= self._taken:
-            return
-        if not await self._take(size + AHEAD_BYTES) and not await self._take(size):
-            raise storage_full(413, self._most)
-
-    async def keep(self, file: CallerFile) -> None:
-        """Count the stored file, with its real size, until it expires."""
-        self._taken = file.size
-        await self._scripts.stow(self._account, self._id, file.size, until_ms=file.expires)
-
-    async def free(self) -> None:
-        """Give back the room of a file that was not stored."""
-        if self._taken:
-            await self._scripts.stow(self._account, self._id)
-
-    async def _take(self, size: int) -> bool:
-        stowed = await self._scripts.stow(self._account, self._id, size, most=self._most, until_ms=self._until_ms)
-        if stowed.fits:
-            self._taken = size
-        return stowed.fits
-
-
 log = logging.getLogger(__name__)
 
 PATH: Final = "/files"
@@ -273,12 +238,12 @@ async def download_file(request: Request) -> Response:
 async def _received(services: Services, store: FileStore, form: Form, account: Account) -> CallerFile:
     """Store the file of a form, record it and return it. Deletes what was stored of a file that is refused."""
     name = CallerFileName(account.name, new_file_id(created := services.clock.now_ms()), "bin")
-    upload = _Upload(store, form, name, room := Room(services, account, name.id))
+    upload = _Upload(services, store, form, account, name)
     try:
         with anyio.fail_after(LONGEST_S + STORING_S):
             await upload.take()
             file = upload.judged(created=created, life_ms=int(services.settings.files_ttl_s * 1000))
-            await room.keep(file)
+            await services.scripts.stow(account.name, file.id, file.size, until_ms=file.expires)
             await services.caller_files.add(file)
     except BackendUnavailable:
         raise  # the record may have been written: the keeper finds out and cleans up
@@ -292,10 +257,19 @@ async def _received(services: Services, store: FileStore, form: Form, account: A
 
 
 class _Upload:
-    """Streams a file's content to the store with size and checksums, and collects the form's fields."""
+    """Streams a file's content to the store with size and checksums, and collects the form's fields.
 
-    def __init__(self, store: FileStore, form: Form, name: CallerFileName, room: Room) -> None:
-        self._room = room
+    Where the account has a quota, the file's room is taken before it is written: 8 MiB ahead, so that a large file
+    needs few calls. What a process took before it died is free again within an hour.
+    """
+
+    def __init__(
+        self, services: Services, store: FileStore, form: Form, account: Account, name: CallerFileName
+    ) -> None:
+        self._scripts = services.scripts
+        self._most = account.limits.max_files_bytes
+        self._until_ms = services.clock.now_ms() + int(GRACE_S * 1000)
+        self._room = 0
         self._store = store
         self._form = form
         self._name = name
@@ -305,7 +279,7 @@ class _Upload:
         self._size = 0
         self._sha256 = hashlib.sha256()
         self._md5 = hashlib.md5(usedforsecurity=False)
-        self._ended_early: Exception | None = None
+        self._error: Exception | None = None
 
     async def take(self) -> None:
         while (part := await self._form.next_part()) is not None:
@@ -348,7 +322,8 @@ class _Upload:
             with anyio.CancelScope(shield=True):
                 await _discard(self._store, self._name)
                 with suppress(BackendUnavailable):  # the room is free within an hour anyway
-                    await self._room.free()
+                    if self._room:
+                        await self._scripts.stow(self._name.account, self._name.id)
 
     async def _keep(self, part: Part) -> None:
         self._name = replace(self._name, ending=ending_of(self._fields.get("filename") or part.filename or ""))
@@ -364,12 +339,23 @@ class _Upload:
         try:
             async for block in self._form.blocks():
                 self._size += len(block)
-                await self._room.reach(self._size)
+                await self._take_room()
                 await to_thread.run_sync(self._sum, block)
                 yield block
         except Exception as exc:
             self._ended_early = exc  # the store may turn it into another exception
             raise
+
+    async def _take_room(self) -> None:
+        """Raise a 413 where the quota has no room for what has come."""
+        if self._most is None or self._size <= self._room:
+            return
+        for size in (self._size + AHEAD_BYTES, self._size):
+            name, most, until_ms = self._name, self._most, self._until_ms
+            if (await self._scripts.stow(name.account, name.id, size, most=most, until_ms=until_ms)).fits:
+                self._room = size
+                return
+        raise errors.no_room_for_file(limit=self._most)
 
     def _sum(self, block: bytes) -> None:
         self._sha256.update(block)
