@@ -109,9 +109,8 @@ def tried(text: str) -> TriedPolicy:
     if read.size > read.streams:
         raise SettingsError(f"{text}: a shard of {read.size} streams does not fit into {read.streams}.")
     if read.fifo and read.accounts:
-        raise SettingsError(
-            f"{text}: `fifo` is one line for all, in which accounts have no limits. Leave out `accounts`."
-        )
+        why = "`fifo` is one line for all, in which accounts have no limits. Leave out `accounts`."
+        raise SettingsError(f"{text}: {why}")
     return replace(read, name=(read.name or path.stem)[:MOST_NAME])
 
 

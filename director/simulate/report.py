@@ -74,11 +74,8 @@ def _note(bins: Sequence[dict[int, Had]], width: int, account: int, *, at: int, 
 def _index(
     had: Mapping[int, Had], *, weights: Sequence[float], limits: Sequence[int | None], width: int, slots: int
 ) -> float | None:
-    wanted = {
-        account: float(min(each.wanted, (limits[account] or slots) * width))
-        for account, each in had.items()
-        if each.wanted > 0
-    }
+    some = {account: each.wanted for account, each in had.items() if each.wanted > 0}
+    wanted = {account: float(min(ms, (limits[account] or slots) * width)) for account, ms in some.items()}
     if len(wanted) < 2 or sum(wanted.values()) <= slots * width:
         return None
     fair = fair_shares(wanted, weights=weights, capacity=slots * width)
@@ -192,13 +189,8 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
     span = max([1, trace.at_ms[-1], *(started[n] + trace.run_ms[n] for n in ran)])
     shares = [tried.share_of(name) for name in trace.accounts]
     groups = {name: [n for n in ran if is_in(n)] for name, is_in in _groups(trace).items()}
-    index = fairness(
-        trace,
-        started,
-        weights=[share.weight for share in shares],
-        limits=[share.max_running for share in shares],
-        slots=slots,
-    )
+    weights, limits = [share.weight for share in shares], [share.max_running for share in shares]
+    index = fairness(trace, started, weights=weights, limits=limits, slots=slots)
     busy_ms = sum(trace.run_ms[n] for n in ran)
     return Report(
         policy=tried.name,
@@ -229,10 +221,8 @@ def _groups(trace: Trace) -> dict[str, Callable[[int], bool]]:
     if len(ranked) > 1:
         heaviest = set(ranked[: max(1, round(HEAVIEST * len(ranked)))])
         lightest = set(ranked[-max(1, round(LIGHTEST * len(ranked))) :]) - heaviest
-        groups |= {
-            "heaviest": lambda n: trace.account[n] in heaviest,
-            "lightest": lambda n: trace.account[n] in lightest,
-        }
+        groups["heaviest"] = lambda n: trace.account[n] in heaviest
+        groups["lightest"] = lambda n: trace.account[n] in lightest
     return groups
 
 
