@@ -8,6 +8,7 @@ The `Load` is read as JSON from stdin, since a command line would show its token
 import asyncio
 import sys
 import time
+from functools import partial
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -39,12 +40,12 @@ class Load(Struct, frozen=True, kw_only=True):
 class Answered(Struct, frozen=True, kw_only=True):
     """The figures after the warm-up. `total`: all good answers. `refused`: all bad ones; `said` is the last of them."""
 
-    answered: int
-    total: int
-    seconds: float
-    p50_ms: float
-    p99_ms: float
-    refused: int
+    answered: int = 0
+    total: int = 0
+    seconds: float = 1.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    refused: int = 0
     said: str = ""
 
     @property
@@ -105,14 +106,11 @@ class Crowd:
     def __init__(self, load: Load) -> None:
         self.load = load
         self.pause_s = load.connections / load.rate if load.rate else 0.0
-        parts = urlsplit(load.url)
+        self._parts = parts = urlsplit(load.url)
         content = load.body.encode()
         headers = {"host": parts.netloc, "content-type": "application/json", "content-length": str(len(content))}
-        lines = [
-            f"POST {parts.path} HTTP/1.1",
-            *(f"{name}: {value}" for name, value in (headers | load.headers).items()),
-        ]
-        self.request = "\r\n".join([*lines, "\r\n"]).encode() + content
+        fields = [f"{name}: {value}" for name, value in (headers | load.headers).items()]
+        self.request = "\r\n".join([f"POST {parts.path} HTTP/1.1", *fields, "\r\n"]).encode() + content
         self._wanted = load.wanted.encode()
         self._began = time.perf_counter()
         self._notes: list[tuple[float, float]] = []  # the time of each answer, and how many ms it took
@@ -132,16 +130,11 @@ class Crowd:
             self._said = answer.decode(errors="replace")[-500:]
 
     async def ask(self) -> Answered:
-        parts = urlsplit(self.load.url)
         loop = asyncio.get_running_loop()
         callers = []
         for number in range(self.load.connections):
-            _, caller = await loop.create_connection(
-                lambda number=number: Caller(self, number),  # type: ignore[misc]
-                parts.hostname or "",
-                parts.port or 80,
-            )
-            callers.append(caller)
+            make, host, port = partial(Caller, self, number), self._parts.hostname or "", self._parts.port or 80
+            callers.append((await loop.create_connection(make, host, port))[1])
         async with asyncio.timeout(self.load.seconds + LIMIT_S):
             await asyncio.gather(*(caller.over for caller in callers))
         return self._answered()
@@ -150,7 +143,7 @@ class Crowd:
         warm = self._began + (0 if self.load.requests else WARM_PART * self.load.seconds)
         counted = [note for note in self._notes if note[0] > warm][LEAST_WARM if self.load.requests else 0 :]
         if len(counted) < 2:
-            return Answered(answered=0, total=0, seconds=1, p50_ms=0, p99_ms=0, refused=self._refused, said=self._said)
+            return Answered(refused=self._refused, said=self._said)
         times = [took_ms for _, took_ms in counted]
         return Answered(
             answered=len(counted) - 1,
@@ -165,14 +158,8 @@ class Crowd:
 
 async def ask(load: Load) -> Answered:
     """Run the load in a new process. Raises ChildProcessError if that fails, or if any answer or all were bad."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "director.bench.load",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command, pipe = (sys.executable, "-m", "director.bench.load"), asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         out, err = await process.communicate(msgspec.json.encode(load))
     finally:
@@ -192,11 +179,7 @@ def main() -> None:
     """Run the load that stdin describes."""
     raise_descriptor_limit()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
-
-    async def asked() -> Answered:
-        return await Crowd(load).ask()
-
-    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(asked())))
+    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(Crowd(load).ask())))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
@@ -30,16 +31,13 @@ def latency(home: Home, *, rounds: int) -> dict[str, Any]:
 
     Raises SettingsError if no `up` runs in this home, or if the measurement breaks off.
     """
-    state = _running(home)
-    try:
-        with (
-            httpx.Client(base_url=state.servers[MODEL], timeout=ANSWER_S, trust_env=False) as model,
-            httpx.Client(base_url=state.url, timeout=ANSWER_S, trust_env=False) as api,
-        ):
-            api.headers.update({"authorization": f"Bearer {state.token}", "prefer": "wait"})
-            return _compared(model, api, rounds=max(2, rounds))
-    except httpx.HTTPError as exc:
-        raise _broken_off(exc) from exc
+    with (
+        _measured(home) as state,
+        httpx.Client(base_url=state.servers[MODEL], timeout=ANSWER_S, trust_env=False) as model,
+        httpx.Client(base_url=state.url, timeout=ANSWER_S, trust_env=False) as api,
+    ):
+        api.headers.update({"authorization": f"Bearer {state.token}", "prefer": "wait"})
+        return _compared(model, api, rounds=max(2, rounds))
 
 
 def latency_text(facts: dict[str, Any]) -> str:
@@ -58,22 +56,19 @@ def throughput(home: Home, *, connections: int, seconds: float) -> dict[str, Any
 
     Raises SettingsError if no `up` runs in this home, or if the measurement breaks off.
     """
-    state = _running(home)
-    load = Load(
-        url=f"{state.url}/v1/models/{MODEL}/predictions",
-        headers={"authorization": f"Bearer {state.token}", "prefer": "wait"},
-        body=msgspec.json.encode(INPUT).decode(),
-        wanted='"status":"succeeded"',
-        connections=connections,
-        seconds=seconds / ROUNDS,
-    )
-    load_before = os.getloadavg()[0]
-    try:
-        durability = _durability(httpx.get(f"{state.url}/readyz", timeout=ANSWER_S, trust_env=False))
+    with _measured(home) as state:
+        load = Load(
+            url=f"{state.url}/v1/models/{MODEL}/predictions",
+            headers={"authorization": f"Bearer {state.token}", "prefer": "wait"},
+            body=msgspec.json.encode(INPUT).decode(),
+            wanted='"status":"succeeded"',
+            connections=connections,
+            seconds=seconds / ROUNDS,
+        )
+        load_before = os.getloadavg()[0]
+        ready = httpx.get(f"{state.url}/readyz", timeout=ANSWER_S, trust_env=False)
         rounds = [anyio.run(ask, load) for _ in range(ROUNDS)]
-    except (ChildProcessError, httpx.HTTPError) as exc:
-        raise _broken_off(exc) from exc
-    return {"connections": connections, **_rates(rounds), **_conditions(durability, load_before)}
+    return {"connections": connections, **_rates(rounds), **_conditions(ready, load_before)}
 
 
 def throughput_text(facts: dict[str, Any]) -> str:
@@ -85,15 +80,15 @@ def throughput_text(facts: dict[str, Any]) -> str:
     )
 
 
-def _running(home: Home) -> State:
+@contextmanager
+def _measured(home: Home) -> Iterator[State]:
     state = home.read()
     if MODEL not in state.servers:
         raise SettingsError(f"no `director up` with its examples runs in {home.shown}. Start one, then measure.")
-    return state
-
-
-def _broken_off(exc: Exception) -> SettingsError:
-    return SettingsError(f"the measurement broke off ({exc!r}). Is the `director up` still running?")
+    try:
+        yield state
+    except (ChildProcessError, httpx.HTTPError) as exc:
+        raise SettingsError(f"the measurement broke off ({exc!r}). Is the `director up` still running?") from exc
 
 
 def _compared(model: httpx.Client, api: httpx.Client, *, rounds: int) -> dict[str, Any]:
@@ -120,7 +115,7 @@ def _compared(model: httpx.Client, api: httpx.Client, *, rounds: int) -> dict[st
         "direct_ms": _spread(alone),
         "through_ms": _spread(served),
         "added_median_ms": round(statistics.median(served) - statistics.median(alone), 2),
-        **_conditions(_durability(api.get("/readyz")), load_before),
+        **_conditions(api.get("/readyz"), load_before),
     }
 
 
@@ -134,34 +129,24 @@ def _timed_ms(call: Callable[[], httpx.Response]) -> float:
 
 
 def _spread(times_ms: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(times_ms), 2),
-        "p90": round(statistics.quantiles(times_ms, n=10)[-1], 2),
-    }
+    median, p90 = statistics.median(times_ms), statistics.quantiles(times_ms, n=10)[-1]
+    return {"median": round(median, 2), "p90": round(p90, 2)}
 
 
 def _rates(rounds: Sequence[Answered]) -> dict[str, Any]:
     rates = [answered.per_s for answered in rounds]
+    figures = {"median": statistics.median(rates), "least": min(rates), "most": max(rates)}
     return {
         "rounds": len(rounds),
-        "predictions_per_s": {
-            "median": round(statistics.median(rates), 1),
-            "least": round(min(rates), 1),
-            "most": round(max(rates), 1),
-        },
+        "predictions_per_s": {name: round(rate, 1) for name, rate in figures.items()},
         "p50_ms": round(statistics.median(answered.p50_ms for answered in rounds), 2),
         "p99_ms": round(max(answered.p99_ms for answered in rounds), 2),
     }
 
 
-def _durability(ready: httpx.Response) -> str:
-    level: str = ready.json().get("durability", "unknown")
-    return level
-
-
-def _conditions(durability: str, load_before: float) -> dict[str, Any]:
+def _conditions(ready: httpx.Response, load_before: float) -> dict[str, Any]:
     load = {"before": round(load_before, 2), "after": round(os.getloadavg()[0], 2), "cpus": os.cpu_count()}
-    return {"durability": durability, "load": load}
+    return {"durability": ready.json().get("durability", "unknown"), "load": load}
 
 
 def _conditions_text(facts: dict[str, Any]) -> str:

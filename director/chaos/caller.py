@@ -2,17 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Final, NamedTuple
+from itertools import chain, pairwise
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
+from director.chaos import journal
 from director.chaos.evidence import Evidence, Findings, Try, depends_on, pid_of
 from director.chaos.history import RESTARTS, lives
-from director.chaos.journal import Delivered, Heard, Visited
-from director.chaos.journal import Final as Prediction
-from director.chaos.plan import NARROW
+from director.chaos.journal import Heard
 from director.core.states import TERMINAL
 
 GONE: Final = 410  # a receiver answers so to refuse all further webhooks
@@ -32,8 +31,7 @@ def webhooks_tell_the_end(evidence: Evidence) -> Findings:
     """
     for prediction_id, tries in evidence.accepted().items():
         if any(each.sent.webhook for each in tries) and evidence.is_terminal(prediction_id):
-            for what in _wrong_webhooks(evidence, prediction_id):
-                yield prediction_id, what
+            yield from ((prediction_id, what) for what in _wrong_webhooks(evidence, prediction_id))
 
 
 def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
@@ -55,7 +53,7 @@ def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
         yield from (f"webhook {each.status} after the end" for each in late if not _was_on_its_way(evidence, each))
 
 
-def _was_on_its_way(evidence: Evidence, late: Delivered) -> bool:
+def _was_on_its_way(evidence: Evidence, late: journal.Delivered) -> bool:
     """Return whether a frozen or cut off director may have sent the webhook before the end.
 
     No fence reaches a request that has left the director.
@@ -68,7 +66,7 @@ def canceled_stays_canceled(evidence: Evidence) -> Findings:
     for prediction_id, tries in evidence.by_id.items():
         status, final = evidence.status(prediction_id), evidence.finals.get(prediction_id)
         if final is not None and len(lives(final.events)) == 1:
-            for shown in sorted({each.shown for each in tries} & STOPPED - {status}):
+            for shown in sorted({each.answer.shown for each in tries} & STOPPED - {status}):
                 yield prediction_id, f"shown {shown}, but now it is {status}"
     for prediction_id, ms in cancel_times(evidence):
         if ms > evidence.rules.cancel_s * 1000:
@@ -79,12 +77,10 @@ def cancel_times(evidence: Evidence) -> list[tuple[str, int]]:
     """Return (id, ms from the answer to a cancel until the end) of every cancel that no fault hindered."""
     times = []
     for prediction_id, tries in evidence.by_id.items():
-        final = evidence.finals.get(prediction_id)
-        ended = next((at for kind, at, _ in final.events if kind == "completed"), 0) if final else 0
+        ended = next(iter(evidence.ends(prediction_id)), 0)
         for each in tries:
-            if each.sent.action != "cancel" or not each.ok or each.answer is None or ended < each.sent.at:
-                continue
-            if not is_hindered(evidence, prediction_id, each.sent.at, ended):
+            is_judged = each.sent.action == "cancel" and each.ok and ended >= each.sent.at
+            if is_judged and not is_hindered(evidence, prediction_id, each.sent.at, ended):
                 times.append((prediction_id, max(0, ended - each.answer.at)))
     return times
 
@@ -97,23 +93,16 @@ def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) 
     needed = {name for run in evidence.runs.get(prediction_id, []) for name in depends_on(run.server)}
     final = evidence.finals.get(prediction_id)
     holder = pid_of(final.record.get("holder", "")) if final else 0
-    since = asked - evidence.rules.recovery_s * 1000
-    return any(
-        fault.kind != NARROW
-        and fault.overlaps(since, ended)
-        and (fault.target in needed or fault.target.startswith(("redis", "all:")) or (holder and fault.pid == holder))
-        for fault in evidence.faults
-    )
+    return evidence.was_hindered(asked - evidence.rules.recovery_s * 1000, ended, needed, pid=holder)
 
 
 def one_key_one_id(evidence: Evidence) -> Findings:
     keys_of: dict[str, set[str]] = defaultdict(set)
     for key, tries in evidence.creates.items():
-        for what in _key_misread(tries):
-            yield key, what
+        yield from ((key, what) for what in _key_misread(tries))
         for each in tries:
             if each.ok:
-                keys_of[each.id].add(key)
+                keys_of[each.answer.id].add(key)
     for prediction_id, keys in keys_of.items():
         if len(keys) > 1:
             yield prediction_id, f"one prediction for the keys {', '.join(sorted(keys))}"
@@ -128,22 +117,15 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
     accepted = [each for each in tries if each.ok]
     if not accepted:
         return
-    if len(ids := sorted({each.id for each in accepted})) > 1:
+    if len(ids := sorted({each.answer.id for each in accepted})) > 1:
         yield f"one key made {', '.join(ids)}"
     plan = accepted[0].sent.plan
-    if any(each.sent.plan == plan and each.status == MISMATCH for each in tries):
+    if any(each.sent.plan == plan and each.answer.status == MISMATCH for each in tries):
         yield "a repeated body was refused as a different one"
     for each in tries[tries.index(accepted[0]) :]:
-        if each.sent.plan != plan and each.status < 500 and each.status not in (MISMATCH, *NOT_JUDGED):
-            yield f"a different body under the same key was answered {each.status}"
-
-
-class Expected(NamedTuple):
-    """An event that a reader should receive. `number` is its place in the log, 0 if the log lacks it."""
-
-    event: str
-    data: str = ""
-    number: int = 0
+        status = each.answer.status
+        if each.sent.plan != plan and status < 500 and status not in (MISMATCH, *NOT_JUDGED):
+            yield f"a different body under the same key was answered {status}"
 
 
 def followed_once_in_order(evidence: Evidence) -> Findings:
@@ -154,16 +136,15 @@ def followed_once_in_order(evidence: Evidence) -> Findings:
     """
     for prediction_id in filter(evidence.is_terminal, evidence.followed):
         final = evidence.finals[prediction_id]
-        for what in (
-            *_misnumbered(evidence, final),
-            *_turned_away(evidence.visits.get(prediction_id, [])),
-            *_misheard(evidence.heard.get(prediction_id, []), final),
-        ):
-            yield prediction_id, what
+        wrong = chain(
+            _misnumbered(evidence.listed.get(prediction_id), final),
+            _turned_away(evidence.visits.get(prediction_id, [])),
+            _misheard(evidence.heard.get(prediction_id, []), final),
+        )
+        yield from ((prediction_id, what) for what in wrong)
 
 
-def _misnumbered(evidence: Evidence, final: Prediction) -> Iterator[str]:
-    listed = evidence.listed.get(final.id)
+def _misnumbered(listed: journal.Listed | None, final: journal.Final) -> Iterator[str]:
     if listed is None:
         yield "no reader received the list of its events"
         return
@@ -175,7 +156,7 @@ def _misnumbered(evidence: Evidence, final: Prediction) -> Iterator[str]:
         yield f"its events are listed as {kinds}, but are {there}"
 
 
-def _turned_away(visits: Sequence[Visited]) -> Iterator[str]:
+def _turned_away(visits: Sequence[journal.Visited]) -> Iterator[str]:
     for visit in visits:
         if 300 <= visit.status < 500:
             yield f"a reader was answered {visit.status}"
@@ -183,17 +164,19 @@ def _turned_away(visits: Sequence[Visited]) -> Iterator[str]:
             yield "a stream ended without an error and without a done event"
 
 
-def _misheard(heard: Sequence[Heard], final: Prediction) -> Iterator[str]:
+def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:
     if len(lives(final.events)) > 1:
         return  # an operator revived it, and the numbers began again
-    received = _collapsed(heard)
+    # a comment has no id, so a reader that left after `retried` receives it again
+    again = [one.event == before.event == RETRIED for before, one in pairwise(heard)]
+    received = [one for one, is_again in zip(heard, [False, *again], strict=False) if not is_again]
     expected = list(_expected(final))
-    for place, (one, other) in enumerate(zip(received, expected, strict=False)):
-        if (one.event, one.data) != (other.event, other.data):
-            yield f"heard {one.event} {one.data} as number {place + 1}, but {other.event} {other.data} is due"
+    for place, (one, (event, data, number)) in enumerate(zip(received, expected, strict=False)):
+        if (one.event, one.data) != (event, data):
+            yield f"heard {one.event} {one.data} as number {place + 1}, but {event} {data} is due"
             return
-        if other.number and _place(one.mark)[0] != other.number:
-            yield f"heard event {other.number} under the id {one.mark}"
+        if number and _place(one.mark)[0] != number:
+            yield f"heard event {number} under the id {one.mark}"
     if len(received) != len(expected):
         yield f"heard {len(received)} events of {len(expected)}"
     for before, after in pairwise(one.mark for one in received if one.mark):
@@ -203,31 +186,22 @@ def _misheard(heard: Sequence[Heard], final: Prediction) -> Iterator[str]:
         yield f"heard {shown}, but its output is {_items(final.output)}"
 
 
-def _collapsed(heard: Sequence[Heard]) -> list[Heard]:
-    """Drop repeated `retried` comments: a comment has no id, so a reader that left after it receives it again."""
-    received: list[Heard] = []
-    for one in heard:
-        if not (received and one.event == received[-1].event == RETRIED):
-            received.append(one)
-    return received
-
-
-def _expected(final: Prediction) -> Iterator[Expected]:
-    """Yield all expected events in order: those of the log, then those that only the end adds, then `done`."""
+def _expected(final: journal.Final) -> Iterator[tuple[str, str, int]]:
+    """Yield (event, data, place in the log or 0) of all expected events in order: those of the log, then the end's."""
     shown = 0
     for number, (kind, _, data) in enumerate(final.events, start=1):
         if kind in RESTARTS:
             if shown:
-                yield Expected(RETRIED)
+                yield RETRIED, "", 0
             shown = 0
         elif kind == "output":
             shown += 1
-            yield Expected("output", _text(data.encode()), number)
-    yield from (Expected("output", item) for item in _items(final.output)[shown:])
+            yield "output", _text(data.encode()), number
+    yield from (("output", item, 0) for item in _items(final.output)[shown:])
     status = final.record["status"]
     if status == "failed":
-        yield Expected("error", msgspec.json.encode({"detail": final.record.get("error", "")}).decode())
-    yield Expected("done", DONE.get(status, CANCELED))
+        yield "error", msgspec.json.encode({"detail": final.record.get("error", "")}).decode(), 0
+    yield "done", DONE.get(status, CANCELED), 0
 
 
 def _last_attempt(received: Sequence[Heard]) -> list[str]:

@@ -4,6 +4,7 @@ The checker uses only what the parties recorded and what Redis holds at rest. It
 the code under test. A run without evidence does not pass: each missing piece is a breach too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -11,35 +12,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos.caller import (
-    cancel_times,
-    canceled_stays_canceled,
-    followed_once_in_order,
-    one_key_one_id,
-    webhooks_tell_the_end,
-)
+from director.chaos import caller, fairness, history, recovery
 from director.chaos.evidence import Evidence, Findings, Rules, gather
-from director.chaos.fairness import Saturation, equal_shares, is_rushed, saturations
-from director.chaos.history import (
-    attempts_are_bounded,
-    every_line,
-    first_come_first_claimed,
-    nothing_is_lost,
-    one_end,
-    only_current_runs_write,
-    runs_per_prediction,
-    slots_are_kept,
-)
-from director.chaos.recovery import (
-    ends_are_written,
-    no_work_for_the_dead,
-    only_the_silent_lose,
-    percentile,
-    recoveries,
-    recovery_is_quick,
-    slowest_end_ms,
-    waste,
-)
+from director.chaos.fairness import Saturation
+from director.chaos.recovery import percentile
 from director.chaos.rest import Leftovers
 
 MOST_LINES: Final = 40
@@ -90,7 +66,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
         "the predictions in Redis were not read": evidence.finals,
         "the run was not healed": evidence.healed is not None,
         "the server's log was not read": evidence.claims,
-        "the rush of tenants saturated no queue": not is_rushed(evidence) or saturations(evidence),
+        "the rush of tenants saturated no queue": not fairness.is_rushed(evidence) or fairness.saturations(evidence),
     }
     for what, there in wanted.items():
         if not there:
@@ -104,23 +80,23 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
 
 
 INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
-    "I1": ("Every prediction answered with a 2xx has ended.", nothing_is_lost),
-    "I2": ("It ended once, as its record says, and its end did not change.", one_end),
-    "I3": ("Its webhook came last: signed, under one id, with its status.", webhooks_tell_the_end),
-    "I4": ("Only the run that held the claim wrote, and only before the end.", only_current_runs_write),
-    "I5": ("It ran at most as often as its attempts, and never twice at once.", attempts_are_bounded),
-    "I6": ("A canceled prediction stays canceled, and a cancel is quick.", canceled_stays_canceled),
+    "I1": ("Every prediction answered with a 2xx has ended.", history.nothing_is_lost),
+    "I2": ("It ended once, as its record says, and its end did not change.", history.one_end),
+    "I3": ("Its webhook came last: signed, under one id, with its status.", caller.webhooks_tell_the_end),
+    "I4": ("Only the run that held the claim wrote, and only before the end.", history.only_current_runs_write),
+    "I5": ("It ran at most as often as its attempts, and never twice at once.", history.attempts_are_bounded),
+    "I6": ("A canceled prediction stays canceled, and a cancel is quick.", caller.canceled_stays_canceled),
     "I7": ("Once healed, Redis holds nothing that should not be there.", all_is_at_rest),
-    "I8": ("One idempotency key is one prediction. Other bodies are refused.", one_key_one_id),
-    "I9": ("No model server ever ran more than its slots.", slots_are_kept),
-    "I10": ("Each reader got every event once, in order, through every break.", followed_once_in_order),
-    "I11": ("Predictions were claimed in order of arrival, by the server's log.", first_come_first_claimed),
-    "I12": ("After the death of a holder, its predictions start again in time.", recovery_is_quick),
-    "I13": ("Nothing was claimed too late, and little work was useless.", no_work_for_the_dead),
-    "I14": ("Equal tenants got equal shares. Light ones did not wait for others.", equal_shares),
+    "I8": ("One idempotency key is one prediction. Other bodies are refused.", caller.one_key_one_id),
+    "I9": ("No model server ever ran more than its slots.", history.slots_are_kept),
+    "I10": ("Each reader got every event once, in order, through every break.", caller.followed_once_in_order),
+    "I11": ("Predictions were claimed in order of arrival, by the server's log.", history.first_come_first_claimed),
+    "I12": ("After the death of a holder, its predictions start again in time.", recovery.recovery_is_quick),
+    "I13": ("Nothing was claimed too late, and little work was useless.", recovery.no_work_for_the_dead),
+    "I14": ("Equal tenants got equal shares. Light ones did not wait for others.", fairness.equal_shares),
     "I16": ("Every queue that a director serves is in every registry.", what_is_served_is_registered),
-    "I17": ("The end of a run is written soon, over narrow links too.", ends_are_written),
-    "I18": ("No claim was taken back before its holder was silent for a lease.", only_the_silent_lose),
+    "I17": ("The end of a run is written soon, over narrow links too.", recovery.ends_are_written),
+    "I18": ("No claim was taken back before its holder was silent for a lease.", recovery.only_the_silent_lose),
 }
 # A run without evidence does not pass.
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
@@ -138,8 +114,8 @@ def timeline(evidence: Evidence, prediction_id: str) -> tuple[str, ...]:
 def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
     for each in evidence.by_id.get(prediction_id, []):
         yield each.sent.at, f"client: sends {each.sent.action}, key {each.sent.key}, plan {each.sent.plan!r}"
-        if each.answer is not None:
-            yield each.answer.at, f"client: receives {each.status} {each.shown}".rstrip()
+        if each.answer.at:
+            yield each.answer.at, f"client: receives {each.answer.status} {each.answer.shown}".rstrip()
     if arrived := evidence.arrivals.get(prediction_id):
         yield arrived.at, f"server: accepted for {arrived.tenant}, {arrived.queue} {arrived.lane}"
     for claimed in evidence.claims.get(prediction_id, []):
@@ -217,12 +193,12 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         name: [Breach(name, subject, what) for subject, what in judge(evidence)] for name, (_, judge) in JUDGED.items()
     }
     accepted = evidence.accepted()
-    orphans = recoveries(evidence)
+    orphans = recovery.recoveries(evidence)
     recovered = [each.ms for each in orphans]
-    cancels = [ms for _, ms in cancel_times(evidence)]
-    histogram = runs_per_prediction(evidence)
-    in_line = every_line(evidence)
-    wasted = waste(evidence)
+    cancels = [ms for _, ms in caller.cancel_times(evidence)]
+    histogram = history.runs_per_prediction(evidence)
+    in_line = history.every_line(evidence)
+    wasted = recovery.waste(evidence)
     return Report(
         ok=not any(breaches.values()),
         seed=evidence.rules.seed,
@@ -242,7 +218,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         recovery_p99_with_waits_ms=percentile([each.all_ms for each in orphans], 0.99),
         cancels_timed=len(cancels),
         cancel_slowest_ms=max(cancels, default=None),
-        end_slowest_ms=slowest_end_ms(evidence),
+        end_slowest_ms=recovery.slowest_end_ms(evidence),
         first_claims=sum(len(line.claims) for line in in_line),
         overtaken=sum(len(line.overtaken()) for line in in_line),
         dead_work=round(wasted.share, 5),
@@ -250,14 +226,18 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
         breaker_open_s={
             queue: sum(until - since for since, until in times) / 1000 for queue, times in evidence.breakers.items()
         },
-        saturations=saturations(evidence),
+        saturations=fairness.saturations(evidence),
         runs_per_prediction=histogram,
         followed=len(evidence.followed),
         resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
-        faults=_faults(evidence),
+        faults=dict(sorted(Counter(fault.kind for fault in evidence.faults).items())),
         left_out=evidence.rules.left_out,
         counts={name: len(found) for name, found in breaches.items()},
-        breaches={name: _explained(evidence, found) for name, found in breaches.items() if found},
+        breaches={
+            name: [replace(each, evidence=timeline(evidence, each.id)) for each in found[:MOST_SHOWN]]
+            for name, found in breaches.items()
+            if found
+        },
     )
 
 
@@ -301,15 +281,6 @@ def _fair(each: Saturation) -> str:
         f" with an index of {each.jain:.3f}; light ones waited p99 {each.light.turns} turns and {_s(each.light.ms)},"
         f" the heavy one p50 {each.heavy.turns} and {_s(each.heavy.ms)}"
     )
-
-
-def _explained(evidence: Evidence, breaches: list[Breach]) -> list[Breach]:
-    return [replace(each, evidence=timeline(evidence, each.id)) for each in breaches[:MOST_SHOWN]]
-
-
-def _faults(evidence: Evidence) -> dict[str, int]:
-    kinds = sorted({fault.kind for fault in evidence.faults})
-    return {kind: sum(fault.kind == kind for fault in evidence.faults) for kind in kinds}
 
 
 def _ids(breaches: list[Breach]) -> int:

@@ -16,8 +16,9 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 from msgspec import Struct
+from msgspec.structs import replace
 
-from director.chaos.journal import Answered, Followed, Heard, Journal, Listed, Sent, Visited, now_ms, read
+from director.chaos.journal import Action, Answered, Followed, Heard, Journal, Listed, Sent, Visited, now_ms, read
 from director.chaos.parties import Script
 from director.chaos.plan import LARGE, Order, key_of, large, orders, peaceful, rush
 from director.chaos.wire import Answer, Caller, Unanswered
@@ -162,21 +163,17 @@ RUSH_CALLERS: Final = 32
 EVENTS: Final = ("start", "output", "logs", "completed")
 
 
-class Rush(Struct, frozen=True, kw_only=True):
-    """At `at_s` of the load, all tenants except the ordinary ones want `slots` slots of a model for `seconds`."""
+class Burst(Struct, frozen=True, kw_only=True):
+    """A burst of orders at `at_s` of the load.
+
+    In a rush, all tenants except the ordinary ones want `slots` slots of the model for `seconds`. A large one starts
+    predictions with large outputs of each model. All of them end `seconds` later, at once.
+    """
 
     at_s: float
-    model: str
-    slots: int
     seconds: float
-
-
-class Large(Struct, frozen=True, kw_only=True):
-    """At `at_s` of the load, some predictions with large outputs start. All of them end `seconds` later, at once."""
-
-    at_s: float
     models: Sequence[str]
-    seconds: float
+    slots: int = 0
 
 
 class Errand(Struct, frozen=True, kw_only=True):
@@ -196,8 +193,8 @@ class Errand(Struct, frozen=True, kw_only=True):
     journal: str
     rate: float | None = None
     quiet_s: float = 0.0
-    rushes: Sequence[Rush] = ()
-    large: Sequence[Large] = ()
+    rushes: Sequence[Burst] = ()
+    large: Sequence[Burst] = ()
 
 
 class Counts(Struct, kw_only=True):
@@ -223,62 +220,60 @@ class Client:
         Readers stop when those requests are done. A reader that did not see the end then comes back when all is at
         rest.
         """
-        async with anyio.create_task_group() as readers:
-            await self._load(rate, readers)
-            readers.cancel_scope.cancel()
-
-    async def _load(self, rate: float, readers: TaskGroup) -> None:
         began, due_s = anyio.current_time(), 0.0
-        async with anyio.create_task_group() as tasks:
-            for number, each in enumerate(self._errand.rushes):
-                tasks.start_soon(self._rush, f"rush-{number}", each, began + each.at_s)
-            for number, wanted in enumerate(self._errand.large):
-                tasks.start_soon(self._large, f"{LARGE}-{number}", wanted, began + wanted.at_s)
-            for upcoming in self._orders():
-                due_s += upcoming.gap / rate
-                if due_s >= self._errand.seconds:
-                    break
-                order = peaceful(upcoming) if due_s < self._errand.quiet_s else upcoming
-                await anyio.sleep_until(began + due_s)
-                await self._in_flight.acquire_on_behalf_of(order)
-                tasks.start_soon(self._see_through, order, readers)
+        async with anyio.create_task_group() as readers:
+            async with anyio.create_task_group() as tasks:
+                for number, burst in enumerate(self._errand.rushes):
+                    tasks.start_soon(self._rush, f"rush-{number}", burst, began + burst.at_s)
+                for number, burst in enumerate(self._errand.large):
+                    tasks.start_soon(self._large, f"{LARGE}-{number}", burst, began + burst.at_s)
+                for upcoming in self._orders():
+                    due_s += upcoming.gap / rate
+                    if due_s >= self._errand.seconds:
+                        break
+                    order = peaceful(upcoming) if due_s < self._errand.quiet_s else upcoming
+                    await anyio.sleep_until(began + due_s)
+                    await self._in_flight.acquire_on_behalf_of(order)
+                    tasks.start_soon(self._see_through, order, readers)
+            readers.cancel_scope.cancel()
         self.counts.rate = self.counts.sent / self._errand.seconds
 
-    async def _rush(self, part: str, each: Rush, at: float) -> None:
-        errand = self._errand
-        equal = range(errand.tenants, len(errand.tokens))
-        wanted = rush(part, equal=equal, heavy=0, model=each.model, slots=each.slots, seconds=each.seconds)
+    async def _rush(self, part: str, burst: Burst, at: float) -> None:
+        equal, [model] = range(self._errand.tenants, len(self._errand.tokens)), burst.models
+        wanted = rush(part, equal=equal, heavy=0, model=model, slots=burst.slots, seconds=burst.seconds)
+
+        async def one_after_the_other() -> None:
+            for order in wanted:
+                await self._create(order)
+
         await anyio.sleep_until(at)
         async with anyio.create_task_group() as tasks:
             for _ in range(RUSH_CALLERS):
-                tasks.start_soon(self._create_all, wanted)
+                tasks.start_soon(one_after_the_other)
 
-    async def _large(self, part: str, wanted: Large, at: float) -> None:
+    async def _large(self, part: str, burst: Burst, at: float) -> None:
         await anyio.sleep_until(at)
-        until_ms = now_ms() + int(wanted.seconds * 1000)
+        until_ms = now_ms() + int(burst.seconds * 1000)
         async with anyio.create_task_group() as tasks:
-            for order in large(part, models=wanted.models, tenant=0, until_ms=until_ms):
+            for order in large(part, models=burst.models, tenant=0, until_ms=until_ms):
                 tasks.start_soon(self._create, order)
-
-    async def _create_all(self, wanted: Iterator[Order]) -> None:
-        for order in wanted:
-            await self._create(order)
 
     async def calibrate(self) -> None:
         """Let some callers send plain predictions one by one, and count the rate of ends. Closed loop."""
         upcoming = self._orders()
         began = anyio.current_time()
+
+        async def again_and_again() -> None:
+            while anyio.current_time() < began + self._errand.seconds:
+                order = next(upcoming)
+                script = Script(ms=order.script.ms)
+                plain = replace(order, plan="plain", script=script, cancel_after_s=None, start_by_s=None)
+                await self._create(plain, wait=True)
+
         async with anyio.create_task_group() as tasks:
             for _ in range(CALIBRATION_CALLERS):
-                tasks.start_soon(self._call_again_and_again, upcoming, began + self._errand.seconds)
+                tasks.start_soon(again_and_again)
         self.counts.rate = self.counts.accepted / (anyio.current_time() - began)
-
-    async def _call_again_and_again(self, upcoming: Iterator[Order], until: float) -> None:
-        while anyio.current_time() < until:
-            order = next(upcoming)
-            script = Script(ms=order.script.ms)
-            plain = msgspec.structs.replace(order, plan="plain", script=script, cancel_after_s=None, start_by_s=None)
-            await self._create(plain, wait=True)
 
     def _orders(self) -> Iterator[Order]:
         errand = self._errand
@@ -294,19 +289,16 @@ class Client:
             return
         if order.is_followed:
             readers.start_soon(self._follow, order, prediction_id)
-        match order.plan:
-            case "cancel":
-                await anyio.sleep(order.then_ms / 1000)
-                await self._send(order, "cancel", f"/v1/predictions/{prediction_id}/cancel", {}, b"")
-            case "repeat":
-                await anyio.sleep(order.then_ms / 1000)
-                await self._create(order)
-            case "other_body":
-                await anyio.sleep(order.then_ms / 1000)
-                other = msgspec.structs.replace(order.script, ms=order.script.ms + 1)
-                await self._create(msgspec.structs.replace(order, script=other), plan="other body")
-            case _:
-                pass
+        if order.plan not in ("cancel", "repeat", "other_body"):
+            return
+        await anyio.sleep(order.then_ms / 1000)
+        if order.plan == "cancel":
+            await self._send(order, "cancel", f"/v1/predictions/{prediction_id}/cancel", {}, b"", plan="cancel")
+        elif order.plan == "repeat":
+            await self._create(order)
+        else:
+            other = replace(order.script, ms=order.script.ms + 1)
+            await self._create(replace(order, script=other), plan="other body")
 
     async def _follow(self, order: Order, prediction_id: str) -> None:
         if self._reading.available_tokens < 1:
@@ -319,13 +311,10 @@ class Client:
     async def _create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
         """Submit until an answer says what became of it. Return the id, or '' without one."""
         self.counts.sent += 1
+        limits = {"cancel-after": order.cancel_after_s, "x-start-by": order.start_by_s}
         headers = {"x-priority": order.lane, "idempotency-key": self._key(order)}
-        if order.cancel_after_s is not None:
-            headers["cancel-after"] = str(order.cancel_after_s)
-        if order.start_by_s is not None:
-            headers["x-start-by"] = str(order.start_by_s)
-        if wait:
-            headers["prefer"] = "wait"
+        headers |= {name: str(limit) for name, limit in limits.items() if limit}
+        headers |= {"prefer": "wait"} if wait else {}
         body = {
             "input": order.script,
             "webhook": f"{self._errand.sink_url}/hook/{order.tenant}",
@@ -335,32 +324,25 @@ class Client:
         return await self._send(order, "create", path, headers, msgspec.json.encode(body), plan=plan or order.plan)
 
     async def _send(
-        self,
-        order: Order,
-        action: Literal["create", "cancel"],
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        plan: str = "",
+        self, order: Order, action: Action, path: str, headers: Mapping[str, str], body: bytes, *, plan: str
     ) -> str:
         give_up_at = anyio.current_time() + GIVE_UP_S
         within_s = TRY_S if self._errand.rate else WAIT_S
-        key, tenant = self._key(order), f"tenant-{order.tenant}"
+        key = self._key(order)
         headers = {**headers, "authorization": f"Bearer {self._errand.tokens[order.tenant]}"}
+        request = Sent(
+            at=0,
+            key=key,
+            action=action,
+            tenant=f"tenant-{order.tenant}",
+            model=order.model,
+            webhook=True,
+            plan=plan,
+            start_by_s=order.start_by_s or 0,
+            cancel_after_s=order.cancel_after_s or 0,
+        )
         while anyio.current_time() < give_up_at:
-            sent = Sent(
-                at=now_ms(),
-                key=key,
-                action=action,
-                tenant=tenant,
-                model=order.model,
-                webhook=True,
-                plan=plan or action,
-                start_by_s=order.start_by_s or 0,
-                cancel_after_s=order.cancel_after_s or 0,
-            )
-            self._journal.write(sent)
+            self._journal.write(replace(request, at=now_ms()))
             answer = Answer(0)
             with suppress(Unanswered):
                 answer = await self._api.ask("POST", path, body, headers=headers, within_s=within_s)
@@ -393,10 +375,7 @@ class Client:
 
 async def run(errand: Errand) -> Counts:
     client = Client(errand, Journal(Path(errand.journal)))
-    if errand.rate is None:
-        await client.calibrate()
-    else:
-        await client.load(errand.rate)
+    await (client.calibrate() if errand.rate is None else client.load(errand.rate))
     return client.counts
 
 

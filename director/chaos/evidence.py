@@ -6,43 +6,30 @@ died could not record its end. `gather` derives that end from the other journals
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos.journal import (
-    Answered,
-    Arrived,
-    Breaker,
-    Claimed,
-    CogEnded,
-    CogStarted,
-    Delivered,
-    Fault,
-    Final,
-    Followed,
-    Healed,
-    Heard,
-    Line,
-    Listed,
-    Sent,
-    Visited,
-    read,
-)
-from director.chaos.plan import CLOCK_STEP
+from director.chaos import journal
+from director.chaos.journal import Answered, Claimed, Line, Sent
+from director.chaos.plan import CLOCK_STEP, NARROW
 from director.chaos.rest import LEFTOVERS, Leftovers
 from director.core.states import TERMINAL
 
-Kind = TypeVar("Kind")
-OfOne = TypeVar("OfOne", Delivered, Heard, Visited)
+T = TypeVar("T")
+Key = TypeVar("Key")
 Findings = Iterator[tuple[str, str]]
 """(id of a prediction, or whatever else broke a promise; what is wrong) of one invariant."""
 Event = tuple[str, int, str]
-"""(kind, at, data) of a prediction, as `Final` has it."""
+"""(kind, at, data) of a prediction, as `journal.Final` has it."""
+SHARED: Final = ("redis", "all:")  # how targets begin that every part depends on
+Stretch = tuple[int, int]
+"""(from, until), in milliseconds."""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -66,24 +53,14 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 class Try(Struct, frozen=True):
-    sent: Sent
-    answer: Answered | None = None
+    """A request and its answer. An answer at 0 was never recorded."""
 
-    @property
-    def status(self) -> int:
-        return 0 if self.answer is None else self.answer.status
+    sent: Sent
+    answer: Answered = Answered(at=0, key="", action="create", status=0)
 
     @property
     def ok(self) -> bool:
-        return 200 <= self.status < 300
-
-    @property
-    def id(self) -> str:
-        return "" if self.answer is None else self.answer.id
-
-    @property
-    def shown(self) -> str:
-        return "" if self.answer is None else self.answer.shown
+        return 200 <= self.answer.status < 300
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -143,7 +120,9 @@ class ServerClock(Struct, frozen=True):
         """Return the machine's time at this time of the server. A time from just before a step stays before it."""
         if not self.steps:
             return server_ms
-        begin, end, offset = min(self._stretches(), key=lambda each: _beyond(server_ms - each[2], each[0], each[1]))
+        begin, end, offset = min(
+            self._stretches(), key=lambda each: max(each[0] - server_ms + each[2], server_ms - each[2] - each[1], 0)
+        )
         return round(min(max(begin, server_ms - offset), end))
 
     def server(self, at: int) -> int:
@@ -165,10 +144,6 @@ class ServerClock(Struct, frozen=True):
         yield begin, math.inf, offset
 
 
-def _beyond(at: float, begin: float, end: float) -> float:
-    return max(begin - at, at - end, 0)
-
-
 class Evidence(Struct, frozen=True, kw_only=True):
     """All evidence of a run, grouped by subject. `until` is the time of the last line."""
 
@@ -176,17 +151,17 @@ class Evidence(Struct, frozen=True, kw_only=True):
     creates: dict[str, list[Try]]  # by idempotency key
     by_id: dict[str, list[Try]]  # creates and cancels whose answer named the prediction
     runs: dict[str, list[Run]]
-    webhooks: dict[str, list[Delivered]]
+    webhooks: dict[str, list[journal.Delivered]]
     followed: frozenset[str]
-    visits: dict[str, list[Visited]]
-    heard: dict[str, list[Heard]]
-    listed: dict[str, Listed]
+    visits: dict[str, list[journal.Visited]]
+    heard: dict[str, list[journal.Heard]]
+    listed: dict[str, journal.Listed]
     faults: list[Window]
     healed: int | None
-    arrivals: dict[str, Arrived]
+    arrivals: dict[str, journal.Arrived]
     claims: dict[str, list[Claimed]]
-    breakers: dict[str, list[tuple[int, int]]]  # queue → (from, until) of each time in which it handed nothing out
-    finals: dict[str, Final]
+    breakers: dict[str, list[Stretch]]  # of each queue: the times in which it handed nothing out
+    finals: dict[str, journal.Final]
     leftovers: Leftovers | None
     until: int
     clock: ServerClock = ServerClock()
@@ -196,14 +171,26 @@ class Evidence(Struct, frozen=True, kw_only=True):
         crashes = (run.ended for run in self.every_run() if run.outcome == "crashed")
         return any(fault.overlaps(begin, end) for fault in self.faults) or any(begin <= at <= end for at in crashes)
 
+    def was_hindered(
+        self,
+        since: float,
+        until: float,
+        parts: Iterable[str],
+        *,
+        all_of: tuple[str, ...] = ("redis", "all:"),
+        pid: int = 0,
+    ) -> bool:
+        """Return whether a fault other than a narrow link hit one of these parts, this process, or all of a kind."""
+        needed = set(parts)
+        return any(
+            fault.target in needed or fault.target.startswith(all_of) or (pid > 0 and fault.pid == pid)
+            for fault in self.faults
+            if fault.kind != NARROW and fault.overlaps(since, until)
+        )
+
     def accepted(self) -> dict[str, list[Try]]:
         """Return the creates that were answered with a 2xx, by prediction id."""
-        found: dict[str, list[Try]] = defaultdict(list)
-        for tries in self.creates.values():
-            for each in tries:
-                if each.ok:
-                    found[each.id].append(each)
-        return found
+        return grouped((each for tries in self.creates.values() for each in tries if each.ok), by_answer)
 
     def status(self, prediction_id: str) -> str:
         final = self.finals.get(prediction_id)
@@ -211,6 +198,11 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
     def is_terminal(self, prediction_id: str) -> bool:
         return self.status(prediction_id) in TERMINAL
+
+    def ends(self, prediction_id: str) -> list[int]:
+        """Return when the prediction ended, by its events: at several times if it was revived."""
+        final = self.finals.get(prediction_id)
+        return [at for kind, at, _ in final.events if kind == "completed"] if final else []
 
     def every_run(self) -> Iterator[Run]:
         for runs in self.runs.values():
@@ -229,40 +221,59 @@ def pid_of(holder: str) -> int:
     return int(parts[-2]) if len(parts) > 2 and parts[-2].isdecimal() else 0
 
 
+def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
+    found: dict[Key, list[T]] = defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return found
+
+
+def stretches(steps: Iterable[tuple[int, T]], is_on: Callable[[T], bool]) -> Iterator[Stretch]:
+    """Yield each time from a step that turns `is_on` true to the next one that turns it false."""
+    began: int | None = None
+    for at, step in steps:
+        now_on = is_on(step)
+        if now_on and began is None:
+            began = at
+        elif began is not None and not now_on:
+            yield began, at
+            began = None
+
+
+by_answer: Callable[[Try], str] = attrgetter("answer.id")
+_id: Callable[[Any], str] = attrgetter("id")
+_at: Callable[[Any], int] = attrgetter("at")
+_number: Callable[[Any], int] = attrgetter("number")
+
+
 def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Evidence:
     """Read every journal of a folder. Read the leftovers in Redis from the folder too, unless they are given."""
-    written = [line for path in sorted(folder.glob("*.jsonl")) for line in read(path)]
+    written = [line for path in sorted(folder.glob("*.jsonl")) for line in journal.read(path)]
     clock = _clock(written)
     lines = sorted((_by_the_machine(line, clock) for line in written), key=_at)
     if leftovers is None and (folder / LEFTOVERS).exists():
         leftovers = msgspec.json.decode((folder / LEFTOVERS).read_bytes(), type=Leftovers)
     until = lines[-1].at if lines else 0
-    healed = max((line.at for line in _only(lines, Healed)), default=None)
-    faults = _windows(_only(lines, Fault), until if healed is None else healed)
-    tries = _tries(line for line in lines if isinstance(line, Sent | Answered))
-    creates: dict[str, list[Try]] = defaultdict(list)
-    by_id: dict[str, list[Try]] = defaultdict(list)
-    for each in tries:
-        if each.sent.action == "create":
-            creates[each.sent.key].append(each)
-        if each.id:
-            by_id[each.id].append(each)
+    healed = max((line.at for line in _only(lines, journal.Healed)), default=None)
+    faults = _windows(_only(lines, journal.Fault), until if healed is None else healed)
+    requests = [line for line in lines if isinstance(line, Sent | Answered)]
+    tries = [Try(*pair) for pair in _paired(requests, lambda line: isinstance(line, Sent), attrgetter("key", "action"))]
     return Evidence(
         rules=rules,
-        creates=creates,
-        by_id=by_id,
+        creates=grouped((each for each in tries if each.sent.action == "create"), attrgetter("sent.key")),
+        by_id=grouped((each for each in tries if each.answer.id), by_answer),
         runs=_runs(lines, faults, until),
-        webhooks=_by_prediction(_only(lines, Delivered)),
-        followed=frozenset(line.id for line in _only(lines, Followed)),
-        visits=_by_prediction(_only(lines, Visited)),
-        heard=_by_prediction(_only(lines, Heard)),
-        listed={listed.id: listed for listed in _only(lines, Listed)},
+        webhooks=grouped(_only(lines, journal.Delivered), _id),
+        followed=frozenset(line.id for line in _only(lines, journal.Followed)),
+        visits=grouped(_only(lines, journal.Visited), _id),
+        heard=grouped(_only(lines, journal.Heard), _id),
+        listed={listed.id: listed for listed in _only(lines, journal.Listed)},
         faults=faults,
         healed=healed,
-        arrivals={arrived.id: arrived for arrived in _only(lines, Arrived)},
-        claims=_claims(lines),
-        breakers=_breakers(_only(lines, Breaker), until),
-        finals={final.id: final for final in _only(lines, Final)},
+        arrivals={arrived.id: arrived for arrived in _only(lines, journal.Arrived)},
+        claims=grouped(sorted(_only(lines, Claimed), key=_number), _id),
+        breakers=_breakers(_only(lines, journal.Breaker), until),
+        finals={final.id: final for final in _only(lines, journal.Final)},
         leftovers=leftovers,
         until=until,
         clock=clock,
@@ -270,61 +281,43 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
 
 
 def _clock(written: list[Line]) -> ServerClock:
-    begun = [line for line in _only(written, Fault) if line.kind == CLOCK_STEP and line.phase == "begin"]
-    since = min((line.at for line in written if not isinstance(line, Arrived | Breaker | Claimed)), default=0)
+    begun = [line for line in _only(written, journal.Fault) if line.kind == CLOCK_STEP and line.phase == "begin"]
+    since = min((line.at for line in written if not isinstance(line, journal.ServerLine)), default=0)
     return ServerClock(since, tuple((line.at, int(line.detail) * 1000) for line in sorted(begun, key=_at)))
-
-
-def _at(line: Line) -> int:
-    return line.at
 
 
 def _by_the_machine(line: Line, clock: ServerClock) -> Line:
     """Translate times of the server's clock to the machine's clock, which all other lines use."""
-    if isinstance(line, Arrived | Breaker):
-        return replace(line, at=clock.machine(line.at))
     if isinstance(line, Claimed):
         return replace(line, at=clock.machine(line.at), delivered=line.delivered and clock.machine(line.delivered))
-    if isinstance(line, Final):
+    if isinstance(line, journal.ServerLine):
+        return replace(line, at=clock.machine(line.at))
+    if isinstance(line, journal.Final):
         return replace(line, events=[(kind, clock.machine(at), data) for kind, at, data in line.events])
     return line
 
 
-def _only(lines: Iterable[Line], kind: type[Kind]) -> list[Kind]:
+def _only(lines: Iterable[Line], kind: type[T]) -> list[T]:
     return [line for line in lines if isinstance(line, kind)]
 
 
-def _by_prediction(lines: Iterable[OfOne]) -> dict[str, list[OfOne]]:
-    found: dict[str, list[OfOne]] = defaultdict(list)
+def _paired(lines: Iterable[T], begins: Callable[[T], bool], key: Callable[[T], object]) -> list[list[Any]]:
+    """Join each beginning with its end: the first line of the same key that no earlier beginning has. It may lack."""
+    pairs: list[list[Any]] = []
+    waiting: dict[object, list[list[Any]]] = defaultdict(list)
     for line in lines:
-        found[line.id].append(line)
-    return found
+        if begins(line):
+            pairs.append([line])
+            waiting[key(line)].append(pairs[-1])
+        elif waiting[key(line)]:
+            waiting[key(line)].pop(0).append(line)
+    return pairs
 
 
-def _tries(lines: Iterable[Line]) -> list[Try]:
-    tries: list[Try] = []
-    waiting: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for line in lines:
-        if isinstance(line, Sent):
-            waiting[line.key, line.action].append(len(tries))
-            tries.append(Try(line))
-        elif isinstance(line, Answered) and (unanswered := waiting[line.key, line.action]):
-            number = unanswered.pop(0)
-            tries[number] = Try(tries[number].sent, line)
-    return tries
-
-
-def _claims(lines: list[Line]) -> dict[str, list[Claimed]]:
-    claims: dict[str, list[Claimed]] = defaultdict(list)
-    for claimed in sorted(_only(lines, Claimed), key=lambda line: line.number):
-        claims[claimed.id].append(claimed)
-    return claims
-
-
-def _breakers(changes: list[Breaker], until: int) -> dict[str, list[tuple[int, int]]]:
+def _breakers(changes: list[journal.Breaker], until: int) -> dict[str, list[Stretch]]:
     """Return when each queue's breaker was open. A breaker without a closing line stays open until the end."""
-    times: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for change in sorted(changes, key=lambda line: line.number):
+    times: dict[str, list[Stretch]] = defaultdict(list)
+    for change in sorted(changes, key=_number):
         if change.is_open:
             times[change.queue].append((change.at, until))
         elif times[change.queue]:
@@ -332,46 +325,37 @@ def _breakers(changes: list[Breaker], until: int) -> dict[str, list[tuple[int, i
     return times
 
 
-def _windows(faults: Iterable[Fault], healed: int) -> list[Window]:
-    windows: list[Window] = []
-    begun: dict[tuple[str, str], list[Fault]] = defaultdict(list)
-    for fault in faults:
-        if fault.phase == "begin":
-            begun[fault.kind, fault.target].append(fault)
-        elif earlier := begun[fault.kind, fault.target]:
-            windows.append(_window(earlier.pop(0), fault.at))
-    windows += [_window(fault, max(fault.at, healed)) for unmended in begun.values() for fault in unmended]
-    return sorted(windows, key=lambda window: window.begin)
-
-
-def _window(fault: Fault, end: int) -> Window:
-    return Window(kind=fault.kind, target=fault.target, pid=fault.pid, begin=fault.at, end=end)
+def _windows(faults: list[journal.Fault], healed: int) -> list[Window]:
+    return [
+        Window(
+            kind=fault.kind,
+            target=fault.target,
+            pid=fault.pid,
+            begin=fault.at,
+            end=ends[0].at if ends else max(fault.at, healed),
+        )
+        for fault, *ends in _paired(faults, lambda line: line.phase == "begin", attrgetter("kind", "target"))
+    ]
 
 
 def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list[Run]]:
-    started = _only(lines, CogStarted)
-    ends = {end.run: end for end in _only(lines, CogEnded)}
+    started = _only(lines, journal.CogStarted)
+    ends = {end.run: end for end in _only(lines, journal.CogEnded)}
     deaths = _deaths(started, ends, faults)
-    runs: dict[str, list[Run]] = defaultdict(list)
+    runs = []
     for start in started:
-        end = ends.get(start.run)
-        died = min((at for at in deaths[start.pid] if at >= start.at), default=until)
-        runs[start.id].append(
-            Run(
-                id=start.id,
-                run=start.run,
-                server=start.server,
-                pid=start.pid,
-                began=start.at,
-                ended=died if end is None else end.at,
-                outcome="" if end is None else end.outcome,
-                asked=0 if end is None else end.asked,
-            )
-        )
-    return runs
+        run = Run(id=start.id, run=start.run, server=start.server, pid=start.pid, began=start.at, ended=until)
+        if end := ends.get(start.run):
+            run = replace(run, ended=end.at, outcome=end.outcome, asked=end.asked)
+        elif later := [at for at in deaths[start.pid] if at >= start.at]:
+            run = replace(run, ended=min(later))
+        runs.append(run)
+    return grouped(runs, _id)
 
 
-def _deaths(started: list[CogStarted], ends: dict[str, CogEnded], faults: list[Window]) -> dict[int, list[int]]:
+def _deaths(
+    started: list[journal.CogStarted], ends: dict[str, journal.CogEnded], faults: list[Window]
+) -> dict[int, list[int]]:
     """Return when each model server's process died: it was killed, a run crashed it, or another process replaced it."""
     deaths: dict[int, list[int]] = defaultdict(list)
     serving: dict[str, int] = {}

@@ -8,13 +8,14 @@ nothing is claimed, time says nothing about fairness.
 """
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
-from director.chaos.evidence import Evidence, Findings, depends_on
+from director.chaos.evidence import Evidence, Findings, Stretch, depends_on, grouped, stretches
+from director.chaos.journal import Arrived
 from director.chaos.plan import EQUAL, HEAVY
 from director.chaos.recovery import percentile
 from director.core.figures import jain
@@ -61,92 +62,75 @@ def is_rushed(evidence: Evidence) -> bool:
 
 def saturations(evidence: Evidence) -> list[Saturation]:
     """Return every saturation that lasted long enough to be judged."""
-    plans = _plans(evidence)
-    lanes: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for arrived in evidence.arrivals.values():
-        if plans.get(arrived.id) == EQUAL:
-            lanes[arrived.queue, arrived.lane].add(arrived.tenant)
-    return [
-        _saturation(evidence, queue, lane, tenants, window, plans)
-        for (queue, lane), tenants in lanes.items()
-        for window in _windows(evidence, queue, lane, tenants)
-    ]
+    plans, found = _plans(evidence), list[Saturation]()
+    for arrivals in grouped(evidence.arrivals.values(), lambda each: (each.queue, each.lane)).values():
+        tenants = {each.tenant for each in arrivals if plans.get(each.id) == EQUAL}
+        waits = [(each, _until(evidence, each)) for each in arrivals]
+        found += [_saturation(evidence, waits, tenants, window, plans) for window in _windows(waits, tenants)]
+    return found
 
 
 def _plans(evidence: Evidence) -> dict[str, str]:
     return {prediction_id: tries[0].sent.plan for prediction_id, tries in evidence.accepted().items()}
 
 
-def _waits(evidence: Evidence, queue: str, lane: str) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (id, tenant, from, until) of each prediction of a lane, until its first claim or its end without one."""
-    for arrived in evidence.arrivals.values():
-        if (arrived.queue, arrived.lane) == (queue, lane):
-            final, claims = evidence.finals.get(arrived.id), evidence.claims.get(arrived.id)
-            ended = next((at for kind, at, _ in final.events if kind == "completed"), None) if final else None
-            until = claims[0].at if claims else ended
-            yield arrived.id, arrived.tenant, arrived.at, evidence.until if until is None else until
+def _until(evidence: Evidence, arrived: Arrived) -> int:
+    """Return when the prediction stopped waiting: at its first claim, or at its end without one."""
+    claims = [claimed.at for claimed in evidence.claims.get(arrived.id, [])]
+    return [*claims, *evidence.ends(arrived.id), evidence.until][0]
 
 
-def _windows(evidence: Evidence, queue: str, lane: str, tenants: set[str]) -> Iterator[tuple[int, int]]:
-    steps = sorted(
-        (at, -step, tenant)
-        for _, tenant, since, until in _waits(evidence, queue, lane)
-        if tenant in tenants
-        for at, step in ((since, 1), (until, -1))
-    )
+def _windows(waits: list[tuple[Arrived, int]], tenants: set[str]) -> Iterator[Stretch]:
+    steps = [
+        (at, (-step, arrived.tenant))
+        for arrived, until in waits
+        if arrived.tenant in tenants
+        for at, step in ((arrived.at, 1), (until, -1))
+    ]
     waiting: Counter[str] = Counter()
-    began: int | None = None
-    for at, step, tenant in steps:
-        waiting[tenant] -= step
-        is_full = all(waiting[each] > 0 for each in tenants)
-        if is_full and began is None:
-            began = at
-        elif began is not None and not is_full:
-            if at - began >= SHORTEST_MS:
-                yield began, at
-            began = None
+
+    def all_wait(step: tuple[int, str]) -> bool:
+        waiting[step[1]] -= step[0]
+        return all(waiting[each] > 0 for each in tenants)
+
+    return ((began, at) for began, at in stretches(sorted(steps), all_wait) if at - began >= SHORTEST_MS)
 
 
 def _saturation(
-    evidence: Evidence, queue: str, lane: str, tenants: set[str], window: tuple[int, int], plans: dict[str, str]
+    evidence: Evidence, waits: list[tuple[Arrived, int]], tenants: set[str], window: Stretch, plans: dict[str, str]
 ) -> Saturation:
     begin, end = window
     served = dict.fromkeys(sorted(tenants), 0)
     is_quiet = not evidence.was_hit(begin, end)
     served_ms = _held_ms if is_quiet else _ran_ms
-    light, heavy = list[str](), list[str]()
-    ms: dict[str, int] = {}
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
-    for prediction_id, tenant, since, until in _waits(evidence, queue, lane):
-        if tenant in tenants:
-            served[tenant] += served_ms(evidence, prediction_id, begin, end)
-        elif begin <= since <= end:
-            (heavy if tenant in owners else light).append(prediction_id)
-            ms[prediction_id] = until - since
-    turns = _turns(evidence, queue, lane)
+    others = [(arrived, until) for arrived, until in waits if begin <= arrived.at <= end]
+    for arrived, _ in waits:
+        if arrived.tenant in tenants:
+            served[arrived.tenant] += served_ms(evidence, arrived.id, begin, end)
+    turns = _turns(evidence, [arrived for arrived, _ in waits])
     return Saturation(
-        queue=queue,
-        lane=lane,
+        queue=waits[0][0].queue,
+        lane=waits[0][0].lane,
         begin=begin,
         end=end,
         is_quiet=is_quiet,
         jain=round(jain(served.values()), 4),
         served_ms=served,
-        light=_wait(light, 0.99, turns, ms),
-        heavy=_wait(heavy, 0.5, turns, ms),
+        light=_wait([each for each in others if each[0].tenant not in tenants | owners], 0.99, turns),
+        heavy=_wait([each for each in others if each[0].tenant in owners - tenants], 0.5, turns),
     )
 
 
-def _wait(ids: list[str], share: float, turns: dict[str, int], ms: dict[str, int]) -> Wait:
+def _wait(waits: list[tuple[Arrived, int]], share: float, turns: dict[str, int]) -> Wait:
     return Wait(
-        turns=percentile([turns[each] for each in ids if each in turns], share),
-        ms=percentile([ms[each] for each in ids], share),
+        turns=percentile([turns[arrived.id] for arrived, _ in waits if arrived.id in turns], share),
+        ms=percentile([until - arrived.at for arrived, until in waits], share),
     )
 
 
-def _turns(evidence: Evidence, queue: str, lane: str) -> dict[str, int]:
+def _turns(evidence: Evidence, arrivals: list[Arrived]) -> dict[str, int]:
     """Return for each id how many others of its lane were claimed between its arrival and its own first claim."""
-    arrivals = [each for each in evidence.arrivals.values() if (each.queue, each.lane) == (queue, lane)]
     claims = {each.id: evidence.claims[each.id] for each in arrivals if each.id in evidence.claims}
     numbers = sorted(claimed.number for several in claims.values() for claimed in several)
     return {
@@ -158,10 +142,10 @@ def _turns(evidence: Evidence, queue: str, lane: str) -> dict[str, int]:
 
 def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
     """Return how long its last claim held a slot, if it succeeded."""
-    final, claims = evidence.finals.get(prediction_id), evidence.claims.get(prediction_id)
-    if final is None or not claims or final.record.get("status") != "succeeded":
+    claims = evidence.claims.get(prediction_id)
+    if not claims or evidence.status(prediction_id) != "succeeded":
         return 0
-    ended = next((at for kind, at, _ in final.events if kind == "completed"), begin)
+    ended = next(iter(evidence.ends(prediction_id)), begin)
     return max(0, min(ended, end) - max(claims[-1].at, begin))
 
 

@@ -4,17 +4,17 @@ The evidence is its events, its record, the runs that the model servers recorded
 events are read as lives (a revived one has several) of attempts (a retry begins another).
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain, pairwise
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from director.chaos.evidence import Event, Evidence, Findings, Run
+from director.chaos import journal
+from director.chaos.evidence import Event, Evidence, Findings, Run, grouped
 from director.chaos.journal import Arrived, Claimed
-from director.chaos.journal import Final as Prediction
 from director.core.states import TERMINAL
 
 RESTARTS: Final = frozenset({"retried", "released", "revived"})
@@ -59,7 +59,7 @@ def one_end(evidence: Evidence) -> Findings:
             yield final.id, f"it ended as {ends[-1][-1]}, but its record says {status}"
         elif not former:
             # canceled ones belong to I6
-            shown = {each.shown for each in evidence.by_id.get(final.id, [])} & {"succeeded", "failed"}
+            shown = {each.answer.shown for each in evidence.by_id.get(final.id, [])} & {"succeeded", "failed"}
             for each in sorted(shown - {status}):
                 yield final.id, f"its caller was shown {each}, but now it is {status}"
 
@@ -67,11 +67,11 @@ def one_end(evidence: Evidence) -> Findings:
 def only_current_runs_write(evidence: Evidence) -> Findings:
     for final in evidence.finals.values():
         runs = {run.run: run for run in evidence.runs.get(final.id, [])}
-        for what in (*_after_the_end(final), *_by_strangers(final, runs), *_end_of_a_stranger(final, runs)):
-            yield final.id, what
+        wrong = chain(_after_the_end(final), _by_strangers(final, runs), _end_of_a_stranger(final, runs))
+        yield from ((final.id, what) for what in wrong)
 
 
-def _after_the_end(final: Prediction) -> Iterator[str]:
+def _after_the_end(final: journal.Final) -> Iterator[str]:
     for life in lives(final.events):
         kinds = [kind for kind, _, _ in life]
         after = kinds[kinds.index("completed") + 1 :] if "completed" in kinds else []
@@ -79,47 +79,39 @@ def _after_the_end(final: Prediction) -> Iterator[str]:
             yield f"after its end: {', '.join(wrong)}"
 
 
-def _by_strangers(final: Prediction, runs: dict[str, Run]) -> Iterator[str]:
+def _by_strangers(final: journal.Final, runs: dict[str, Run]) -> Iterator[str]:
     """Check that the outputs of an attempt come from one run, which began after the attempt could be claimed."""
     for attempt in _attempts(final.events):
-        writers = sorted({_writer(data) for kind, _, data in attempt.events if kind == "output"})
+        writers = _writers(msgspec.json.decode(data) for kind, _, data in attempt.events if kind == "output")
         if len(writers) > 1:
             yield f"one attempt has outputs of the runs {', '.join(writers)}"
-        for writer in writers:
-            if (why := _stranger(writer, runs, attempt)) is not None:
-                yield why
+        yield from _strangers(writers, runs, attempt)
 
 
-def _end_of_a_stranger(final: Prediction, runs: dict[str, Run]) -> Iterator[str]:
+def _end_of_a_stranger(final: journal.Final, runs: dict[str, Run]) -> Iterator[str]:
     """Check that output and status at rest come from a run of the last attempt that ended so on its server."""
     status = final.record.get("status", "")
     if status not in TERMINAL:
         return
     *_, attempt = _attempts(final.events)
-    writers = _writers(final.output)
+    output = msgspec.json.decode(final.output) if final.output else []
+    writers = _writers(output if isinstance(output, list) else [output])
     if len(writers) > 1:
         yield f"its output is of the runs {', '.join(writers)}"
-    for writer in writers:
-        if (why := _stranger(writer, runs, attempt)) is not None:
-            yield f"at rest: {why}"
+    yield from (f"at rest: {why}" for why in _strangers(writers, runs, attempt))
     outcome = "failed" if final.record.get("code") == MODEL_FAILED else "succeeded" if status == "succeeded" else None
-    if outcome and not any(
-        _ended_so(run, outcome, attempt) for run in runs.values() if not writers or run.run in writers
-    ):
+    possible = [run for run in runs.values() if not writers or run.run in writers]
+    if outcome and not any(run.outcome == outcome and run.began >= attempt.opened for run in possible):
         yield f"it {outcome}, but no run of its last attempt did"
 
 
-def _ended_so(run: Run, outcome: str, attempt: Attempt) -> bool:
-    return run.outcome == outcome and run.began >= attempt.opened
-
-
-def _stranger(writer: str, runs: dict[str, Run], attempt: Attempt) -> str | None:
-    run = runs.get(writer)
-    if run is None:
-        return f"an output of the run {writer or '(none)'}, which no model server had"
-    if run.began < attempt.opened:
-        return f"an output of the run {writer}, whose claim had been taken back"
-    return None
+def _strangers(writers: list[str], runs: dict[str, Run], attempt: Attempt) -> Iterator[str]:
+    for writer in writers:
+        run = runs.get(writer)
+        if run is None:
+            yield f"an output of the run {writer or '(none)'}, which no model server had"
+        elif run.began < attempt.opened:
+            yield f"an output of the run {writer}, whose claim had been taken back"
 
 
 def _attempts(events: list[Event]) -> list[Attempt]:
@@ -131,14 +123,7 @@ def _attempts(events: list[Event]) -> list[Attempt]:
     return found
 
 
-def _writer(item: str) -> str:
-    made = msgspec.json.decode(item)
-    return str(made.get("run", "")) if isinstance(made, dict) else ""
-
-
-def _writers(output: str) -> list[str]:
-    made = msgspec.json.decode(output) if output else []
-    items = made if isinstance(made, list) else [made]
+def _writers(items: Iterable[object]) -> list[str]:
     return sorted({str(item.get("run", "")) if isinstance(item, dict) else "" for item in items})
 
 
@@ -161,11 +146,9 @@ def attempts_are_bounded(evidence: Evidence) -> Findings:
 
 def slots_are_kept(evidence: Evidence) -> Findings:
     """I9: no model server ran more than its slots. Report each server once, at its worst moment."""
-    steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for run in evidence.every_run():
-        steps[run.server] += [(run.began, 1), (run.ended, -1)]
-    for server, changes in sorted(steps.items()):
-        changes.sort()  # in one millisecond ends come before beginnings
+    for server, runs in sorted(grouped(evidence.every_run(), lambda run: run.server).items()):
+        # in one millisecond ends come before beginnings
+        changes = sorted(change for run in runs for change in ((run.began, 1), (run.ended, -1)))
         running = accumulate(step for _, step in changes)
         most, at = max(zip(running, [-at for at, _ in changes], strict=True))
         if most > evidence.rules.slots:
@@ -213,13 +196,11 @@ def first_come_first_claimed(evidence: Evidence) -> Findings:
 
 
 def every_line(evidence: Evidence) -> list[Line]:
-    found: dict[tuple[str, str, str, int], list[tuple[Arrived, Claimed]]] = defaultdict(list)
-    streams: dict[tuple[str, str], set[int]] = defaultdict(set)
     firsts = sorted((claims[0] for claims in evidence.claims.values()), key=lambda claimed: claimed.number)
-    for claimed in firsts:
-        if (arrived := evidence.arrivals.get(claimed.id)) is not None:
-            found[arrived.queue, arrived.lane, arrived.tenant, claimed.stream].append((arrived, claimed))
-            streams[arrived.queue, arrived.lane].add(claimed.stream)
+    pairs = [(evidence.arrivals[claimed.id], claimed) for claimed in firsts if claimed.id in evidence.arrivals]
+    lanes = grouped(pairs, lambda pair: (pair[0].queue, pair[0].lane))
     return [
-        Line(claims=claims, is_exact=len(streams[queue, lane]) == 1) for (queue, lane, _, _), claims in found.items()
+        Line(claims=claims, is_exact=len({claimed.stream for _, claimed in lane}) == 1)
+        for lane in lanes.values()
+        for claims in grouped(lane, lambda pair: (pair[0].tenant, pair[1].stream)).values()
     ]

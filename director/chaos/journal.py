@@ -37,6 +37,9 @@ class _Line(Struct, frozen=True, kw_only=True, tag=lambda name: re.sub(r"(?<!^)(
     at: int
 
 
+Action = Literal["create", "cancel"]
+
+
 class Sent(_Line, frozen=True, kw_only=True):
     """client: a request is about to leave.
 
@@ -45,7 +48,7 @@ class Sent(_Line, frozen=True, kw_only=True):
     """
 
     key: str
-    action: Literal["create", "cancel"]
+    action: Action
     tenant: str = ""
     model: str = ""
     webhook: bool = False
@@ -61,7 +64,7 @@ class Answered(_Line, frozen=True, kw_only=True):
     """
 
     key: str
-    action: Literal["create", "cancel"]
+    action: Action
     status: int
     id: str = ""
     shown: str = ""
@@ -191,23 +194,9 @@ class Final(_Line, frozen=True, kw_only=True):
     output: str = ""
 
 
-Line = (
-    Sent
-    | Answered
-    | Followed
-    | Heard
-    | Visited
-    | Listed
-    | CogStarted
-    | CogEnded  # of client, readers, model servers
-    | Delivered
-    | Fault
-    | Healed
-    | Arrived
-    | Claimed
-    | Breaker
-    | Final  # of sink, nemesis, server, queue
-)
+ClientLine = Sent | Answered | Followed | Heard | Visited | Listed
+ServerLine = Arrived | Breaker | Claimed
+Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Healed | ServerLine | Final
 
 
 class Journal:

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from redis import exceptions
 
 from director.chaos.journal import Answered, Fault, Journal, Sent, now_ms
-from director.chaos.parties import Script
-from director.chaos.plan import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, Planned
-from director.chaos.scene import API, FRONT, PASSING, SERVER, SINK, Scene
+from director.chaos.plan import ALL_LINKS, CLOCK_STEP, DELETE_VERSION, NARROW, REPLACE, SERVER, SINK, Planned
+from director.chaos.scene import API, FRONT, PASSING, Scene
 from director.core.errors import DirectorError
 from director.core.ids import QueueName
 from director.local.processes import UpError
@@ -44,19 +43,11 @@ class Nemesis:
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)  # by target
         self._stopped: set[str] = set()
         self._perform: dict[str, Callable[[Planned], Coroutine[Any, Any, None]]] = {
-            "kill_director": self._kill,
-            "kill_cog": self._kill,
-            "kill_keeper": self._kill,
-            "kill_redis": self._kill,
+            **dict.fromkeys(("kill_director", "kill_cog", "kill_keeper", "kill_redis"), self._kill),
+            **dict.fromkeys(("crash_director", "crash_api"), self._crash),
+            **dict.fromkeys(("stop_director", "stop_cog"), self._stop),
+            **dict.fromkeys(("partition", "latency", "reset", NARROW), self._on_links),
             "kill_api": self._kill_api,
-            "crash_director": self._crash,
-            "crash_api": self._crash,
-            "stop_director": self._stop,
-            "stop_cog": self._stop,
-            "partition": self._on_links,
-            "latency": self._on_links,
-            "reset": self._on_links,
-            NARROW: self._on_links,
             "lose_reply": self._lose_reply,
             "sink_outage": self._sink_outage,
             "memory_full": self._memory_full,
@@ -140,13 +131,12 @@ class Nemesis:
                 await self._until_back(name, armed)
 
     async def _stop(self, fault: Planned) -> None:
-        with self._noted(fault):
-            self._stopped.add(fault.target)
-            try:
-                with self._frozen([fault.target]):
-                    await anyio.sleep(fault.lasts_ms / 1000)
-            finally:
-                self._stopped.discard(fault.target)
+        self._stopped.add(fault.target)
+        try:
+            with self._noted(fault), self._frozen([fault.target]):
+                await anyio.sleep(fault.lasts_ms / 1000)
+        finally:
+            self._stopped.discard(fault.target)
 
     @contextmanager
     def _frozen(self, names: Sequence[str]) -> Iterator[None]:
@@ -205,14 +195,13 @@ class Nemesis:
         await self._until_back(name, pid)
 
     async def _delete(self, queue: QueueName) -> None:
-        status = await self._scene.delete_version(queue)
-        self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  the deletion was answered {status}")
+        self._say_when(f"the deletion was answered {await self._scene.delete_version(queue)}")
 
     async def _until_accepted(self, key: str) -> None:
         with anyio.move_on_after(FOUND_AGAIN_S):
             while True:
                 self._journal.write(Sent(at=now_ms(), key=key, action="create", tenant="tenant-0", model=PASSING))
-                answer = await self._scene.create(PASSING, Script(), key=key)
+                answer = await self._scene.create_passing(key=key)
                 if answer is not None and answer.is_success:
                     made, status = answer.json(), answer.status_code
                     shown = {"id": made["id"], "shown": made["status"]}
@@ -223,7 +212,9 @@ class Nemesis:
     # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
 
     async def _on_links(self, fault: Planned) -> None:
-        hit = [link for name, link in self._scene.links.items() if name == fault.target or _is_all(fault, name)]
+        links = self._scene.links
+        is_of_all = fault.target == ALL_LINKS
+        hit = [link for name, link in links.items() if name != FRONT] if is_of_all else [links[fault.target]]
         with self._noted(fault):
             for link in hit:
                 match fault.kind:
@@ -251,13 +242,10 @@ class Nemesis:
 
     async def _sink_outage(self, fault: Planned) -> None:
         with self._noted(fault):
-            await self._set_sink_mode(fault.detail)
-            await anyio.sleep(fault.lasts_ms / 1000)
-            await self._set_sink_mode("ok")
-
-    async def _set_sink_mode(self, mode: str) -> None:
-        with suppress(httpx.TransportError):
-            await self._scene.http.put(f"{self._scene.roles[SINK].url}/mode/{mode}")
+            for mode, lasts_ms in ((fault.detail, fault.lasts_ms), ("ok", 0)):
+                with suppress(httpx.TransportError):
+                    await self._scene.http.put(f"{self._scene.roles[SINK].url}/mode/{mode}")
+                await anyio.sleep(lasts_ms / 1000)
 
     async def _memory_full(self, fault: Planned) -> None:
         redis = self._scene.redis
@@ -303,28 +291,19 @@ class Nemesis:
     @contextmanager
     def _noted(self, fault: Planned, *, pid: int = 0) -> Iterator[int]:
         """Record the beginning and the end of a fault. Yield the pid of the process that it hits."""
-        line = Fault(
-            at=now_ms(),
-            kind=fault.kind,
-            target=fault.target,
-            phase="begin",
-            detail=fault.detail,
-            pid=pid or self._scene.pid(fault.target),
-        )
+        hit, kind, target, detail = pid or self._scene.pid(fault.target), fault.kind, fault.target, fault.detail
+        line = Fault(at=now_ms(), kind=kind, target=target, phase="begin", detail=detail, pid=hit)
         self._journal.write(line)
         lasts = f" for {fault.lasts_ms / 1000:g} s" if fault.lasts_ms else ""
-        detail = f" ({fault.detail})" if fault.detail else ""
-        what = f"{fault.kind.replace('_', ' ')}: {fault.target}{detail}{lasts}"
-        self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  {what}")
+        self._say_when(f"{kind.replace('_', ' ')}: {target}{f' ({detail})' if detail else ''}{lasts}")
         try:
-            yield line.pid
+            yield hit
         finally:
             self._journal.write(replace(line, at=now_ms(), phase="end"))
+
+    def _say_when(self, what: str) -> None:
+        self._say(f"  {anyio.current_time() - self._began_at:5.1f} s  {what}")
 
     async def _until_back(self, name: str, pid: int) -> None:
         await self._scene.until_restarted(name, pid)
         await self._scene.until_ready(name)
-
-
-def _is_all(fault: Planned, link: str) -> bool:
-    return fault.target == ALL_LINKS and link != FRONT

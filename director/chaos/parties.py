@@ -202,7 +202,13 @@ class Sink:
     async def __call__(self, request: Request) -> Answer:
         match request.method, *request.path.strip("/").split("/"):
             case "POST", "hook", tenant:
-                return self._received(request, self._secrets[tenant])
+                body, name = msgspec.json.decode(request.body, type=Body), request.headers.get("webhook-id", "")
+                is_valid, answered = is_signed(request, self._secrets[tenant]), self._answer.status
+                line = Delivered(
+                    at=now_ms(), id=body.id, webhook_id=name, status=body.status, answered=answered, signed=is_valid
+                )
+                self._journal.write(line)
+                return self._answer
             case "PUT", "mode", mode if mode in MODES:
                 self._answer = MODES[mode]
                 return Answer()
@@ -210,20 +216,6 @@ class Sink:
                 return Answer()
             case _:
                 return Answer(404)
-
-    def _received(self, request: Request, secret: str) -> Answer:
-        body = msgspec.json.decode(request.body, type=Body)
-        self._journal.write(
-            Delivered(
-                at=now_ms(),
-                id=body.id,
-                webhook_id=request.headers.get("webhook-id", ""),
-                status=body.status,
-                answered=self._answer.status,
-                signed=is_signed(request, secret),
-            )
-        )
-        return self._answer
 
 
 def is_signed(request: Request, secret: str) -> bool:
@@ -243,9 +235,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     lines = Journal(Path(journal))
     if kind == "sink":
-        asyncio.run(_serve(Sink(lines, msgspec.json.decode(Path(rest[0]).read_bytes())), int(port)))
+        party: Handler = Sink(lines, msgspec.json.decode(Path(rest[0]).read_bytes()))
     else:
-        asyncio.run(_serve(Cog(rest[0], int(rest[1]), lines), int(port)))
+        party = Cog(rest[0], int(rest[1]), lines)
+    asyncio.run(_serve(party, int(port)))
 
 
 async def _serve(handler: Handler, port: int) -> None:

@@ -9,16 +9,18 @@ director is frozen at a time. A fault on all links waits until all links are who
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, Literal
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from director.chaos.parties import Script
+from director.chaos.parties import Outcome, Script
 from director.runtime.crash import API_POINTS, DIRECTOR_POINTS
 
+SERVER: Final = "redis-0"
+SINK: Final = "sink-0"
 TICK_MS: Final = 250
 WARM_UP_MS: Final = 1_000  # some work is under way when the first fault strikes
 ALL_LINKS: Final = "all:redis"
@@ -31,6 +33,11 @@ LATENCY_MS: Final = (5, 50)
 ARMED_MS: Final = (5_000, 5_000)  # for its restart, and until it reaches the point where it dies
 
 
+Once = tuple[float, str, str, int, str]
+"""(part of the run, kind, target, duration in ms, detail)"""
+Stretch = tuple[int, int]
+
+
 class Stage(Struct, frozen=True, kw_only=True):
     """The possible targets: names of processes and links. No drawn fault hits the directors in `spared`."""
 
@@ -39,10 +46,19 @@ class Stage(Struct, frozen=True, kw_only=True):
     apis: Sequence[str]
     keepers: Sequence[str]
     links: Sequence[str]
-    server: str
-    sink: str
+    servers: Sequence[str] = (SERVER,)
+    sinks: Sequence[str] = (SINK,)
     spared: Sequence[str] = ()
     has_clock: bool = True  # whether the server's clock can be stepped
+
+    @property
+    def all_links(self) -> Sequence[str]:
+        return *self.links, ALL_LINKS
+
+    @property
+    def losing(self) -> Sequence[str]:
+        """The links on which the reply to a change may be lost."""
+        return [link for link in self.links if not link.startswith("keeper")]
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -53,60 +69,33 @@ class Planned(Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Kind(Struct, frozen=True, kw_only=True):
-    """The chance of a fault in one tick, its targets, its shortest and longest duration, and its possible details."""
+class Kind(Struct, frozen=True):
+    """The chance of a fault in one tick, its targets (a name of `Stage`), its shortest and longest duration, and its
+    possible details. `lasts_ms` is for each second of the lease if `is_by_lease`.
+    """
 
     per_tick: float
-    targets: Callable[[Stage], Sequence[str]]
-    lasts_ms: Callable[[float], tuple[int, int]] = lambda _: (0, 0)
-    details: Callable[[Stage, str], Sequence[str]] = lambda _, __: ("",)
-
-
-def _reply_of(_: Stage, link: str) -> Sequence[str]:
-    # the word that marks a reply as "done", so that the caller loses exactly that reply
-    return ("created",) if link.startswith("api") else ("finished",)
+    targets: str
+    lasts_ms: Stretch = (0, 0)
+    details: Sequence[str] = ("",)
+    is_by_lease: bool = False
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "kill_director": Kind(per_tick=0.06, targets=lambda stage: stage.directors),
-    "crash_director": Kind(
-        per_tick=0.04,
-        targets=lambda stage: stage.directors,
-        lasts_ms=lambda _: ARMED_MS,
-        details=lambda _, __: DIRECTOR_POINTS,
-    ),
-    "crash_api": Kind(
-        per_tick=0.01, targets=lambda stage: stage.apis, lasts_ms=lambda _: ARMED_MS, details=lambda _, __: API_POINTS
-    ),
-    "stop_director": Kind(
-        per_tick=0.02,
-        targets=lambda stage: stage.directors,
-        lasts_ms=lambda lease_s: (int(2_000 * lease_s), int(2_000 * lease_s)),
-    ),
-    "kill_api": Kind(
-        per_tick=0.02, targets=lambda stage: stage.apis, details=lambda _, __: ("at once", "before its answer")
-    ),
-    "kill_cog": Kind(per_tick=0.03, targets=lambda stage: stage.cogs),
-    "stop_cog": Kind(per_tick=0.01, targets=lambda stage: stage.cogs, lasts_ms=lambda _: (1_000, 4_000)),
-    "kill_keeper": Kind(per_tick=0.02, targets=lambda stage: stage.keepers),
-    "kill_redis": Kind(per_tick=0.007, targets=lambda stage: (stage.server,)),
-    "partition": Kind(
-        per_tick=0.02, targets=lambda stage: (*stage.links, ALL_LINKS), lasts_ms=lambda _: (1_000, 4_000)
-    ),
-    "latency": Kind(per_tick=0.03, targets=lambda stage: (*stage.links, ALL_LINKS), lasts_ms=lambda _: (2_000, 5_000)),
-    "reset": Kind(per_tick=0.01, targets=lambda stage: (*stage.links, ALL_LINKS)),
-    "lose_reply": Kind(
-        per_tick=0.02,
-        targets=lambda stage: [link for link in stage.links if not link.startswith("keeper")],
-        lasts_ms=lambda _: (2_000, 2_000),
-        details=_reply_of,
-    ),
-    "sink_outage": Kind(
-        per_tick=0.01,
-        targets=lambda stage: (stage.sink,),
-        lasts_ms=lambda _: (5_000, 5_000),
-        details=lambda _, __: ("error", "reset"),
-    ),
+    "kill_director": Kind(0.06, "directors"),
+    "crash_director": Kind(0.04, "directors", ARMED_MS, DIRECTOR_POINTS),
+    "crash_api": Kind(0.01, "apis", ARMED_MS, API_POINTS),
+    "stop_director": Kind(0.02, "directors", (2_000, 2_000), is_by_lease=True),
+    "kill_api": Kind(0.02, "apis", details=("at once", "before its answer")),
+    "kill_cog": Kind(0.03, "cogs"),
+    "stop_cog": Kind(0.01, "cogs", (1_000, 4_000)),
+    "kill_keeper": Kind(0.02, "keepers"),
+    "kill_redis": Kind(0.007, "servers"),
+    "partition": Kind(0.02, "all_links", (1_000, 4_000)),
+    "latency": Kind(0.03, "all_links", (2_000, 5_000)),
+    "reset": Kind(0.01, "all_links"),
+    "lose_reply": Kind(0.02, "losing", (2_000, 2_000)),
+    "sink_outage": Kind(0.01, "sinks", (5_000, 5_000), ("error", "reset")),
 }
 
 # Every link to Redis carries few bytes while some ends are large. It happens once in peace, where nothing else can
@@ -117,13 +106,12 @@ NARROW_AT: Final = 0.8
 NARROW_BYTES_S: Final = 4_000_000  # of each link: four outputs of 4 MB take 4 s, and their events before them as long
 NARROW_IN_PEACE: Final = Planned(at_ms=0, kind=NARROW, target=ALL_LINKS, lasts_ms=NARROW_MS, detail=str(NARROW_BYTES_S))
 
-# Faults that every run has once: part of the run, kind, target, duration, detail. Resizes hit all queues: up, then
-# down.
-ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
+# Faults that every run has once. Resizes hit all queues: up, then down.
+ONCE: Final[Sequence[Once]] = (
     (0.25, "resize", "queues", 0, "24"),
     (0.40, "restart_directors", "directors", 0, ""),
     (0.60, "resize", "queues", 0, "3"),
-    (0.75, "memory_full", "redis-0", 2_000, ""),
+    (0.75, "memory_full", SERVER, 2_000, ""),
     (0.85, DELETE_VERSION, "director-3", 0, "2"),  # late: any start of its director registers the version again
     (NARROW_AT, NARROW, ALL_LINKS, NARROW_MS, str(NARROW_BYTES_S)),
 )
@@ -132,12 +120,12 @@ ONCE: Final[Sequence[tuple[float, str, str, int, str]]] = (
 # Faults of a server whose clock can be stepped, with seconds as detail. A step back is longer than the run, so that no
 # time of the server comes twice. A machine that is "suspended for a minute" stops for a moment. The first steps come
 # before all other faults, so that nothing else explains their effects.
-STEPS: Final[Sequence[tuple[float, str, str, int, str]]] = (
-    (0.01, CLOCK_STEP, "redis-0", 0, "+60"),
-    (0.03, CLOCK_STEP, "redis-0", 0, "+60"),
+STEPS: Final[Sequence[Once]] = (
+    (0.01, CLOCK_STEP, SERVER, 0, "+60"),
+    (0.03, CLOCK_STEP, SERVER, 0, "+60"),
     (0.05, "suspend_machine", "all:machine", 300, "+60"),
-    (0.15, CLOCK_STEP, "redis-0", 0, "back"),
-    (0.35, CLOCK_STEP, "redis-0", 0, "+60"),
+    (0.15, CLOCK_STEP, SERVER, 0, "back"),
+    (0.35, CLOCK_STEP, SERVER, 0, "+60"),
     (0.70, "suspend_machine", "all:machine", 300, "+60"),
 )
 LEAST_BACK_S: Final = 600
@@ -145,28 +133,26 @@ LEAST_BACK_S: Final = 600
 
 def schedule(seed: int, *, seconds: float, lease_s: float, stage: Stage) -> list[Planned]:
     length_ms = int(seconds * 1000)
-    once = [
-        Planned(at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail)
-        for part, kind, target, lasts_ms, detail in (*ONCE, *(_steps(seconds) if stage.has_clock else ()))
-        for at_ms in [int(part * length_ms)]
+    back = f"{-max(LEAST_BACK_S, int(3 * seconds))}"
+    planned = [
+        Planned(
+            at_ms=int(part * length_ms),
+            kind=kind,
+            target=target,
+            lasts_ms=lasts_ms,
+            detail=back if detail == "back" else detail,
+        )
+        for part, kind, target, lasts_ms, detail in (*ONCE, *(STEPS if stage.has_clock else ()))
     ]
-    return sorted(chain(once, _drawn(seed, length_ms, lease_s, stage)), key=lambda fault: fault.at_ms)
-
-
-def _steps(seconds: float) -> Iterator[tuple[float, str, str, int, str]]:
-    for part, kind, target, lasts_ms, detail in STEPS:
-        far = f"{-max(LEAST_BACK_S, int(3 * seconds))}" if detail == "back" else detail
-        yield part, kind, target, lasts_ms, far
+    planned += _drawn(seed, length_ms, lease_s, stage)
+    in_time = [replace(fault, lasts_ms=min(fault.lasts_ms, length_ms - fault.at_ms)) for fault in planned]
+    return sorted(in_time, key=lambda fault: fault.at_ms)
 
 
 def rollout(release: str, *, seconds: float, stage: Stage) -> list[Planned]:
     """Replace every process of the product by one of another release, in turn. Each mixture works for some time."""
-    mixed = [
-        name
-        for row in zip_longest(stage.keepers, (*stage.directors, *stage.spared), stage.apis)
-        for name in row
-        if name
-    ]
+    rows = zip_longest(stage.keepers, (*stage.directors, *stage.spared), stage.apis)
+    mixed = [name for row in rows for name in row if name]
     apart_ms = 1_000 * seconds * ROLLED_OUT / len(mixed)
     return [
         Planned(at_ms=int(place * apart_ms), kind=REPLACE, target=name, detail=release)
@@ -181,24 +167,25 @@ def _drawn(seed: int, length_ms: int, lease_s: float, stage: Stage) -> Iterator[
         for kind, facts in KINDS.items():
             if dice.random() >= facts.per_tick:
                 continue
-            targets = [name for name in facts.targets(stage) if _is_free(kind, name, at_ms, free_at, stage)]
+            targets = [
+                target
+                for target in getattr(stage, facts.targets)
+                if all(free_at.get(name, 0) <= at_ms for name in _held(kind, target, stage))
+            ]
             if not targets:
                 continue
             target = dice.choice(targets)
-            lasts_ms = dice.randint(*facts.lasts_ms(lease_s))
-            detail = dice.choice(facts.details(stage, target))
+            times = lease_s if facts.is_by_lease else 1
+            lasts_ms = dice.randint(*(int(times * ms) for ms in facts.lasts_ms))
+            detail = dice.choice(facts.details)
             if kind == "latency":
                 detail = str(dice.randint(*LATENCY_MS))
+            if kind == "lose_reply":  # the word that marks a reply as "done", so that the caller loses exactly that one
+                detail = "created" if target.startswith("api") else "finished"
             for name in _held(kind, target, stage):
                 # a killed process comes back a little later, and is worth another fault only then
                 free_at[name] = at_ms + max(lasts_ms, 4 * TICK_MS)
-            yield Planned(
-                at_ms=at_ms, kind=kind, target=target, lasts_ms=min(lasts_ms, length_ms - at_ms), detail=detail
-            )
-
-
-def _is_free(kind: str, target: str, at_ms: int, free_at: Mapping[str, int], stage: Stage) -> bool:
-    return all(free_at.get(name, 0) <= at_ms for name in _held(kind, target, stage))
+            yield Planned(at_ms=at_ms, kind=kind, target=target, lasts_ms=lasts_ms, detail=detail)
 
 
 def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
@@ -225,6 +212,7 @@ PLANS: Final[dict[Plan, int]] = {
     "fail": 3,
     "poison": 1,
 }
+OUTCOMES: Final[Mapping[Plan, Outcome]] = {"fail": "fail", "poison": "crash"}
 LANES: Final = {"high": 1, "normal": 6, "low": 3}
 HEAVY_SHARE: Final = 0.5  # of all orders, from the first tenant; the others share the rest by Zipf's law
 ZIPF: Final = 1.1
@@ -294,7 +282,7 @@ def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int,
     ]
     shared = Order(number=0, gap=0.0, plan=EQUAL, tenant=0, model=model, lane="normal", script=Script(), part=part)
     for number, (_, tenant, plan, ms) in enumerate(sorted(places)):
-        yield msgspec.structs.replace(shared, number=number, plan=plan, tenant=tenant, script=Script(ms=ms))
+        yield replace(shared, number=number, plan=plan, tenant=tenant, script=Script(ms=ms))
 
 
 def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> Iterator[Order]:
@@ -302,14 +290,14 @@ def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> It
     script = Script(until_ms=until_ms, fill=LARGE_BYTES)
     shared = Order(number=0, gap=0.0, plan=LARGE, tenant=tenant, model="", lane="high", script=script, part=part)
     for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
-        yield msgspec.structs.replace(shared, number=number, model=model)
+        yield replace(shared, number=number, model=model)
 
 
 def peaceful(order: Order) -> Order:
     """Return the same order, but one that does not crash its model server."""
     if order.plan != "poison":
         return order
-    return msgspec.structs.replace(order, plan="plain", script=msgspec.structs.replace(order.script, outcome="ok"))
+    return replace(order, plan="plain", script=replace(order.script, outcome="ok"))
 
 
 def key_of(seed: int, number: int, *, part: str = "") -> str:
@@ -333,23 +321,16 @@ def _order(dice: random.Random, number: int, weights: Sequence[float], models: S
         start_by_s=dice.randint(*START_BY_S) if plan == "start_by" else None,
     )
     share = STREAMED_FOLLOWED_SHARE if order.script.outputs > 1 else FOLLOWED_SHARE
-    return msgspec.structs.replace(order, is_followed=dice.random() < share)
+    return replace(order, is_followed=dice.random() < share)
 
 
 def _script(dice: random.Random, plan: Plan, ms: float) -> Script:
     outputs = STREAMED_OUTPUTS if dice.random() < STREAMED_SHARE else 1
     how = dice.random()
-    match plan:
-        case "fail":
-            return Script(ms=ms, outcome="fail", outputs=outputs)
-        case "poison":
-            return Script(ms=ms, outcome="crash", outputs=outputs)
-        case "cancel" if how < HANG_SHARE:
-            return Script(ms=ms, outcome="hang", outputs=outputs)
-        case "cancel" if how < HANG_SHARE + SLOW_CANCEL_SHARE:
-            return Script(ms=ms, outcome="slow_cancel", outputs=outputs)
-        case _:
-            return Script(ms=ms, outputs=outputs)
+    outcome = OUTCOMES.get(plan, "ok")
+    if plan == "cancel" and how < HANG_SHARE + SLOW_CANCEL_SHARE:
+        outcome = "hang" if how < HANG_SHARE else "slow_cancel"
+    return Script(ms=ms, outcome=outcome, outputs=outputs)
 
 
 def _tenant_weights(tenants: int) -> list[float]:

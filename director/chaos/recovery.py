@@ -5,15 +5,26 @@ excuses a delay. Each function says which faults it leaves out.
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from director.chaos.caller import is_hindered
-from director.chaos.evidence import Event, Evidence, Findings, Run, Window, depends_on, pid_of
-from director.chaos.plan import ALL_LINKS, NARROW
+from director.chaos.evidence import (
+    Event,
+    Evidence,
+    Findings,
+    Run,
+    Stretch,
+    Window,
+    depends_on,
+    grouped,
+    pid_of,
+    stretches,
+)
+from director.chaos.plan import ALL_LINKS
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
@@ -28,14 +39,11 @@ TOO_LATE: Final = {
     "canceled": "cancel_after_s",
 }
 
-Change = tuple[int, str, str, int]
-"""(at, 'run', 'broken', 'waits' or 'held', server or '', step): how a count changes in the sweep of a queue."""
+Change = tuple[str, str, int]
+"""('run', 'broken', 'waits' or 'held', server or '', step): how a count changes in the sweep of a queue."""
 
 
-Times = list[tuple[int, int]]
-
-
-def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Times:
+def _contention(evidence: Evidence, queue: str, ids: list[str]) -> list[Stretch]:
     """Return the times in which nothing could have started one more prediction of a queue, as (from, until).
 
     Then all slots were taken, many waited, or the breaker was open. An orphan that was not taken back hides nothing
@@ -44,23 +52,22 @@ def _contention(evidence: Evidence, queue: str, ids: list[str]) -> Times:
     runs = [run for each in ids for run in evidence.runs.get(each, [])]
     servers = {run.server for run in runs}
     slots = evidence.rules.slots
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    full: Times = []
-    since: int | None = None
-    for at, what, whose, step in sorted(_changes(evidence, queue, ids, runs, servers)):
-        counts[what][whose] += step
+    counts = Counter[tuple[str, str]]()
+
+    def is_full(change: Change) -> bool:
+        what, whose, step = change
+        counts[what, whose] += step
         # a slot that goes to the first in line is not free for the last one
-        is_full = counts["waits"][""] > slots or counts["held"][""] > 0
-        is_full = is_full or all(counts["run"][server] >= slots or counts["broken"][server] > 0 for server in servers)
-        if is_full and since is None:
-            since = at
-        elif since is not None and not is_full:
-            full.append((since, at))
-            since = None
-    return full
+        if counts["waits", ""] > slots or counts["held", ""] > 0:
+            return True
+        return all(counts["run", server] >= slots or counts["broken", server] > 0 for server in servers)
+
+    return list(stretches(sorted(_changes(evidence, queue, ids, runs, servers)), is_full))
 
 
-def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], servers: set[str]) -> Iterator[Change]:
+def _changes(
+    evidence: Evidence, queue: str, ids: list[str], runs: list[Run], servers: set[str]
+) -> Iterator[tuple[int, Change]]:
     times = [("run", run.server, run.began, run.ended) for run in runs]
     times += [
         ("broken", server, fault.begin, fault.end)
@@ -71,13 +78,12 @@ def _changes(evidence: Evidence, queue: str, ids: list[str], runs: list[Run], se
     times += [("held", "", *each) for each in evidence.breakers.get(queue, [])]
     times += [("waits", "", *each) for prediction_id in ids for each in _waits(evidence, prediction_id)]
     for what, whose, since, until in times:
-        yield from ((since, what, whose, 1), (until, what, whose, -1))
+        yield from ((since, (what, whose, 1)), (until, (what, whose, -1)))
 
 
-def _waits(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, int]]:
-    events, runs = evidence.finals[prediction_id].events, evidence.runs.get(prediction_id, [])
-    over = [run.began for run in runs] + [at for kind, at, _ in events if kind == "completed"]
-    for kind, at, _ in events:
+def _waits(evidence: Evidence, prediction_id: str) -> Iterator[Stretch]:
+    over = [run.began for run in evidence.runs.get(prediction_id, [])] + evidence.ends(prediction_id)
+    for kind, at, _ in evidence.finals[prediction_id].events:
         if kind in BACK:
             yield at, min((end for end in over if end >= at), default=evidence.until)
 
@@ -108,19 +114,19 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
     """
     kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
-    ids: dict[str, list[str]] = defaultdict(list)
-    for final in evidence.finals.values():
-        ids[final.record.get("queue", "")].append(final.id)
-    contention = {queue: _contention(evidence, queue, members) for queue, members in ids.items()}
+    by_queue = grouped(evidence.finals.values(), lambda final: final.record.get("queue", ""))
+    contention = {
+        queue: _contention(evidence, queue, [final.id for final in finals]) for queue, finals in by_queue.items()
+    }
     found = []
     for final in evidence.finals.values():
         retry = next((event for event in final.events if event[0] == "retried"), None)
-        runs = evidence.runs.get(final.id, [])
-        again = next((run for run in runs if retry is not None and run.began >= retry[1]), None)
-        death = None if retry is None else _death(retry, runs, kills)
-        if retry is None or again is None or death is None:
+        if retry is None:
             continue
-        if any(outage.overlaps(death, again.began) for outage in outages):
+        runs = evidence.runs.get(final.id, [])
+        again = next((run for run in runs if run.began >= retry[1]), None)
+        death = _death(retry, runs, kills)
+        if again is None or death is None or any(outage.overlaps(death, again.began) for outage in outages):
             continue
         all_ms = again.began - death
         full = contention[final.record.get("queue", "")]
@@ -235,18 +241,15 @@ def _claimed_too_late(evidence: Evidence) -> Findings:
 
 def _ended_too_early(evidence: Evidence) -> Findings:
     for prediction_id, final in evidence.finals.items():
-        due = _due(evidence, prediction_id, TOO_LATE.get(_how_it_ended(final.record), ""))
-        ended = max((at for kind, at, _ in final.events if kind == "completed"), default=None)
+        how = final.record.get("code") or evidence.status(prediction_id)
+        due = _due(evidence, prediction_id, TOO_LATE.get(how, ""))
+        ended = max(evidence.ends(prediction_id), default=None)
         if due is None or ended is None:
             continue
         passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
         if ended < passed:
             early_ms = due - evidence.clock.server(ended)
             yield prediction_id, f"ended as too late, {early_ms} ms before its time"
-
-
-def _how_it_ended(record: Mapping[str, str]) -> str:
-    return record.get("code") or record.get("status", "")
 
 
 def waste(evidence: Evidence) -> Waste:
@@ -270,7 +273,7 @@ def waste(evidence: Evidence) -> Waste:
 
 def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
     for prediction_id, tries in evidence.by_id.items():
-        times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok and each.answer]
+        times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok]
         due = _due(evidence, prediction_id, "cancel_after_s")
         if due is not None:
             passed = evidence.clock.reached(due, since=evidence.arrivals[prediction_id].at)
@@ -304,19 +307,9 @@ def slowest_end_ms(evidence: Evidence) -> int | None:
 def _written(evidence: Evidence) -> Iterator[tuple[str, Run, int]]:
     for prediction_id, runs in evidence.runs.items():
         last = max(runs, key=lambda run: run.ended)
-        final = evidence.finals.get(prediction_id)
-        if final is None or final.record.get("status") != "succeeded" or last.outcome != "succeeded":
+        if evidence.status(prediction_id) != "succeeded" or last.outcome != "succeeded":
             continue
-        written = max((at for kind, at, _ in final.events if kind == "completed"), default=None)
-        if written is not None and not _is_hindered(evidence, last, written):
+        written = max(evidence.ends(prediction_id), default=None)
+        way, all_of = depends_on(last.server), ("redis", "all:", "directors")
+        if written is not None and not evidence.was_hindered(last.ended - BEFORE_MS, written, way, all_of=all_of):
             yield prediction_id, last, written - last.ended
-
-
-def _is_hindered(evidence: Evidence, run: Run, written: int) -> bool:
-    needed = depends_on(run.server)
-    return any(
-        fault.kind != NARROW
-        and fault.overlaps(run.ended - BEFORE_MS, written)
-        and (fault.target in needed or fault.target.startswith(("redis", "all:", "directors")))
-        for fault in evidence.faults
-    )

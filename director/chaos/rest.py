@@ -14,7 +14,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.chaos.journal import Arrived, Breaker, Claimed, now_ms
+from director.chaos.journal import Arrived, Breaker, Claimed, ServerLine, now_ms
 from director.chaos.journal import Final as Prediction
 from director.chaos.parties import FILL
 from director.core.ids import PredictionId, QueueName
@@ -37,8 +37,6 @@ FOLDER: Final = "appendonlydir"
 MANIFEST: Final = "*.manifest"
 LISTED: Final = re.compile(r"^file (\S+) seq (\d+) type i", re.MULTILINE)
 RECORD: Final = re.compile(r"^\{p\d+\}:rec:(\w{26})$")
-
-LogLine = Arrived | Breaker | Claimed
 
 
 class QueueRest(Struct, kw_only=True):
@@ -96,8 +94,8 @@ async def leftovers(redis: Redis) -> Leftovers:
     owed = 0
     for name, rest in queues.items():
         queue = QueueName(name)
-        for part in (keys.lease, keys.delayed, keys.deadline, keys.live):
-            setattr(rest, part.__name__, await client.zcard(part(queue)))
+        for part in ("lease", "delayed", "deadline", "live"):
+            setattr(rest, part, await client.zcard(getattr(keys, part)(queue)))
         rest.lost_by = await _lost_by(client, queue)
         dead |= {member.decode() for member in await client.zrange(keys.dead(queue), 0, -1)}
     for name in lifetimes:
@@ -159,7 +157,7 @@ def size(data: Path) -> int:
     return sum(path.stat().st_size for path in _files(data))
 
 
-def server_log(data: Path, *, start: int = 0) -> Iterator[LogLine]:
+def server_log(data: Path, *, start: int = 0) -> Iterator[ServerLine]:
     """Yield arrivals, claims and changes of breakers from this place of the server's append-only file on, in order.
 
     The file has every change in the order in which the server made it. It says what scripts did, not what they were
@@ -209,7 +207,7 @@ class Reader:
         self._open: set[str] = set()
         self._now = 0
 
-    def line(self, number: int, command: list[bytes]) -> LogLine | None:
+    def line(self, number: int, command: list[bytes]) -> ServerLine | None:
         match command:
             case [b"XADD", stream, mid, *fields] if found := STREAM.match(stream.decode()):
                 self._entries[stream, mid] = _pairs(fields)["id"], int(found[2])
@@ -233,7 +231,7 @@ class Reader:
         self._open ^= {queue}
         return Breaker(at=self._now, number=number, queue=queue, is_open=is_open)
 
-    def _record(self, number: int, prediction_id: str, fields: dict[str, str]) -> LogLine | None:
+    def _record(self, number: int, prediction_id: str, fields: dict[str, str]) -> ServerLine | None:
         if "created" in fields:
             return Arrived(
                 at=int(fields["created"]),

@@ -8,8 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,13 @@ import msgspec
 from director.broker import keys
 from director.broker.redis_client import ask
 from director.chaos.checker import Report, check
-from director.chaos.client import Counts, Errand, Large, Rush, come_back
+from director.chaos.client import Burst, Counts, Errand, come_back
 from director.chaos.evidence import Rules
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
 from director.chaos.nemesis import Nemesis
-from director.chaos.plan import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, Planned, rollout, schedule
+from director.chaos.plan import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, SINK, Planned, rollout, schedule
 from director.chaos.rest import LEFTOVERS, leftovers, predictions, server_log
-from director.chaos.scene import CROWDED, FRONT, MODELS, SERVED, SINK, SLOTS, Options, Scene, find_library, staged
+from director.chaos.scene import CROWDED, FRONT, MODELS, SERVED, SLOTS, Options, Scene, find_library, staged
 from director.core.errors import DirectorError
 from director.local import child
 from director.local.home import Home
@@ -87,25 +87,19 @@ def _home(options: Options, say: Callable[[str], None]) -> Generator[Home]:
 
 async def _until_judged(home: Home, options: Options, say: Callable[[str], None]) -> Report | None:
     """Return the report, or None if a signal came first. Raise an error of the run after all processes have ended."""
-    failures: list[DirectorError] = []
     report = None
-    with anyio.open_signal_receiver(*SIGNALS) as signals:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_on_signal, signals, tasks.cancel_scope)
-            async with staged(home, options) as scene:
-                try:
-                    report = await Run(scene, say).judged()
-                except DirectorError as exc:  # a task group would wrap an error that passes through it
-                    failures.append(exc)
+
+    async def cancel_on_signal() -> None:
+        async for _ in signals:
             tasks.cancel_scope.cancel()
-    if failures:
-        raise failures[0]
+
+    with anyio.open_signal_receiver(*SIGNALS) as signals, one_error():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_on_signal)
+            async with staged(home, options) as scene:
+                report = await Run(scene, say).judged()
+            tasks.cancel_scope.cancel()
     return report
-
-
-async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
-    async for _ in signals:
-        scope.cancel()
 
 
 class Run:
@@ -119,11 +113,9 @@ class Run:
         self._journal = Journal(scene.journals / "nemesis.jsonl")
 
     async def judged(self) -> Report:
-        try:
+        with closing(self._journal):
             await self._calibrated_load()
             self._journal.write(Healed(at=now_ms()))
-        finally:
-            self._journal.close()
         self._say("healed; waiting for rest")
         await self._rest()
         await come_back(self._front, self._scene.tokens, self._scene.journals)
@@ -148,9 +140,17 @@ class Run:
             raise UpError("The API accepted no prediction in the calibration.")
         rate = sustained * LOAD
         self._say(f"sustained {sustained:.0f}/s; the load is {LOAD:.0%} of it: {rate:.0f}/s for {options.seconds:g} s")
-        await self._load_under_faults(rate)
+        nemesis, faults = Nemesis(scene, self._journal, self._say), self._faults()
+        with one_error():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._disturb, nemesis, faults)
+                counts = await self._client(seconds=self._quiet_s + options.seconds, rate=rate)
+        self._say(
+            f"the load is over: {counts.sent} requests, {counts.accepted} accepted, {counts.refused} refused, "
+            f"{counts.given_up} given up"
+        )
 
-    async def _load_under_faults(self, rate: float) -> None:
+    def _faults(self) -> list[Planned]:
         options, stage = self._options, self._scene.stage
         faults: list[Planned] = []
         if options.has_faults:
@@ -161,15 +161,7 @@ class Run:
             faults += [fault for fault in drawn if not (options.rollout and fault.kind == DELETE_VERSION)]
         if options.rollout:
             faults += rollout(str(options.rollout.after), seconds=options.seconds, stage=stage)
-        nemesis = Nemesis(self._scene, self._journal, self._say)
-        with one_error():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._disturb, nemesis, faults)
-                counts = await self._client(seconds=self._quiet_s + options.seconds, rate=rate)
-        self._say(
-            f"the load is over: {counts.sent} requests, {counts.accepted} accepted, {counts.refused} refused, "
-            f"{counts.given_up} given up"
-        )
+        return sorted(faults, key=lambda fault: fault.at_ms)
 
     async def _disturb(self, nemesis: Nemesis, faults: Sequence[Planned]) -> None:
         options = self._options
@@ -177,7 +169,7 @@ class Run:
             self._say(f"{self._quiet_s:g} s without other faults: a rush, then large outputs over narrow links")
             await anyio.sleep(PEACE_S)
             await nemesis.run([NARROW_IN_PEACE], seconds=self._quiet_s - PEACE_S)
-        await nemesis.run(sorted(faults, key=lambda fault: fault.at_ms), seconds=options.seconds)
+        await nemesis.run(faults, seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
         scene, options, quiet_s = self._scene, self._options, self._quiet_s
@@ -195,8 +187,8 @@ class Run:
             journal=str(scene.journals / "client.jsonl"),
             rate=rate,
             quiet_s=quiet_s,
-            rushes=[Rush(at_s=at_s, model=CROWDED, slots=slots, seconds=RUSH_S) for at_s in rushes],
-            large=[Large(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in large],
+            rushes=[Burst(at_s=at_s, models=[CROWDED], slots=slots, seconds=RUSH_S) for at_s in rushes],
+            large=[Burst(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in large],
         )
         command = [sys.executable, "-P", "-m", "director.chaos.client"]
         log = scene.home.open_log("client")
@@ -241,12 +233,10 @@ class Run:
         """Record what Redis holds now, for the checker."""
         redis, folder = self._scene.redis, self._scene.journals
         answers = (line for line in read(folder / "client.jsonl") if isinstance(line, Answered))
-        journal = Journal(folder / "queue.jsonl")
-        async for prediction in predictions(redis, {line.id for line in answers if line.id}):
-            journal.write(prediction)
-        journal.close()
-        journal = Journal(folder / "server.jsonl")
-        for line in server_log(self._scene.home.valkey):
-            journal.write(line)
-        journal.close()
+        with closing(Journal(folder / "queue.jsonl")) as journal:
+            async for prediction in predictions(redis, {line.id for line in answers if line.id}):
+                journal.write(prediction)
+        with closing(Journal(folder / "server.jsonl")) as journal:
+            for line in server_log(self._scene.home.valkey):
+                journal.write(line)
         (folder / LEFTOVERS).write_bytes(msgspec.json.encode(await leftovers(redis)))

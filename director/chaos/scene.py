@@ -27,8 +27,7 @@ from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
-from director.chaos.parties import Script
-from director.chaos.plan import Stage
+from director.chaos.plan import SERVER, SINK, Stage
 from director.chaos.proxy import Link, Upstream
 from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
@@ -41,15 +40,11 @@ from director.local.server import EmbeddedServer, find_binary
 from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts
 
-# Define the processes of a run: command, environment and sign of readiness of each. Starts nothing.
-#
 # There are four directors with a model server each. Two serve one model, and one serves a model alone. The fourth
 # serves a model whose version is deleted at times. The rest is as in production: an API, two keepers, a receiver of
 # webhooks.
 
-SERVER: Final = "redis-0"
 API: Final = "api-0"
-SINK: Final = "sink-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
 CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
 IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
@@ -83,10 +78,6 @@ class Role(Struct, frozen=True, kw_only=True):
     ready: str
     env: dict[str, str]
 
-    def part(self, cwd: Path) -> Part:
-        """Return the part for the supervisor, which reads the environment again at each start."""
-        return Part(name=self.name, command=self.command, env=self.env, cwd=cwd, grace_s=DRAIN_S + 5)
-
 
 def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_s: float) -> list[list[Role]]:
     """Return all processes but the server, in the order of their starts. Each director has a model server."""
@@ -95,27 +86,17 @@ def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_
         for name in (f"cog-{number}" for number in range(len(SERVED)))
     ]
     shared: dict[str, object] = {"lease_s": lease_s, "webhook_allow": "loopback"}
+    run: dict[str, object] = shared | {"concurrent_predictions": SLOTS, "run_limit_s": RUN_LIMIT_S, "drain_s": DRAIN_S}
+    run["breaker_cool_s"] = BREAKER_COOL_S
     directors = [
-        _ours(
-            f"director-{number}",
-            ["director", "run"],
-            "health_",
-            redis_urls,
-            model=model,
-            servers=server.url,
-            concurrent_predictions=SLOTS,
-            run_limit_s=RUN_LIMIT_S,
-            drain_s=DRAIN_S,
-            breaker_cool_s=BREAKER_COOL_S,
-            **shared,
-        )
-        for number, (model, server) in enumerate(zip(SERVED, cogs, strict=True))
+        _ours(f"director-{n}", "director run", redis_urls, "health_", model=model, servers=cogs[n].url, **run)
+        for n, model in enumerate(SERVED)
     ]
     return [
-        [_ours(f"keeper-{number}", ["director", "keeper"], "", redis_urls, **shared) for number in range(KEEPERS)],
+        [_ours(f"keeper-{n}", "director keeper", redis_urls, **shared) for n in range(KEEPERS)],
         [_scripted(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
         directors,
-        [_ours(API, ["api"], "", redis_urls)],
+        [_ours(API, "api", redis_urls)],
     ]
 
 
@@ -127,23 +108,22 @@ def _quiet_port() -> int:
 
 def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> Role:
     port = _quiet_port()
-    url = f"http://{LOOPBACK}:{port}"
-    command = [sys.executable, "-P", "-m", "director.chaos.parties", kind, str(port), *arguments]
-    return Role(name=name, command=command, url=url, ready=f"{url}{ready}", env=_environment())
+    return _role(name, ["director.chaos.parties", kind, str(port), *arguments], port, ready)
 
 
-def _ours(name: str, command: Sequence[str], health: str, redis_urls: Mapping[str, str], **settings: object) -> Role:
+def _ours(name: str, command: str, redis_urls: Mapping[str, str], health: str = "", /, **settings: object) -> Role:
     """Return a process of the product. `health` begins the names of its settings for where it serves its health."""
     port = _quiet_port()
     settings |= {f"{health}host": LOOPBACK, f"{health}port": port, "redis_url": redis_urls[name]}
-    env = _environment() | {PREFIX + setting.upper(): str(value) for setting, value in settings.items()}
-    url = f"http://{LOOPBACK}:{port}"
-    return Role(name=name, command=[sys.executable, "-P", "-m", *command], url=url, ready=f"{url}/readyz", env=env)
+    env = {PREFIX + setting.upper(): str(value) for setting, value in settings.items()}
+    return _role(name, command.split(), port, "/readyz", **env)
 
 
-def _environment() -> dict[str, str]:
+def _role(name: str, command: Sequence[str], port: int, ready: str, **env: str) -> Role:
     # without the user's own settings, so that the same seed is the same run on every machine
-    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    env |= {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    url = f"http://{LOOPBACK}:{port}"
+    return Role(name=name, command=[sys.executable, "-P", "-m", *command], url=url, ready=url + ready, env=env)
 
 
 MISSING: Final = "libfaketime is not installed"
@@ -273,22 +253,22 @@ class Scene:
 
     @property
     def stage(self) -> Stage:
-        spared = [f"director-{n}" for n, model in enumerate(SERVED) if model == PASSING]
-        apart = {FRONT, *(part for name in spared for part in (name, f"{name}:redis", name.replace("director", "cog")))}
+        spared = {number for number, model in enumerate(SERVED) if model == PASSING}
+        apart = {FRONT, *(f"{part}-{n}{link}" for n in spared for part, link in (("director", ":redis"), ("cog", "")))}
+        apart |= {f"director-{n}" for n in spared}
+
+        def hit(part: str) -> list[str]:
+            return [name for name in self.roles if name.startswith(f"{part}-") and name not in apart]
+
         return Stage(
-            directors=[name for name in self._all("director") if name not in apart],
-            cogs=[name for name in self._all("cog") if name not in apart],
-            apis=self._all("api"),
-            keepers=self._all("keeper"),
+            directors=hit("director"),
+            cogs=hit("cog"),
+            apis=hit("api"),
+            keepers=hit("keeper"),
             links=[name for name in self.links if name not in apart],
-            spared=spared,
-            server=SERVER,
-            sink=SINK,
+            spared=[f"director-{n}" for n in spared],
             has_clock=self.clock is not None,
         )
-
-    def _all(self, part: str) -> list[str]:
-        return [name for name in self.roles if name.startswith(f"{part}-")]
 
     async def queues(self) -> list[QueueName]:
         return sorted(QueueName(text(name)) for name in await ask(lambda: self.redis.smembers(keys.queues())))
@@ -330,12 +310,12 @@ class Scene:
             return (await self.http.delete(url, headers=headers, timeout=DELETION_S)).status_code
         return 0
 
-    async def create(self, model: str, script: Script, *, key: str) -> httpx.Response | None:
-        """Ask for one prediction as the first tenant. Return None if no answer came."""
+    async def create_passing(self, *, key: str) -> httpx.Response | None:
+        """Ask for one prediction of that version as the first tenant. Return None if no answer came."""
         headers = {"authorization": f"Bearer {self.tokens[0]}", "idempotency-key": key}
-        url = f"{self.roles[API].url}/v1/models/{model}/predictions"
+        url = f"{self.roles[API].url}/v1/models/{PASSING}/predictions"
         with suppress(httpx.TransportError):
-            return await self.http.post(url, headers=headers, content=msgspec.json.encode({"input": script}))
+            return await self.http.post(url, headers=headers, json={"input": {}})
         return None
 
     def release(self, name: str, folder: str) -> None:
@@ -346,17 +326,18 @@ class Scene:
         marked = self.supervisor.marks.get(name)
         return marked.pid if marked else 0
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        """Signal a process if it is alive and its pid was not reused."""
+    def is_alive(self, name: str) -> bool:
+        """Return whether the process is alive and its pid was not reused."""
         marked = self.supervisor.marks.get(name)
-        if marked is not None and is_alive(marked):
-            signal_group(marked.pid, number)
+        return marked is not None and is_alive(marked)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        if self.is_alive(name):
+            signal_group(self.pid(name), number)
 
     async def until_gone(self, name: str, pid: int) -> None:
-        marked = self.supervisor.marks.get(name)
-        while marked is not None and marked.pid == pid and is_alive(marked):
+        while self.pid(name) == pid and self.is_alive(name):  # noqa: ASYNC110 - the supervisor has no event for it
             await anyio.sleep(LOOK_S)
-            marked = self.supervisor.marks.get(name)
 
     async def until_restarted(self, name: str, pid: int) -> None:
         while self.pid(name) == pid:  # noqa: ASYNC110 - the supervisor has no event for it
@@ -393,7 +374,11 @@ class Scene:
             for role in roles:
                 if self.options.rollout and role.name in REDIS_CLIENTS:
                     self.release(role.name, str(self.options.rollout.before))
-            self.supervisor.start([role.part(self.home.path) for role in roles])
+            cwd, grace_s = self.home.path, DRAIN_S + 5
+            # an environment is shared: it is read again at each start
+            self.supervisor.start(
+                [Part(name=each.name, command=each.command, env=each.env, cwd=cwd, grace_s=grace_s) for each in roles]
+            )
         await self._link(FRONT, _upstream(self.roles[API].url))
         await until_ready(
             [Expected(role.name, [answers_200(role.ready)]) for role in self.roles.values()],
@@ -419,13 +404,10 @@ class Scene:
         return path
 
     async def _make_links(self, server_url: str) -> dict[str, str]:
-        parts = urlsplit(server_url)
-        login = f":{parts.password}@" if parts.password else ""
-        urls = {}
-        for name in REDIS_CLIENTS:
-            link = await self._link(f"{name}:redis", _upstream(server_url))
-            urls[name] = f"redis://{login}127.0.0.1:{link.port}/0"
-        return urls
+        password = urlsplit(server_url).password
+        login = f":{password}@" if password else ""
+        links = {name: await self._link(f"{name}:redis", _upstream(server_url)) for name in REDIS_CLIENTS}
+        return {name: f"redis://{login}{LOOPBACK}:{link.port}/0" for name, link in links.items()}
 
     async def _link(self, name: str, connect: Upstream) -> Link:
         link = self.links[name] = Link(name, connect, self.options.seed)

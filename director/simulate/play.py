@@ -104,19 +104,14 @@ def tried(text: str) -> TriedPolicy:
         raise SettingsError(f"{text} cannot be read: {exc.strerror}. A policy is a file, or {known}.") from exc
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as exc:
         raise SettingsError(f"{text}: {exc}.") from exc
-    _check(text, read)
-    return replace(read, name=(read.name or path.stem)[:MOST_NAME])
-
-
-def _check(text: str, read: TriedPolicy) -> None:
     if (read.mode == "bounded") != (read.max_queued is not None):
         raise SettingsError(f'{text}: `max_queued` goes with mode "bounded", and only with it.')
     if read.size > read.streams:
         raise SettingsError(f"{text}: a shard of {read.size} streams does not fit into {read.streams}.")
     if read.fifo and read.accounts:
-        raise SettingsError(
-            f"{text}: `fifo` is one line for all, in which accounts have no limits. Leave out `accounts`."
-        )
+        why = "`fifo` is one line for all, in which accounts have no limits. Leave out `accounts`."
+        raise SettingsError(f"{text}: {why}")
+    return replace(read, name=(read.name or path.stem)[:MOST_NAME])
 
 
 class VirtualQueue:
@@ -214,12 +209,9 @@ class _Play:
         """The number of predictions that were started or refused."""
         return len(self.result.order) + self.result.refused.total()
 
-    async def open(self) -> None:
-        """Register the queue with the policy that is tried."""
+    async def run(self, say: Callable[[int], None]) -> None:
         await self._queue.register()
         await self._scripts.bound(self._queue.name, mode=self._tried.mode, max_queued=self._tried.max_queued)
-
-    async def run(self, say: Callable[[int], None]) -> None:
         said = 0
         while self._arrived < len(self._trace) or self._ends:
             await self._step()
@@ -230,7 +222,8 @@ class _Play:
 
     async def _step(self) -> None:
         """Move to the next moment at which something happens: first ends, then arrivals, then claims."""
-        now = self._next_moment()
+        moments = [self._ends[0][0]] if self._ends else []
+        now = min([*moments, *self._trace.at_ms[self._arrived : self._arrived + 1]])
         self._queue.now_ms = START_MS + now
         if now - self._heartbeat >= HEARTBEAT_MS:
             self._heartbeat = now
@@ -250,12 +243,6 @@ class _Play:
         elif len(self._unsent) >= AT_ONCE:
             await self._send()
 
-    def _next_moment(self) -> int:
-        moments = [self._ends[0][0]] if self._ends else []
-        if self._arrived < len(self._trace):
-            moments.append(self._trace.at_ms[self._arrived])
-        return min(moments)
-
     async def _claim(self, now: int) -> None:
         """Fill the free slots. One claim looks at a limited number of entries, so repeat it while that ended it."""
         why = "bound"
@@ -264,14 +251,11 @@ class _Play:
             claims = (await self._send())[-1]
             why = claims.why
             for claim in claims:
-                self._start(claim, now)
-
-    def _start(self, claim: Claim, now: int) -> None:
-        number = self._waiting.pop(claim.id)
-        self._free -= 1
-        self.result.started_ms[number] = now
-        self.result.order.append(number)
-        heapq.heappush(self._ends, (now + self._trace.run_ms[number], len(self.result.order), number, claim))
+                number = self._waiting.pop(claim.id)
+                self._free -= 1
+                self.result.started_ms[number] = now
+                self.result.order.append(number)
+                heapq.heappush(self._ends, (now + self._trace.run_ms[number], len(self.result.order), number, claim))
 
     async def _send(self) -> list[Any]:
         calls, self._unsent = self._unsent, []
@@ -313,7 +297,6 @@ async def play(
     gatherer = Gatherer(redis)
     try:
         running = _Play(Scripts(gatherer), trace, tried, slots=slots)
-        await running.open()
         await running.run(say)
     finally:
         await gatherer.aclose()

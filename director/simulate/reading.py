@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from director.core.errors import SettingsError
 from director.core.ids import LANES
 from director.core.policy import Lane
-from director.simulate.trace import Builder, Trace
+from director.simulate.trace import LEFT_OUT, Builder, Trace
 
 LONGEST_S: Final = 366 * 86400.0
 LATEST_MS: Final = 10**14  # the year 5138
@@ -89,13 +89,8 @@ def _decoded(lines: Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
 def _of_trace(lines: Lines) -> Trace:
     builder = Builder()
     for line in _decoded(lines, msgspec.json.Decoder(Line).decode):
-        builder.add(
-            at_ms=round(line.at_s * 1000),
-            account=line.account,
-            lane=line.lane,
-            cost=line.cost,
-            run_ms=round(line.run_s * 1000),
-        )
+        at_ms, run_ms = round(line.at_s * 1000), round(line.run_s * 1000)
+        builder.add(at_ms=at_ms, account=line.account, lane=line.lane, cost=line.cost, run_ms=run_ms)
     return builder.build()
 
 
@@ -113,10 +108,6 @@ class Open(Struct):
     since: int | None = None
     held_ms: int = 0
     was_claimed: bool = False
-
-    def claim(self, at: int) -> None:
-        self.release(at)
-        self.since, self.was_claimed = at, True
 
     def release(self, at: int) -> None:
         if self.since is not None:
@@ -163,20 +154,11 @@ class _Log:
         self._open[step.id] = Open(self._builder.add(at_ms=step.at, account=step.account, lane=lane))
 
     def _follow(self, known: Open, step: Step) -> None:
-        match step.kind:
-            case "claimed":
-                known.claim(step.at)
-            case "retried" | "released":
-                known.release(step.at)
-            case "moved":  # to another queue, where the rest happened
-                self._builder.leave_out(known.number)
-                del self._open[step.id]
-            case "ended":
-                known.release(step.at)
-                if known.was_claimed:
-                    self._builder.ran(known.number, known.held_ms)
-                else:
-                    self._builder.leave_out(known.number)
-                del self._open[step.id]
-            case _:
-                pass
+        if step.kind in ("claimed", "retried", "released", "ended"):
+            known.release(step.at)
+        if step.kind == "claimed":
+            known.since, known.was_claimed = step.at, True
+        elif step.kind in ("moved", "ended"):  # moved to another queue, where the rest happened
+            has_run = step.kind == "ended" and known.was_claimed
+            self._builder.ran(known.number, known.held_ms if has_run else LEFT_OUT)
+            del self._open[step.id]

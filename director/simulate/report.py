@@ -4,7 +4,10 @@ The same play gives the same report. A refused prediction is in no wait.
 """
 
 from array import array
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, product
 from typing import Final
 
 from msgspec import Struct
@@ -53,11 +56,8 @@ def fairness(
     bins: list[dict[int, Had]] = [{} for _ in range(-(-span // width))]
     for n in runs:
         _note(bins, width, trace.account[n], at=trace.at_ms[n], start=started_ms[n], run=trace.run_ms[n])
-    found = [
-        index
-        for each in bins
-        if (index := _index(each, weights=weights, limits=limits, width=width, slots=slots)) is not None
-    ]
+    indices = (_index(each, weights=weights, limits=limits, width=width, slots=slots) for each in bins)
+    found = [index for index in indices if index is not None]
     return sum(found) / len(found) if found else None
 
 
@@ -74,11 +74,8 @@ def _note(bins: Sequence[dict[int, Had]], width: int, account: int, *, at: int, 
 def _index(
     had: Mapping[int, Had], *, weights: Sequence[float], limits: Sequence[int | None], width: int, slots: int
 ) -> float | None:
-    wanted = {
-        account: float(min(each.wanted, (limits[account] or slots) * width))
-        for account, each in had.items()
-        if each.wanted > 0
-    }
+    some = {account: each.wanted for account, each in had.items() if each.wanted > 0}
+    wanted = {account: float(min(ms, (limits[account] or slots) * width)) for account, ms in some.items()}
     if len(wanted) < 2 or sum(wanted.values()) <= slots * width:
         return None
     fair = fair_shares(wanted, weights=weights, capacity=slots * width)
@@ -192,13 +189,8 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
     span = max([1, trace.at_ms[-1], *(started[n] + trace.run_ms[n] for n in ran)])
     shares = [tried.share_of(name) for name in trace.accounts]
     groups = {name: [n for n in ran if is_in(n)] for name, is_in in _groups(trace).items()}
-    index = fairness(
-        trace,
-        started,
-        weights=[share.weight for share in shares],
-        limits=[share.max_running for share in shares],
-        slots=slots,
-    )
+    weights, limits = [share.weight for share in shares], [share.max_running for share in shares]
+    index = fairness(trace, started, weights=weights, limits=limits, slots=slots)
     busy_ms = sum(trace.run_ms[n] for n in ran)
     return Report(
         policy=tried.name,
@@ -215,7 +207,7 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
         waits={name: wait for name, numbers in groups.items() if (wait := _wait(trace, started, numbers))},
         objectives=_objectives(trace, tried, started),
         accounts=_accounts(trace, tried, started, ran),
-        series=_series(trace, started, ran, groups, span=span, slots=slots),
+        series=_series(trace, started, ran, groups, span, slots),
     )
 
 
@@ -229,31 +221,25 @@ def _groups(trace: Trace) -> dict[str, Callable[[int], bool]]:
     if len(ranked) > 1:
         heaviest = set(ranked[: max(1, round(HEAVIEST * len(ranked)))])
         lightest = set(ranked[-max(1, round(LIGHTEST * len(ranked))) :]) - heaviest
-        groups |= {
-            "heaviest": lambda n: trace.account[n] in heaviest,
-            "lightest": lambda n: trace.account[n] in lightest,
-        }
+        groups["heaviest"] = lambda n: trace.account[n] in heaviest
+        groups["lightest"] = lambda n: trace.account[n] in lightest
     return groups
 
 
 def _by_work(trace: Trace) -> list[int]:
     """Return the accounts that sent anything, the one with the most work first."""
-    work = trace.work_ms()
+    work = Counter[int]()
+    for account, ms in zip(trace.account, trace.run_ms, strict=True):
+        work[account] += ms
     return sorted(set(trace.account), key=lambda account: (-work[account], trace.accounts[account]))
 
 
 def _accounts(trace: Trace, tried: TriedPolicy, started: "array[int]", ran: Sequence[int]) -> list[AccountReport]:
     """Report on the accounts with the most work."""
     total = sum(trace.run_ms[n] for n in ran)
-    shown = _by_work(trace)[:MOST_SHOWN]
-    sent = dict.fromkeys(shown, 0)
-    for account in trace.account:
-        if account in sent:
-            sent[account] += 1
-    of: dict[int, list[int]] = {account: [] for account in shown}
+    sent, of = Counter(trace.account), defaultdict[int, list[int]](list)
     for n in ran:
-        if trace.account[n] in of:
-            of[trace.account[n]].append(n)
+        of[trace.account[n]].append(n)
     return [
         AccountReport(
             account=trace.accounts[account],
@@ -262,7 +248,7 @@ def _accounts(trace: Trace, tried: TriedPolicy, started: "array[int]", ran: Sequ
             served=_rounded(sum(trace.run_ms[n] for n in of[account]) / max(1, total)),
             wait=_wait(trace, started, of[account]),
         )
-        for account in shown
+        for account in _by_work(trace)[:MOST_SHOWN]
     ]
 
 
@@ -293,32 +279,18 @@ def _objectives(trace: Trace, tried: TriedPolicy, started: "array[int]") -> dict
 
 def _most_waiting(trace: Trace, started: "array[int]", ran: Sequence[int]) -> int:
     # at one moment, starts come before arrivals: a prediction that starts on arrival never waited
-    steps = sorted(
-        [(trace.at_ms[n], 1) for n in ran if started[n] > trace.at_ms[n]]
-        + [(started[n], -1) for n in ran if started[n] > trace.at_ms[n]]
-    )
-    now = most = 0
-    for _, step in steps:
-        now += step
-        most = max(most, now)
-    return most
+    waited = [n for n in ran if started[n] > trace.at_ms[n]]
+    steps = sorted([(trace.at_ms[n], 1) for n in waited] + [(started[n], -1) for n in waited])
+    return max(accumulate(step for _, step in steps), default=0)
 
 
 def _series(
-    trace: Trace,
-    started: "array[int]",
-    ran: Sequence[int],
-    groups: Mapping[str, Sequence[int]],
-    *,
-    span: int,
-    slots: int,
+    trace: Trace, started: "array[int]", ran: Sequence[int], groups: Mapping[str, Sequence[int]], span: int, slots: int
 ) -> Series:
     bins = max(1, min(BINS, span))
     width = span / bins
-    waiting, busy = _Coverage(bins, width), _Coverage(bins, width)
-    for n in ran:
-        waiting.add(trace.at_ms[n], started[n])
-        busy.add(started[n], started[n] + trace.run_ms[n])
+    waiting = _covered([(trace.at_ms[n], started[n]) for n in ran], bins, width)
+    busy = _covered([(started[n], started[n] + trace.run_ms[n]) for n in ran], bins, width)
     waits: dict[str, list[float | None]] = {}
     for name, numbers in groups.items():
         found: list[list[float]] = [[] for _ in range(bins)]
@@ -327,37 +299,25 @@ def _series(
         waits[name] = [percentile(each, 0.9) if each else None for each in found]
     return Series(
         at_s=[_rounded((number + 0.5) * width / 1000) for number in range(bins)],
-        waiting=[_rounded(ms / width) for ms in waiting.totals()],
-        utilisation=[_rounded(ms / width / slots) for ms in busy.totals()],
+        waiting=[_rounded(ms / width) for ms in waiting],
+        utilisation=[_rounded(ms / width / slots) for ms in busy],
         wait_p90_s=waits,
     )
 
 
-class _Coverage:
-    """Sums how much of each bin intervals cover. A long interval costs no more than a short one."""
-
-    def __init__(self, bins: int, width: float) -> None:
-        self._bins = bins
-        self._width = width
-        self._parts = [0.0] * bins
-        self._steps = [0] * (bins + 1)
-
-    def add(self, begin: int, end: int) -> None:
-        first, last = (min(self._bins - 1, int(at / self._width)) for at in (begin, end))
+def _covered(intervals: Iterable[tuple[int, int]], bins: int, width: float) -> list[float]:
+    """Return how much of each bin the intervals cover. A long interval costs no more than a short one."""
+    parts, steps = [0.0] * bins, [0] * (bins + 1)
+    for begin, end in intervals:
+        first, last = (min(bins - 1, int(at / width)) for at in (begin, end))
         if first == last:
-            self._parts[first] += end - begin
-            return
-        self._parts[first] += (first + 1) * self._width - begin
-        self._parts[last] += end - last * self._width
-        self._steps[first + 1] += 1
-        self._steps[last] -= 1
-
-    def totals(self) -> list[float]:
-        totals, whole = [], 0
-        for part, step in zip(self._parts, self._steps, strict=False):
-            whole += step
-            totals.append(part + whole * self._width)
-        return totals
+            parts[first] += end - begin
+            continue
+        parts[first] += (first + 1) * width - begin
+        parts[last] += end - last * width
+        steps[first + 1] += 1
+        steps[last] -= 1
+    return [part + whole * width for part, whole in zip(parts, accumulate(steps), strict=False)]
 
 
 def _rounded(value: float) -> float:
@@ -374,14 +334,9 @@ async def simulate(
     """
     reports = []
     async with own_server() as redis:
-        for tried in policies:
-            for each in slots:
-                name = f"{tried.name} × {each}"
-                say(name, 0)
-
-                def tell(done: int, name: str = name) -> None:
-                    say(name, done)
-
-                played = await play(redis, trace, tried, slots=each, say=tell)
-                reports.append(report(trace, tried, played, slots=each))
+        for tried, each in product(policies, slots):
+            name = f"{tried.name} × {each}"
+            say(name, 0)
+            played = await play(redis, trace, tried, slots=each, say=partial(say, name))
+            reports.append(report(trace, tried, played, slots=each))
     return reports

@@ -1,7 +1,6 @@
 """Show reports as text, with a column for each policy and number of slots, or as a picture."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -9,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from director.core.errors import SettingsError
 from director.core.ids import LANES
-from director.core.policy import Lane
-from director.simulate.report import Report, TraceReport
+from director.simulate.report import Kept, Report, TraceReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,17 +20,20 @@ MOST_LINES: Final = 12  # more would have no colour of their own
 WIDEST: Final = 100  # characters of a table
 GAP: Final = "  "
 
-Cell = Callable[[Report], str]
-
 
 def told(trace: TraceReport, reports: Sequence[Report]) -> str:
     """Return all of it; tables are one below the other if they do not fit beside each other."""
-    rows = _rows(reports)
+    rows = {"": [report.name for report in reports], **_rows(reports)}
     heads = max(len(name) for name in rows)
-    width = max(8, *(len(cell(report)) for cell in rows.values() for report in reports))
-    width = max(width, *(len(report.name) for report in reports))
+    width = max(8, *(len(cell) for cells in rows.values() for cell in cells))
     each = max(1, (WIDEST - heads) // (width + len(GAP)))
-    tables = [_table(rows, reports[at : at + each], heads, width) for at in range(0, len(reports), each)]
+    tables = [
+        "\n".join(
+            GAP.join([name.ljust(heads), *(cell.rjust(width) for cell in cells[at : at + each])]).rstrip()
+            for name, cells in rows.items()
+        )
+        for at in range(0, len(reports), each)
+    ]
     return "\n\n".join([_played(trace), *tables])
 
 
@@ -49,47 +50,30 @@ def _played(trace: TraceReport) -> str:
     return "\n".join(lines + [f"{count:,} {text}." for text, count in notes.items() if count])
 
 
-def _table(rows: Mapping[str, Cell], reports: Sequence[Report], heads: int, width: int) -> str:
-    lines = [["", *(report.name for report in reports)]]
-    lines += [[name, *(cell(report) for report in reports)] for name, cell in rows.items()]
-    return "\n".join(
-        GAP.join([line[0].ljust(heads), *(cell.rjust(width) for cell in line[1:])]).rstrip() for line in lines
-    )
-
-
-def _rows(reports: Sequence[Report]) -> dict[str, Cell]:
-    groups = list(dict.fromkeys(chain.from_iterable(report.waits for report in reports)))
-    rows: dict[str, Cell] = {}
-    for group in groups:
+def _rows(reports: Sequence[Report]) -> dict[str, list[str]]:
+    """Return the cells of each row, one for each report."""
+    rows: dict[str, list[str]] = {}
+    for group in dict.fromkeys(chain.from_iterable(report.waits for report in reports)):
         who = {"heaviest": "heaviest 10 %", "lightest": "lightest half"}.get(group, group)
+        waits = [report.waits.get(group) for report in reports]
         for what in ("p50", "p90", "p99"):
-            rows[f"wait, s: {who} {what}"] = partial(_wait, group=group, what=what)
-    rows["utilisation, %"] = lambda report: f"{100 * report.utilisation:.1f}"
-    rows["runs a minute"] = lambda report: f"{report.per_minute:.1f}"
-    rows["all done after"] = lambda report: _span(report.span_s)
-    rows["waiting, mean"] = lambda report: f"{report.waiting_mean:.1f}"
-    rows["waiting, most"] = lambda report: f"{report.waiting_most:,}"
-    rows["Jain's index of fair shares"] = lambda report: "–" if report.jain is None else f"{report.jain:.3f}"
+            rows[f"wait, s: {who} {what}"] = [f"{getattr(wait, what):.2f}" if wait else "–" for wait in waits]
+    rows["utilisation, %"] = [f"{100 * report.utilisation:.1f}" for report in reports]
+    rows["runs a minute"] = [f"{report.per_minute:.1f}" for report in reports]
+    rows["all done after"] = [_span(report.span_s) for report in reports]
+    rows["waiting, mean"] = [f"{report.waiting_mean:.1f}" for report in reports]
+    rows["waiting, most"] = [f"{report.waiting_most:,}" for report in reports]
+    rows["Jain's index of fair shares"] = ["–" if report.jain is None else f"{report.jain:.3f}" for report in reports]
     for code in sorted({code for report in reports for code in report.refused}):
-        rows[f"refused: {code}"] = partial(_refused, code=code)
+        rows[f"refused: {code}"] = [f"{report.refused.get(code, 0):,}" for report in reports]
     for lane in LANES:
         if any(lane in report.objectives for report in reports):
-            rows[f"{lane} started in time, %"] = partial(_kept, lane=lane)
+            rows[f"{lane} started in time, %"] = [_kept(report.objectives.get(lane)) for report in reports]
     return rows
 
 
-def _wait(report: Report, *, group: str, what: str) -> str:
-    wait = report.waits.get(group)
-    return "–" if wait is None else f"{getattr(wait, what):.2f}"
-
-
-def _refused(report: Report, *, code: str) -> str:
-    return f"{report.refused.get(code, 0):,}"
-
-
-def _kept(report: Report, *, lane: Lane) -> str:
-    kept = report.objectives.get(lane)
-    return "–" if kept is None else f"{100 * kept.kept:.1f} {'≥' if kept.ok else '<'} {100 * kept.share:g}"
+def _kept(kept: Kept | None) -> str:
+    return f"{100 * kept.kept:.1f} {'≥' if kept.ok else '<'} {100 * kept.share:g}" if kept else "–"
 
 
 def _span(seconds: float) -> str:
@@ -123,11 +107,7 @@ def plot(path: Path, reports: Sequence[Report]) -> None:
         waits, waiting, used = figure.subplots(3, 1, sharex=True)
         for number, report in enumerate(reports[:MOST_LINES]):
             _draw(waits, waiting, used, report, colour=f"C{number}")
-        for axes, text in (
-            (waits, "wait by arrival, p90, s"),
-            (waiting, "waiting"),
-            (used, "slots in use, %"),
-        ):
+        for axes, text in ((waits, "wait by arrival, p90, s"), (waiting, "waiting"), (used, "slots in use, %")):
             axes.set_ylabel(text)
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)

@@ -6,7 +6,7 @@ A prediction takes about 40 bytes, so a day's traffic fits. Inputs and outputs a
 import math
 import random
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -21,7 +21,6 @@ LEFT_OUT: Final = -2
 SIGMA: Final = 0.8  # of the logarithm of a run time: the longest of a hundred runs takes six times the median
 HEAVY_SHARE: Final = 0.6
 BATCH_EVERY_S: Final = 600.0
-LANES_OF_TEN: Final = ("high", *["normal"] * 7, *["low"] * 2)
 
 
 class Trace:
@@ -45,13 +44,6 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.at_ms)
-
-    def work_ms(self) -> list[int]:
-        """Return, for each account, how long all its predictions hold a slot."""
-        work = [0] * len(self.accounts)
-        for account, ms in zip(self.account, self.run_ms, strict=True):
-            work[account] += ms
-        return work
 
 
 class Builder:
@@ -77,12 +69,8 @@ class Builder:
         return len(trace) - 1
 
     def ran(self, number: int, run_ms: int) -> None:
-        """Set how long the prediction held a slot."""
+        """Set how long the prediction held a slot, or LEFT_OUT to leave it out of the play."""
         self._trace.run_ms[number] = run_ms
-
-    def leave_out(self, number: int) -> None:
-        """Leave the prediction out of the play."""
-        self._trace.run_ms[number] = LEFT_OUT
 
     def build(self, *, missed: int = 0) -> Trace:
         """Return the trace in the order of arrival. Raises SettingsError if no prediction has a known run time."""
@@ -134,7 +122,24 @@ class Arrival(Struct, frozen=True):
 
 
 Dice = random.Random
-Shape = Callable[[MadeOptions, Dice], Iterator[Arrival]]
+
+
+class Shape(Struct, frozen=True):
+    """`heavy`: the part of all predictions that one account sends. `lanes`: as often as they are named."""
+
+    heavy: float = 0.0
+    in_batches: bool = False
+    is_constant: bool = False
+    lanes: Sequence[str] = ()
+
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    "heavy-light": Shape(heavy=HEAVY_SHARE),  # one account sends 60 %, the others the rest
+    "batches": Shape(heavy=HEAVY_SHARE, in_batches=True),  # the same, but the one account sends every ten minutes
+    "even": Shape(),  # all accounts send the same
+    "lanes": Shape(lanes=("high", *["normal"] * 7, *["low"] * 2)),  # the same, a tenth of it high and a fifth low
+    "constant": Shape(is_constant=True),  # one account, and each run takes the same time: M/D/c
+}
 
 
 def made(options: MadeOptions) -> Trace:
@@ -143,65 +148,29 @@ def made(options: MadeOptions) -> Trace:
         raise SettingsError(f"{options.shape!r} is not a shape. Choose one of: {', '.join(SHAPES)}.")
     dice = random.Random(f"{options.seed}:{options.shape}")  # noqa: S311 - the same seed is the same trace
     builder = Builder()
-    for one in SHAPES[options.shape](options, dice):
-        builder.add(
-            at_ms=round(one.at_s * 1000),
-            account=one.account,
-            lane=one.lane,
-            run_ms=max(1, round(one.run_s * 1000)),
-        )
+    for one in _arrivals(SHAPES[options.shape], options, dice):
+        run_ms = max(1, round(one.run_s * 1000))
+        builder.add(at_ms=round(one.at_s * 1000), account=one.account, lane=one.lane, run_ms=run_ms)
     return builder.build()
 
 
-def _moments(rate: float, options: MadeOptions, dice: Dice) -> Iterator[float]:
-    """Yield the moments of a Poisson process."""
+def _arrivals(shape: Shape, options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
+    """Yield a Poisson process, then the batches."""
+    rate = options.rate * (1 - shape.heavy if shape.in_batches else 1)
     at_s = dice.expovariate(rate)
     while at_s < options.minutes * 60:
-        yield at_s
+        if shape.is_constant:
+            yield Arrival(at_s, "light-1", options.run_s)
+        else:
+            is_heavy = shape.heavy and not shape.in_batches and dice.random() < shape.heavy
+            who = "heavy" if is_heavy else f"light-{dice.randrange(options.accounts) + 1}"
+            yield Arrival(at_s, who, _takes(options, dice), dice.choice(shape.lanes) if shape.lanes else "normal")
         at_s += dice.expovariate(rate)
+    if shape.in_batches:
+        each = max(1, round(shape.heavy * options.rate * min(BATCH_EVERY_S, options.minutes * 60)))
+        for number in range(math.ceil(options.minutes * 60 / BATCH_EVERY_S)):
+            yield from (Arrival(number * BATCH_EVERY_S, "heavy", _takes(options, dice)) for _ in range(each))
 
 
 def _takes(options: MadeOptions, dice: Dice) -> float:
     return dice.lognormvariate(math.log(options.run_s) - SIGMA * SIGMA / 2, SIGMA)
-
-
-def _light(options: MadeOptions, dice: Dice) -> str:
-    return f"light-{dice.randrange(options.accounts) + 1}"
-
-
-def _even(options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
-    for at_s in _moments(options.rate, options, dice):
-        yield Arrival(at_s, _light(options, dice), _takes(options, dice))
-
-
-def _heavy_light(options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
-    for at_s in _moments(options.rate, options, dice):
-        who = "heavy" if dice.random() < HEAVY_SHARE else _light(options, dice)
-        yield Arrival(at_s, who, _takes(options, dice))
-
-
-def _batches(options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
-    for at_s in _moments((1 - HEAVY_SHARE) * options.rate, options, dice):
-        yield Arrival(at_s, _light(options, dice), _takes(options, dice))
-    each = max(1, round(HEAVY_SHARE * options.rate * min(BATCH_EVERY_S, options.minutes * 60)))
-    for number in range(math.ceil(options.minutes * 60 / BATCH_EVERY_S)):
-        yield from (Arrival(number * BATCH_EVERY_S, "heavy", _takes(options, dice)) for _ in range(each))
-
-
-def _lanes(options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
-    for at_s in _moments(options.rate, options, dice):
-        yield Arrival(at_s, _light(options, dice), _takes(options, dice), dice.choice(LANES_OF_TEN))
-
-
-def _constant(options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
-    for at_s in _moments(options.rate, options, dice):
-        yield Arrival(at_s, "light-1", options.run_s)
-
-
-SHAPES: Final[Mapping[str, Shape]] = {
-    "heavy-light": _heavy_light,  # one account sends 60 %, the others the rest
-    "batches": _batches,  # the same, but the one account sends a batch every ten minutes
-    "even": _even,  # all accounts send the same
-    "lanes": _lanes,  # the same, a tenth of it high and a fifth low
-    "constant": _constant,  # one account, and each run takes the same time: M/D/c
-}

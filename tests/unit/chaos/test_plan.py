@@ -38,8 +38,6 @@ STAGE = Stage(
     apis=["api-0"],
     keepers=["keeper-0", "keeper-1"],
     links=["api-0:redis", "director-0:redis", "director-1:redis", "keeper-0:redis"],
-    server="redis-0",
-    sink="sink-0",
 )
 MODELS = ("chaos/shared", "chaos/alone")
 
