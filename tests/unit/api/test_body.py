@@ -1,5 +1,3 @@
-"""A body is counted while it arrives, and what cannot be read is a 400 that says why."""
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,5 +1,3 @@
-"""A cache forgets by age and by number, keeps what is missing more briefly, and never keeps a failure."""
-
 import asyncio
 
 import pytest

@@ -1,5 +1,3 @@
-"""The page for operators as it is served: its files, and the headers that keep everything else out."""
-
 import re
 from pathlib import Path
 from typing import Final, get_args

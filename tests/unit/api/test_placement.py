@@ -1,5 +1,3 @@
-"""In which order sites are tried: by the shorter wait or by lot, and those where nothing starts at the end."""
-
 from collections import Counter
 from random import Random
 

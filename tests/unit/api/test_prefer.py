@@ -1,5 +1,3 @@
-"""How long a response is held, and how long a prediction may live."""
-
 import hashlib
 
 import pytest

@@ -1,5 +1,3 @@
-"""Every refusal is one JSON object with the status, the words and the headers that official clients read."""
-
 import json
 from collections.abc import Callable
 from typing import Any

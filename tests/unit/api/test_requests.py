@@ -1,5 +1,3 @@
-"""What a caller may ask for, and how everything that is wrong with it is told at once."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Which declared route answers a path, with which base, and what is refused when routes are declared."""
-
 from collections.abc import AsyncIterator
 
 import httpx

@@ -1,5 +1,3 @@
-"""From the event log to server-sent events, byte for byte."""
-
 from itertools import pairwise
 
 import msgspec

@@ -1,5 +1,3 @@
-"""Tickets: unguessable, and spelled so that a wrong address asks nothing."""
-
 import pytest
 
 from api.predictions.streams import Address, new_ticket, read_address

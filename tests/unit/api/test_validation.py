@@ -1,5 +1,3 @@
-"""An input is checked against its model's schema, in gojsonschema's words, and a hostile schema harms nobody."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""The arithmetic of what a node carries, and that the pages say what was measured."""
-
 import pytest
 
 from tests.bench.__main__ import KEPT, tables_of

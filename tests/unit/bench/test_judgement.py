@@ -1,5 +1,3 @@
-"""How benches judge what they found: with made-up results."""
-
 from pathlib import Path
 
 import msgspec

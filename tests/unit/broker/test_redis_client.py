@@ -1,5 +1,3 @@
-"""What Redis can answer when it cannot serve us, and what its URL may say."""
-
 from collections.abc import Callable
 
 import pytest
@@ -51,7 +49,6 @@ def parsed(answer: str) -> Exception:
 
 
 def in_pipeline(error: Exception) -> Exception:
-    """As redis-py annotates the first error of a pipeline."""
     Redis().pipeline().annotate_exception(error, 1, ["XADD", "OOM", "x"])
     return error
 

@@ -1,5 +1,3 @@
-"""Check the plan of a fault-injection run: it follows from the seed alone, and has the mixture that it promises."""
-
 from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
@@ -50,9 +48,6 @@ def load(seed: int, count: int = 5_000) -> list[Order]:
 
 def faults(seed: int, *, seconds: float = 600.0, lease_s: float = 3.0) -> list[Planned]:
     return schedule(seed, seconds=seconds, lease_s=lease_s, stage=STAGE)
-
-
-# ---- the load ----
 
 
 def test_the_same_seed_gives_the_same_orders():
@@ -136,9 +131,6 @@ def test_large_outputs_of_each_model_end_in_one_moment():
     assert len({(order.part, order.number) for order in wanted}) == len(wanted)
     assert set(Counter(order.model for order in wanted).values()) == {4}
     assert sum(order.script.fill for order in wanted) < 50_000_000, "twice in a run, output and event each"
-
-
-# ---- the faults ----
 
 
 def test_the_same_seed_has_the_same_faults():

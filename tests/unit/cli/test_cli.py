@@ -1,5 +1,3 @@
-"""The command line: parsing, failures, inputs, and how a prediction looks in a terminal."""
-
 import argparse
 import base64
 import io
@@ -101,9 +99,6 @@ class Service:
             finally:
                 server.shutdown()
                 thread.join()
-
-
-# ---- commands ----
 
 
 def test_every_command_has_help(capsys):
@@ -257,9 +252,6 @@ def test_python_m_director_runs_the_command_line():
     assert answer.stdout.strip()
 
 
-# ---- the address of the service ----
-
-
 def test_options_win_over_environment_and_environment_over_home(monkeypatch):
     up_in(".director", url="http://home", token="of-home", redis_url="redis://home")
     assert (service(given()).url, service(given()).token) == ("http://home", "of-home")
@@ -278,9 +270,6 @@ def test_token_of_a_home_is_not_sent_to_another_service():
     up_in(".director", url="http://home", token="of-home")
     with pytest.raises(Nowhere, match="token is missing"):
         service(given(url="http://elsewhere"))
-
-
-# ---- inputs and outputs ----
 
 
 @pytest.mark.parametrize(
@@ -343,8 +332,6 @@ def test_malformed_port_is_refused(text):
         port_number(text)
 
 
-# ---- outages of the service ----
-
 PREDICTION = {"id": "abc", "status": "processing"}
 DONE = (200, PREDICTION | {"status": "succeeded", "output": "hi"})
 AWAY = (503, {"detail": "Redis is away."})
@@ -386,12 +373,7 @@ def test_create_is_not_repeated_without_a_response(monkeypatch):
     assert service.asked == ["POST /v1/models/a/b/predictions"]
 
 
-# ---- a prediction in a terminal ----
-
-
 class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -1,5 +1,3 @@
-"""The keys of `director top`, and the size of its screens."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -223,9 +221,6 @@ def test_f_shows_all_findings() -> None:
     assert told.count("Webhooks are late") == 2
     assert "  → director doctor" in told
     assert typed(State(), "f", "p").asked is None
-
-
-# ── keys, rates, blocks ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_keys_that_arrive_together_are_separated() -> None:

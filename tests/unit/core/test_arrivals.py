@@ -1,5 +1,3 @@
-"""Files that a server puts here are told in the order in which they began, once whole, and only to their run."""
-
 import asyncio
 import os
 from collections.abc import AsyncIterator
@@ -21,8 +19,6 @@ PATH = "/uploads/secret/out.png"
 
 
 class Run:
-    """Who follows a run, and what it was told."""
-
     def __init__(self) -> None:
         self.told: list[Received | Unreceived] = []
 

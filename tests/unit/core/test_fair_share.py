@@ -1,5 +1,3 @@
-"""Fair share, played on a virtual clock: what one tenant's batch costs another's single request, scheme by scheme."""
-
 import math
 import random
 from collections.abc import Callable
@@ -99,9 +97,6 @@ def share_in_a_crowd(scheme: Scheme) -> float:
     return run.shares([whale, *lights], since=500, until=3_000)[0] * 1_001
 
 
-# ── a batch and the others ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def fifo_wait_s() -> float:
     return after_a_batch(Fifo(), salt=0)
@@ -137,9 +132,6 @@ def test_a_thousand_small_tenants_leave_a_batch_its_share() -> None:
     assert share_in_a_crowd(Turns()) == pytest.approx(1, rel=0.1)
 
 
-# ── equal and weighted shares ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("slots", [1, 4, 16])
 def test_equal_tenants_get_equal_seconds_however_long_their_jobs_are(slots: int) -> None:
     assert evenness(Turns(), slots=slots, until=max(500, 4_000 / slots)) >= 0.98
@@ -148,9 +140,6 @@ def test_equal_tenants_get_equal_seconds_however_long_their_jobs_are(slots: int)
 @pytest.mark.parametrize(("outstanding", "slots"), [(4, 1), (8, 4), (400, 1), (400, 4)])
 def test_weights_hold_whether_much_or_little_waits(outstanding: int, slots: int) -> None:
     assert weight_error(Turns(), outstanding=outstanding, slots=slots) <= 0.05
-
-
-# ── coming late, coming back ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_who_comes_late_shares_from_then_on_and_is_not_owed_the_past() -> None:
@@ -181,9 +170,6 @@ def test_what_one_owes_is_forgotten_once_nobody_waits() -> None:
     later = [Load(tenant, 500, since=1_000) for tenant in (owes, other)]
     run = play(Turns(), *busy, *later, until=1_100)
     assert run.shares([owes, other], since=1_000, until=1_100) == pytest.approx([1 / 2] * 2, rel=0.05)
-
-
-# ── running limits ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_tenant_at_its_running_limit_blocks_nobody_and_leaves_no_slot_idle() -> None:
@@ -227,9 +213,6 @@ def test_whatever_comes_each_is_served_once_in_its_tenants_order_and_within_its_
         for job in own:
             at_once = sum(other.started <= job.started < other.ended for other in own)
             assert at_once <= (tenant.most_running or slots)
-
-
-# ── beside other schemes ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_no_plainer_scheme_is_as_fair() -> None:

@@ -1,5 +1,3 @@
-"""How a measurement is judged and printed."""
-
 import math
 
 import pytest

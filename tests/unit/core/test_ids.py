@@ -1,5 +1,3 @@
-"""Ids: where to ask is in the name, and names sort by time."""
-
 import string
 
 import pytest

@@ -1,5 +1,3 @@
-"""Templates of what a server is sent: values are put in as they are, and nothing else can come of them."""
-
 import json
 from typing import Any
 

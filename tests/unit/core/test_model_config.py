@@ -1,5 +1,3 @@
-"""What is written down of a model wins over the settings; what nobody could go by is refused in words."""
-
 from typing import Any
 
 import msgspec

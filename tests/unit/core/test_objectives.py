@@ -1,5 +1,3 @@
-"""Objectives of queue time, and the rate at which what may be missed of them is used up."""
-
 import msgspec
 import pytest
 from hypothesis import given

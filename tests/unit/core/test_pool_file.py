@@ -1,5 +1,3 @@
-"""A pool file: what a table says of its model, and what is said of one that is wrong."""
-
 from pathlib import Path
 
 import msgspec

@@ -1,5 +1,3 @@
-"""Configurations of runners: what is understood, and what is said of what is not."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Rates that are made of samples, where keepers were there and where none was."""
-
 from typing import Final
 
 import pytest

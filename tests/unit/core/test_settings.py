@@ -1,5 +1,3 @@
-"""Settings: what an environment variable does, and what is said when it is wrong."""
-
 import pytest
 
 from director.core.errors import SettingsError

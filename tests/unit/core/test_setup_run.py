@@ -1,5 +1,3 @@
-"""How a setup went, as it is kept: bounded, and read for what it means."""
-
 import msgspec
 import pytest
 

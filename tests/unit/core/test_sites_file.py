@@ -1,5 +1,3 @@
-"""The file of sites: every mistake is told with its place, before anything is connected to."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The trace of a request, by the rules of https://www.w3.org/TR/trace-context-2 and its conformance tests."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""Every alert fires for the fault that it is named after, names it and says what to ask next; and else it is silent."""
-
 import contextlib
 import io
 import re
@@ -259,7 +257,6 @@ def case(name: str, fault: Fault | None, harmless: Mapping[str, str] | None = No
 
 
 def told(name: str, fault: Fault) -> dict[str, Any]:
-    """The alert, with its words."""
     rule = RULES[name]
     words = {
         what: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: fault.labels[match[1]], text)

@@ -1,5 +1,3 @@
-"""`director explain`: the story that a person reads."""
-
 import json
 
 import msgspec

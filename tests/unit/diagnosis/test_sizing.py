@@ -1,5 +1,3 @@
-"""Check how many directors a queue wants: at least one while there is work, and never fewer for more work."""
-
 import math
 
 import pytest

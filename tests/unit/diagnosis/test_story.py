@@ -1,5 +1,3 @@
-"""Check the story that is told from what the queue knows of one prediction."""
-
 from typing import Any
 
 import msgspec
@@ -57,9 +55,6 @@ def comes(story: Story) -> list[tuple[str, str | None]]:
 
 SPENT_ONCE = f"1 d1 {s(2)} {s(5)} director_lost"
 RUNS = {"status": Status.PROCESSING, "token": "t", "holder": "d2", "claimed": s(8), "started": s(9), "begun": True}
-
-
-# ── acceptance and waiting ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_waiting_prediction_shows_reason_and_first_estimate() -> None:
@@ -125,9 +120,6 @@ def test_deadline_shows_the_status_it_leads_to(facts: dict[str, Any], detail: st
 def test_start_by_counts_until_the_first_start() -> None:
     assert comes(tell(known(start_by=s(40))))[1:] == [("start_by", f"{AT}40.000Z")]
     assert "start_by" not in dict(comes(tell(known(start_by=s(40), begun=True))))
-
-
-# ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_running_prediction_shows_director_and_times() -> None:
@@ -197,8 +189,6 @@ def test_revived_prediction_waits_and_counts_from_its_revival() -> None:
     assert story.next[0].detail == "attempt 1 of 3, when its turn has come"
 
 
-# ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
 DONE = {"status": Status.SUCCEEDED, "holder": "d2", "claimed": s(8), "started": s(9), "begun": True, "ended": "t"}
 
 
@@ -241,8 +231,6 @@ def test_without_events_only_the_record_counts() -> None:
     revived = tell(known(log=(), attempt=1, completed=s(12), revivals=1, history=SPENT_ONCE, **DONE))
     assert [one.waited_s for one in revived.held] == [None, None]
 
-
-# ── its webhook ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 HOOK = {"webhook": "https://Receiver.example:8443/secret?token=secret#secret", "events": "start,completed"}
 

@@ -1,5 +1,3 @@
-"""How a run is reached from outside it: stopped again and again, let go of, and left alone once it is over."""
-
 import asyncio
 
 import pytest
@@ -51,11 +49,9 @@ class Run:
             self.tracker.apply(event, self.clock.monotonic())
 
     async def canceled(self, times: int) -> None:
-        """Wait until the server was asked that often."""
         await eventually(lambda: self.runner.cancels, "cancels", until=times.__eq__)
 
     async def over(self) -> None:
-        """Wait until nobody follows it any more."""
         await asyncio.wait_for(self.following, 5)
 
 
@@ -102,8 +98,6 @@ async def test_a_cancel_that_fails_is_only_one_of_many() -> None:
 
 
 class Hanging(ScriptedRunner):
-    """It takes cancels, and answers none."""
-
     async def cancel(self, prediction_id: str) -> bool:
         await super().cancel(prediction_id)
         await asyncio.Event().wait()

@@ -1,5 +1,3 @@
-"""How claims come in: never more than there are permits, never twice, and whole also at the end."""
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -440,9 +438,6 @@ async def test_what_is_abandoned_is_over_afterwards() -> None:
     await asyncio.wait_for(counter.consumer.abandon(), 5)  # safe to repeat
 
 
-# ── queues that are read beside its own ──────────────────────────────────────────────────────────────────────────
-
-
 async def test_free_permits_are_shared_between_the_queues_and_each_single_one_goes_to_them_in_turn() -> None:
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 9, OLD: 9}
@@ -506,9 +501,6 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
     await eventually(lambda: counter.executed, "it runs")
     counter.run_ends.set()
     await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
-
-
-# ── a claim that waits behind the bell ───────────────────────────────────────────────────────────────────────────
 
 
 async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_permit() -> None:

@@ -1,5 +1,3 @@
-"""One claim from its run to its last write, on a real Valkey, with runs that no real server shows on demand."""
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
@@ -225,8 +223,6 @@ async def test_an_end_that_was_long_in_coming_is_left_to_the_courier(
 
 
 class Hurried(SystemClock):
-    """Remembers what it was to wait, and does not."""
-
     def __init__(self) -> None:
         self.slept: list[float] = []
 
@@ -353,8 +349,6 @@ async def test_a_newer_claim_of_the_same_prediction_starts_once_the_older_ones_r
         runner.goes_on.set()
     assert runner.story == ["start", "end", "start", "end"]
 
-
-# ---- files ----
 
 PNG = Raw(b'"data:image/png;base64,iVBORw=="')
 
@@ -484,9 +478,6 @@ async def test_a_claim_that_is_lost_while_files_are_stored_ends_without_a_word(
         assert held is not None
         held.lose()
     assert (await driver.record(claim.id)).token == claim.token
-
-
-# ---- the outbox alone ----
 
 
 async def outbox(bench: Bench, claim: Claim) -> Outbox:

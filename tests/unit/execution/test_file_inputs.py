@@ -1,5 +1,3 @@
-"""Which strings of an input are addresses of callers' files, and what is put in their place."""
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""How the beat goes on: through a Redis that is away, and through what nobody foresaw; and what it tells of servers."""
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -60,7 +58,6 @@ class Beating:
         return len(self.told)
 
     def see(self, status: HealthStatus) -> None:
-        """The watch looks at the server."""
         self.servers.saw(self.servers.all[0], Health(status=status))
 
     def pubsub(self) -> object:

@@ -1,5 +1,3 @@
-"""What is measured of a run, and what of it stays the model's."""
-
 import msgspec
 
 from director.core.ids import PredictionId, QueueName

@@ -1,5 +1,3 @@
-"""Progress on its way to a real Valkey: gathered, in order, and never twice, whatever becomes of an answer."""
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
@@ -78,22 +76,18 @@ async def progress(held: ActiveClaim, wire: Wire) -> AsyncGenerator[Progress]:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered leaves when the test writes it."""
     monkeypatch.setattr(director.execution.active_claims, "GATHER_S", 60.0)
 
 
 def output(number: int) -> NewEvent:
-    """May leave at once."""
     return ("output", b"%d" % number)
 
 
 def log(number: int) -> NewEvent:
-    """Is gathered."""
     return ("logs", b'"%d"' % number)
 
 
 async def finish(driver: QueueDriver, claim: Claim, progress: Progress) -> None:
-    """What the executor writes last."""
     left = await progress.close()
     assert await driver.finish(claim, Status.SUCCEEDED, seq=progress.seq, events=left, ran_ms=1)
 
@@ -221,8 +215,6 @@ async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_writte
 
 
 class Ear:
-    """An outbox that only counts."""
-
     def __init__(self) -> None:
         self.heard: list[WebhookEvent] = []
 

@@ -1,5 +1,3 @@
-"""How long another attempt waits."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

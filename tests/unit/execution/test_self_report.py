@@ -1,5 +1,3 @@
-"""What a director says of itself: what operators look for, and never more than a bound."""
-
 import msgspec
 import pytest
 

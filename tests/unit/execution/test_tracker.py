@@ -1,5 +1,3 @@
-"""What the tracker promises, for each row of its tables and for any order of what can happen."""
-
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -92,9 +90,6 @@ def give_back(run: Tracker, *events: RunEvent) -> GiveBack:
     *_, end = follow(run, *events)
     assert isinstance(end, GiveBack)
     return end
-
-
-# ---- one by one ----
 
 
 def test_a_run_begins_once_whatever_shows_it_first() -> None:
@@ -221,9 +216,6 @@ def test_no_output_is_none_not_the_word_null() -> None:
     assert finish(tracker(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).output == b""
 
 
-# ---- bounds ----
-
-
 def test_output_beyond_its_limit_halts_the_run_once_and_fails_it() -> None:
     run = tracker(output=10)
     effects = follow(run, Produced(Raw(b'"123456"'), 0), Produced(Raw(b"1"), 1), Produced(Raw(b"1"), 1))
@@ -313,8 +305,6 @@ def test_beyond_so_many_bytes_progress_is_no_longer_written() -> None:
     effects = follow(tracker(output=100, logs=100), *(Logged("x" * 48) for _ in range(20)))
     assert len(written(effects, "logs")) == 4
 
-
-# ---- files ----
 
 PNG = Raw(b'"data:image/png;base64,iVBORw=="')
 URL = "http://director.test/v1/outputs/a.png"
@@ -506,9 +496,6 @@ def test_a_run_lasts_until_its_own_end_and_not_until_its_files_are_stored() -> N
     assert (run.ran_ms(9.0), run.over_ms(9.0)) == (8000, 6000)
 
 
-# ---- moderation ----
-
-
 def moderated() -> Tracker:
     return Tracker(RECORD, Limits(output=1000, logs=1000, inline=100), is_moderated=True)
 
@@ -578,8 +565,6 @@ def test_what_a_moderated_run_had_when_it_failed_is_shown_to_nobody(outcome: Out
 def test_a_success_without_an_output_needs_no_verdict() -> None:
     assert finish(moderated(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).status is Status.SUCCEEDED
 
-
-# ---- any order of anything ----
 
 json_items = st.sampled_from([b"1", b'"text"', b"[]", b"{}", b"null", b'"\xc3\xbc"', b'"%s"' % (b"x" * 60)]).map(Raw)
 events = st.one_of(

@@ -1,5 +1,3 @@
-"""The folder behind the files of outputs: what is put is had again, and nobody reaches beyond their own."""
-
 import asyncio
 import os
 import threading
@@ -186,9 +184,6 @@ async def test_nobody_sees_half_a_file(store: LocalFiles, tmp_path: Path, monkey
     monkeypatch.setattr(os, "fsync", look)
     await store.put(name, b"data", content_type="image/png")
     assert seen[:2] == [False, True]
-
-
-# ---- addresses ----
 
 
 async def test_address_is_valid_for_its_file_until_it_expires(redis: Redis) -> None:

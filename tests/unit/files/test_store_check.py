@@ -1,5 +1,3 @@
-"""The check of a file store: its words, how rarely it asks, and what it never raises."""
-
 import asyncio
 import logging
 from pathlib import Path
@@ -16,8 +14,6 @@ pytestmark = pytest.mark.anyio
 
 
 class ToldStore(LocalFiles):
-    """Says what it is told to say."""
-
     def __init__(self) -> None:
         self.says: str | Exception = ""
         self.asked = 0
@@ -93,9 +89,6 @@ async def test_who_asks_at_once_is_answered_by_one_look(check: StoreCheck, store
     store.says = "full"
     assert await asyncio.gather(*(check.missing() for _ in range(3))) == ["full"] * 3
     assert store.asked == 1
-
-
-# ---- a folder ----
 
 
 @pytest.fixture

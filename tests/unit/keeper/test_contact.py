@@ -1,5 +1,3 @@
-"""When the reaper may believe what looks expired."""
-
 import pytest
 
 from director.keeper.reaper import Contact

@@ -1,5 +1,3 @@
-"""What `up` prints when all is ready: commands that work as they stand, and no password of Redis."""
-
 import pytest
 
 from director.local.up import banner

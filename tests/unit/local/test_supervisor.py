@@ -1,5 +1,3 @@
-"""The supervisor: what dies is started again, stages end in order, and nothing outlives it."""
-
 import os
 import re
 import signal

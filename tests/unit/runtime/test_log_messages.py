@@ -1,5 +1,3 @@
-"""Every line of the log has a constant message, with the facts beside it: nothing is ever put into the words."""
-
 import ast
 from collections.abc import Iterator
 
@@ -30,7 +28,6 @@ def is_of_a_logger(called: ast.expr) -> bool:
 
 
 def loggers(module: ast.Module) -> list[str]:
-    """The names of what it logs with."""
     return [
         target.id
         for node in ast.walk(module)
@@ -41,7 +38,6 @@ def loggers(module: ast.Module) -> list[str]:
 
 
 def told(module: ast.Module) -> Iterator[ast.Call]:
-    """Every call of a logger."""
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and is_of_a_logger(node.func):
             yield node
@@ -64,7 +60,6 @@ def test_every_message_is_constant() -> None:
 
 
 def test_whoever_logs_calls_its_logger_log() -> None:
-    """Else its messages would not be looked at."""
     assert [module for module in MODULES if loggers(tree(module)) not in ([], ["log"])] == []
 
 

@@ -1,5 +1,3 @@
-"""One record, one line of JSON, whatever is in it."""
-
 import json
 import logging
 from collections.abc import Iterator

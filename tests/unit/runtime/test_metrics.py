@@ -1,5 +1,3 @@
-"""What is counted is what the table says, in few series, and nothing of a caller is in it."""
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +50,6 @@ def queues(count: int) -> list[QueueName]:
 
 
 def table_of_metrics() -> str:
-    """Return the table as the README shows it."""
     lines = ["| metric | type | labels | of | what |", "|---|---|---|---|---|"]
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)

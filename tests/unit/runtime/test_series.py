@@ -1,5 +1,3 @@
-"""What is counted in plain numbers is shown as prometheus_client shows its own."""
-
 import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest

@@ -1,5 +1,3 @@
-"""Tracing is off unless it is asked for and can be had; and a collector that is away costs nobody anything."""
-
 import importlib.util
 import logging
 import os
@@ -24,7 +22,6 @@ TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Give the loggers of libraries back as they were."""
     before = [(logger, logger.level) for logger in map(logging.getLogger, SILENT)]
     yield
     for logger, level in before:

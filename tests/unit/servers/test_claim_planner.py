@@ -1,5 +1,3 @@
-"""What one claim may bring: never over the batch, and never for ever what is warm."""
-
 from random import Random
 
 from hypothesis import given
@@ -32,7 +30,6 @@ def asked(planner: ClaimPlanner, number: int) -> ClaimRequest:
 
 
 def run(planner: ClaimPlanner, *keys: str, cost: float = 1) -> tuple[ClaimRequest, list[Permit]]:
-    """Ask for so many, and they come."""
     request = asked(planner, len(keys))
     return request, planner.take(request, claims(*keys, cost=cost), permits(len(keys)))
 
@@ -43,10 +40,7 @@ def leave(*taken: Permit) -> None:
 
 
 class Running(ScriptedRunner):
-    """It runs something under this name."""
-
     def knows(self, remote: str) -> bool:
-        """That one."""
         return remote == "job 7"
 
 
@@ -129,7 +123,6 @@ def another_server() -> Server:
 
 
 def warmed(planner: ClaimPlanner, key: str, server: Server) -> None:
-    """It runs one with this key."""
     request = planner.next(permits(1, server))
     assert request is not None
     leave(*planner.take(request, claims(key), permits(1, server)))

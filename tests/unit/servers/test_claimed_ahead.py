@@ -1,5 +1,3 @@
-"""A claim made ahead of a slot waits for the slot, is held like any claim, and is not started before."""
-
 import asyncio
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What a connection that broke, or was never made, means for a run and for its server."""
-
 import httpx
 import pytest
 

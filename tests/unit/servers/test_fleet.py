@@ -1,5 +1,3 @@
-"""The fleet is what is wanted of it; no server ends while something runs on it, and no slot is used twice."""
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,5 +1,3 @@
-"""A run followed in the task of the caller: hung up, canceled, or both at the same moment."""
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,5 +1,3 @@
-"""The requests of one batch: never two at once, halved after a failure, and no run waits for a late one."""
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,5 +1,3 @@
-"""Permits: one for each slot, of the least busy server first, of no server that is not ready or in doubt."""
-
 import asyncio
 from typing import Any
 
@@ -223,10 +221,7 @@ async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> No
 
 
 class Running(ScriptedRunner):
-    """It runs something under this name."""
-
     def knows(self, remote: str) -> bool:
-        """That one."""
         return remote == "job 7"
 
 

@@ -1,5 +1,3 @@
-"""The event stream parser gives the same events however the network cuts the stream."""
-
 from itertools import pairwise
 
 import pytest

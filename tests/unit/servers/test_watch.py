@@ -1,5 +1,3 @@
-"""What a look at a model server leads to: permits, registration, and a new start where one is needed."""
-
 import asyncio
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Whatever a host is spelled like, a webhook goes to the internet at large or where the operator allows."""
-
 import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
