@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.settings import DirectorSettings
 from director.core.states import WebhookEvent
-from director.execution.active_claims import ActiveClaims
+from director.execution.active_claims import ActiveClaim, ActiveClaims
 from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
 from director.execution.run_files import Storing
 from director.execution.tracker import DRAINED, Limits
@@ -60,14 +61,28 @@ class Bench:
         self.post = Post(Webhooks(driver.scripts, accounts, sender, clock), interval_s=0.0)
         self.claims = ActiveClaims()
 
-    async def execute(self, runner: ScriptedRunner, claim: Claim) -> Server:
-        """Run it to its last write; the server it ran on."""
-        server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-        executor = self.executor(Servers([server]))
-        await asyncio.wait_for(executor.execute(claim, Permit(server, server.since)), LIMIT_S)
+    @asynccontextmanager
+    async def running(self, runner: ScriptedRunner, *claims: Claim, **options: Any) -> AsyncGenerator[Server]:
+        """Run these claims on a server with a slot for each, until their last write."""
+        server = Server(runner, len(claims), busy=len(claims), health=Health(status=HealthStatus.READY))
+        executor = self.executor(Servers([server]), **options)
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            for claim in claims:
+                tasks.create_task(executor.execute(claim, Permit(server, server.since)))
+            yield server
+
+    async def execute(self, runner: ScriptedRunner, claim: Claim, **options: Any) -> Server:
+        """Run the claim until its last write and return its server."""
+        async with self.running(runner, claim, **options) as server:
+            pass
         assert server.busy == 0
         assert len(self.claims) == 0
         return server
+
+    def held(self, claim: Claim) -> ActiveClaim:
+        held = self.claims.find(claim.id, claim.token)
+        assert held is not None
+        return held
 
     def executor(
         self,
@@ -154,23 +169,19 @@ async def test_a_server_that_a_run_showed_to_be_dead_is_doubted(
     assert server.doubt.is_set() == is_dead
 
 
-async def test_a_refused_prediction_is_given_back_unspent_and_told_of_to_nobody(
-    bench: Bench, driver: QueueDriver
+@pytest.mark.parametrize(
+    ("events", "attempt"),
+    [([Ended(outcome=Outcome.REFUSED)], 0), ([Began(), Ended(outcome=Outcome.LOST)], 1)],
+    ids=["refused", "lost before its start was written"],
+)
+async def test_released_run_sends_no_webhook(
+    bench: Bench, driver: QueueDriver, events: list[RunEvent], attempt: int
 ) -> None:
     async with sink() as receiver:
         claim = await claimed(driver, webhook=receiver.url, events="start,completed")
-        await bench.execute(ScriptedRunner(Ended(outcome=Outcome.REFUSED)), claim)
-    assert (await driver.record(claim.id)).attempt == 0
-    assert receiver.received == []
-
-
-async def test_a_run_that_was_lost_before_its_start_was_written_is_told_of_to_nobody(
-    bench: Bench, driver: QueueDriver
-) -> None:
-    async with sink() as receiver:
-        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
-        await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.LOST)), claim)
-    assert (await driver.record(claim.id)).status == "starting"
+        await bench.execute(ScriptedRunner(*events), claim)
+    record = await driver.record(claim.id)
+    assert (record.status, record.attempt) == ("starting", attempt)
     assert receiver.received == []
 
 
@@ -245,9 +256,7 @@ async def test_ends_that_failed_together_are_not_tried_again_together(
     monkeypatch.setattr(driver.scripts, "finish", fail_twice)
     claim, clock = await claimed(driver), Hurried()
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED))
-    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), clock=clock, dice=iter((0.0, 1.0)).__next__)
-    await asyncio.wait_for(executor.execute(claim, Permit(server, server.since)), LIMIT_S)
+    await bench.execute(runner, claim, clock=clock, dice=iter((0.0, 1.0)).__next__)
     assert (await driver.record(claim.id)).status == "succeeded"
     assert clock.slept == [AWAY_S * 0.5, 2 * AWAY_S * 1.5]
 
@@ -272,12 +281,9 @@ async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: Q
     async with sink() as receiver:
         claim = await claimed(driver, webhook=receiver.url, events="start,completed")
         runner = ScriptedRunner(Began())
-        running = asyncio.create_task(bench.execute(runner, claim))
-        await asyncio.wait_for(runner.started.wait(), LIMIT_S)
-        held = bench.claims.find(claim.id, claim.token)
-        assert held is not None
-        held.lose()
-        await running
+        async with bench.running(runner, claim):
+            await runner.started.wait()
+            bench.held(claim).lose()
         assert runner.let_go.is_set()
     assert receiver.received == []
     assert (await driver.record(claim.id)).token == claim.token
@@ -300,9 +306,8 @@ async def test_the_run_limit_counts_from_the_beginning_of_the_run_not_from_the_c
     bench: Bench, driver: QueueDriver
 ) -> None:
     runner = Queuing(Began(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"x"')), wait_s=0.1)
-    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
     claim = await claimed(driver)
-    await bench.executor(Servers([server]), run_limit_s=0.01).execute(claim, Permit(server, server.since))
+    await bench.execute(runner, claim, run_limit_s=0.01)
     assert (await driver.record(claim.id)).status == "succeeded"
 
 
@@ -381,11 +386,8 @@ async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
     bench: Bench, driver: QueueDriver, store: SlowStore
 ) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
-    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
+    async with bench.running(runner, claim, storing=storing(store, driver)) as server:
         await eventually(lambda: store.asked, "the store is asked")
         await eventually(lambda: server.busy, "the permit is left", until=lambda busy: busy == 0)
         assert len(bench.claims) == 1
@@ -415,11 +417,8 @@ class KeepingStore(SlowStore):
 async def test_of_a_run_that_is_given_up_while_a_file_is_stored_none_is_left(bench: Bench, driver: QueueDriver) -> None:
     store = KeepingStore()
     runner = ScriptedRunner(Began(), Produced(PNG, 0), Unreceived(too_large=True))
-    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
+    async with bench.running(runner, claim, storing=storing(store, driver)):
         await eventually(lambda: store.asked, "the store is asked")
         runner.goes_on.set()
     assert (await driver.record(claim.id)).code == "output_too_large"
@@ -431,12 +430,8 @@ async def test_a_store_slower_than_the_runs_slows_them(
 ) -> None:
     monkeypatch.setattr("director.execution.executor.MOST_ENDING", 1)
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
-    server = Server(runner, 2, busy=2, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claims = [await claimed(driver), await claimed(driver)]
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        for claim in claims:
-            tasks.create_task(executor.execute(claim, Permit(server, server.since)))
+    async with bench.running(runner, *claims, storing=storing(store, driver)) as server:
         await eventually(lambda: store.asked, "both wait for the store", until=lambda asked: asked == 2)
         assert server.busy == 1
         store.goes_on.set()
@@ -449,15 +444,10 @@ async def test_a_run_is_not_followed_further_than_its_store_can_take(
     monkeypatch.setattr("director.execution.executor.MOST_AHEAD", 20)
     produced = [Produced(PNG, index) for index in range(50)]
     runner = ScriptedRunner(Began(), *produced, Ended(outcome=Outcome.SUCCEEDED))
-    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
+    async with bench.running(runner, claim, storing=storing(store, driver)):
         await eventually(lambda: store.asked, "the store is asked")
-        held = bench.claims.find(claim.id, claim.token)
-        assert held is not None
-        assert not held.tracker.is_over
+        assert not bench.held(claim).tracker.is_over
         store.goes_on.set()
     shown = await driver.scripts.get(claim.id)
     assert shown is not None
@@ -468,44 +458,27 @@ async def test_a_claim_that_is_lost_while_files_are_stored_ends_without_a_word(
     bench: Bench, driver: QueueDriver, store: SlowStore
 ) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
-    server = Server(runner, 1, busy=1, health=Health(status=HealthStatus.READY))
-    executor = bench.executor(Servers([server]), storing=storing(store, driver))
     claim = await claimed(driver)
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(executor.execute(claim, Permit(server, server.since)))
+    async with bench.running(runner, claim, storing=storing(store, driver)):
         await eventually(lambda: store.asked, "the store is asked")
-        held = bench.claims.find(claim.id, claim.token)
-        assert held is not None
-        held.lose()
+        bench.held(claim).lose()
     assert (await driver.record(claim.id)).token == claim.token
 
 
-async def outbox(bench: Bench, claim: Claim) -> Outbox:
-    await bench.driver.begin(claim)
-    stored = await bench.driver.scripts.get(claim.id)
-    assert stored is not None
-    return Outbox(claim.record, bench.post, lambda _: stored)
-
-
-async def test_an_outbox_that_is_closed_before_its_first_step_still_tells_the_start_and_ends(
-    bench: Bench, driver: QueueDriver
+@pytest.mark.parametrize(("event", "sent"), [(WebhookEvent.START, 1), (WebhookEvent.OUTPUT, 0)])
+async def test_outbox_closed_before_its_first_step_sends_only_the_start(
+    bench: Bench, driver: QueueDriver, event: WebhookEvent, sent: int
 ) -> None:
     async with sink() as receiver, asyncio.timeout(LIMIT_S):
         claim = await claimed(driver, webhook=receiver.url, events="start,output,completed")
-        box = await outbox(bench, claim)
-        box.tell(WebhookEvent.START, started_ms=1)
-        await box.close()
-        assert len(receiver.received) == 1
-
-
-async def test_what_waits_when_the_run_has_ended_is_dropped(bench: Bench, driver: QueueDriver) -> None:
-    async with sink() as receiver, asyncio.timeout(LIMIT_S):
-        claim = await claimed(driver, webhook=receiver.url, events="start,output,completed")
-        box = await outbox(bench, claim)
-        box.tell(WebhookEvent.OUTPUT, started_ms=1)
+        await bench.driver.begin(claim)
+        stored = await bench.driver.scripts.get(claim.id)
+        assert stored is not None
+        box = Outbox(claim.record, bench.post, lambda _: stored)
+        box.tell(event, started_ms=1)
         await box.close()
         await box.close()  # safe to repeat
-        assert receiver.received == []
+        assert len(receiver.received) == sent
 
 
 @pytest.mark.parametrize(("name", "bound"), [("MOST_TELLING", 0), ("TELL_S", 0.05)])
