@@ -41,7 +41,7 @@ async def test_a_body_of_the_largest_size_arrives_whole() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_body_that_is_announced_as_too_large_is_refused_before_it_is_read() -> None:
+async def test_announced_oversize_is_refused_before_the_body_is_read() -> None:
     async def never() -> AsyncIterator[bytes]:
         raise AssertionError("read")
         yield b""
@@ -106,7 +106,7 @@ def test_what_is_not_json_is_refused_with_a_reason_and_not_quoted(body: bytes, r
 
 
 @pytest.mark.parametrize("kind", [object, dict[str, msgspec.Raw], msgspec.Raw])
-def test_what_is_not_utf8_is_refused_even_where_it_would_be_passed_on_unread(kind: type[Any]) -> None:
+def test_invalid_utf8_is_refused_even_in_raw_members(kind: type[Any]) -> None:
     with pytest.raises(Problem, match="not UTF-8 \\(byte 6\\)"):
         decode_json(b'{"a":"\xff"}', kind)
 

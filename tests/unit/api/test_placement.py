@@ -47,7 +47,7 @@ def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
 
 @settings(max_examples=30)
 @given(candidates=CANDIDATES, seed=st.integers())
-def test_by_least_wait_nobody_is_behind_a_longer_one(candidates: list[Candidate], seed: int) -> None:
+def test_least_wait_orders_by_wait(candidates: list[Candidate], seed: int) -> None:
     waits = {each.name: each.wait_ms for each in candidates}
     order = [waits[name] for name in in_order(candidates, "least-wait", Random(seed).random)]
     assert order == sorted(order)

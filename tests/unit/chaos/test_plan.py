@@ -78,7 +78,7 @@ def test_lanes_are_in_proportions_of_one_to_six_to_three():
     assert shares == pytest.approx({"high": 0.1, "normal": 0.6, "low": 0.3}, abs=0.03)
 
 
-def test_half_of_the_runs_take_20_ms_and_one_of_a_hundred_400():
+def test_median_run_takes_20_ms_and_the_99th_percentile_400():
     times = sorted(order.script.ms for order in load(7))
     assert times[2_500] == pytest.approx(20, rel=0.15)
     assert times[4_950] == pytest.approx(400, rel=0.3)
@@ -193,7 +193,7 @@ def test_a_run_without_libfaketime_has_no_clock_steps():
     assert not kinds & {kind for _, kind, *_ in STEPS}
 
 
-def test_a_rollout_replaces_each_process_of_the_product_once_while_there_is_load():
+def test_rollout_replaces_each_process_once_under_load():
     planned = rollout("/other", seconds=20, stage=STAGE)
     assert [fault.target for fault in planned] == [
         "keeper-0",

@@ -44,7 +44,7 @@ def test_an_id_tells_its_time_partition_and_site(model: str, now_ms: int, site: 
 
 
 @given(now_ms=MOMENTS)
-def test_an_id_is_26_lower_case_letters_and_digits_and_known_as_one(now_ms: int) -> None:
+def test_id_has_26_lower_case_letters_and_digits(now_ms: int) -> None:
     prediction_id = new_prediction_id(model="acme/echo", now_ms=now_ms)
     assert len(prediction_id) == 26
     assert set(prediction_id) <= set(string.ascii_lowercase + string.digits) - set("ilou")

@@ -87,7 +87,7 @@ def test_what_is_written_of_a_model_reaches_the_policy_of_its_queue() -> None:
     ['{"urgent":{"within_s":1}}', '{"low":{"share":1,"within_s":1}}', '{"low":{"within_s":0}}', '{"low":{}}', "10"],
     ids=["no such lane", "all of them", "no time", "no span", "no object"],
 )
-def test_an_objective_that_is_none_is_refused_in_words(text: str) -> None:
+def test_invalid_objective_is_refused_in_words(text: str) -> None:
     with pytest.raises(SettingsError, match="like"):
         decode_objectives(text)
     with pytest.raises(SettingsError, match="DIRECTOR_OBJECTIVES"):

@@ -42,5 +42,5 @@ def test_what_came_while_no_keeper_was_there_came_all_that_time(over_s: float) -
     assert rate(came(1810, 100), came(0, 18_100), over_s=over_s) == pytest.approx(10)
 
 
-def test_what_came_after_an_idle_time_came_lately() -> None:
+def test_arrivals_after_idle_time_are_recent() -> None:
     assert rate(replace(IDLE, at_ms=NOW_MS - 1_800_000), came(5, 600)) == 10.0

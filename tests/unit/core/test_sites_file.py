@@ -44,7 +44,7 @@ def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
         read_sites(tmp_path / "none")
 
 
-def test_the_home_is_as_the_environment_says_and_each_other_has_its_own_server_and_files(tmp_path: Path) -> None:
+def test_home_uses_the_environment_and_other_sites_their_own_settings(tmp_path: Path) -> None:
     path = tmp_path / "sites.toml"
     path.write_text(f'{HOME}{FAR}files_url = "s3://us"\n')
     home, far = read_sites(path).settings(BASE, {"REDIS_US": "redis://us/0"})

@@ -55,7 +55,7 @@ class Run:
         await asyncio.wait_for(self.following, 5)
 
 
-async def test_a_run_is_asked_to_stop_until_it_has_ended_and_never_after() -> None:
+async def test_run_is_asked_to_stop_until_it_ends_and_not_after() -> None:
     run = Run()
     await run.runner.started.wait()
     run.held.stop(Stop.USER)
@@ -104,7 +104,7 @@ class Hanging(ScriptedRunner):
         return True
 
 
-async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_cancel_does_not_prevent_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.execution.active_claims.CANCEL_ANSWER_S", 0.01)
     run = Run(runner=Hanging())
     await run.runner.started.wait()
@@ -119,7 +119,7 @@ async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monk
     await run.over()
 
 
-async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
+async def test_run_that_ignores_its_cancel_is_abandoned() -> None:
     run = Run()
     await run.runner.started.wait()
     run.held.stop(Stop.USER)
@@ -131,7 +131,7 @@ async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
 
 
 @pytest.mark.parametrize("before", [None, Stop.USER, Stop.DEADLINE, Stop.RUN_LIMIT])
-async def test_a_drain_gives_up_sooner_on_a_run_that_heeds_no_cancel(before: Stop | None) -> None:
+async def test_drain_gives_up_sooner_on_a_run_that_ignores_its_cancel(before: Stop | None) -> None:
     run = Run()
     await run.runner.started.wait()
     if before is not None:
@@ -160,7 +160,7 @@ class Resuming(ScriptedRunner):
     capabilities = Capabilities(resumes=True)
 
 
-async def test_a_drain_waits_for_the_name_of_a_run_and_cancels_nothing_that_another_director_would_follow() -> None:
+async def test_drain_waits_for_the_remote_id_of_a_resumable_run() -> None:
     run = Run(runner=Resuming())
     await run.runner.started.wait()
     run.held.stop(Stop.DRAIN)
@@ -177,7 +177,7 @@ def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
     assert parts.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
 
 
-async def test_who_let_go_of_a_run_goes_on_and_can_be_let_go_of_itself() -> None:
+async def test_follower_of_a_lost_claim_continues_and_can_be_canceled() -> None:
     run = Run()
     await run.runner.started.wait()
     run.held.lose()
@@ -192,7 +192,7 @@ async def test_who_let_go_of_a_run_goes_on_and_can_be_let_go_of_itself() -> None
     assert run.following.cancelled()
 
 
-async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:
+async def test_run_that_has_not_begun_is_released_at_once() -> None:
     run = Run(began=False)
     await run.runner.started.wait()
     run.held.stop(Stop.USER)
@@ -201,7 +201,7 @@ async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:
     assert run.runner.cancels == 0
 
 
-async def test_a_lost_claim_lets_go_of_its_run_and_stops_nothing() -> None:
+async def test_lost_claim_releases_its_run_without_a_cancel() -> None:
     run = Run()
     await run.runner.started.wait()
     run.held.lose()
@@ -232,7 +232,7 @@ async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
     await run.over()
 
 
-async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older_one_which_is_lost() -> None:
+async def test_newer_claim_of_a_prediction_replaces_the_older() -> None:
     older, newer, claims = Run(), Run(), ActiveClaims()
     await older.runner.started.wait()
     newer.held.claim = Claim(replace(CLAIM.record, token="nonce-2"), CLAIM.input)
@@ -269,7 +269,7 @@ async def test_a_run_that_ended_by_itself_is_not_stopped() -> None:
     await run.over()
 
 
-async def test_a_fault_while_a_run_is_let_go_of_hides_no_cancel_of_the_whole_claim() -> None:
+async def test_fault_while_a_run_is_released_hides_no_cancel() -> None:
     """Else the claim would go on, and who waits for it with it: for as long as Redis is away."""
 
     async def fails() -> None:
@@ -293,7 +293,7 @@ async def test_a_fault_while_a_run_is_let_go_of_hides_no_cancel_of_the_whole_cla
             assert isinstance(following.exception(), RuntimeError)
 
 
-async def test_a_claim_that_is_lost_as_its_answer_comes_is_not_let_go_of_later() -> None:
+async def test_claim_lost_at_the_moment_of_its_answer_interrupts_nothing_later() -> None:
     answer = asyncio.get_running_loop().create_future()
 
     async def read() -> None:

@@ -153,7 +153,7 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.execution.consumer.LONGEST_S", 3600)
 
 
-async def test_it_asks_for_as_many_as_there_are_permits_and_leaves_those_it_does_not_need() -> None:
+async def test_claim_asks_for_all_permits_and_releases_the_unused() -> None:
     counter = Counter(slots=3)
     counter.answers = [2]
     assert await counter.consumer.run_once() == 2
@@ -163,7 +163,7 @@ async def test_it_asks_for_as_many_as_there_are_permits_and_leaves_those_it_does
     await counter.all_released()
 
 
-async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahead() -> None:
+async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
     counter = Counter(slots=2)
     counter.servers.all[0].run_s = 0.1
     counter.answers = [2, 1]
@@ -177,7 +177,7 @@ async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahea
 
 
 @pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])
-async def test_once_nothing_more_waits_nothing_is_claimed_ahead_and_the_bell_is_left_to_others(
+async def test_nothing_is_claimed_ahead_of_an_empty_queue(
     answers: list[int | Ceased | Exception | asyncio.Event],
 ) -> None:
     counter = Counter(slots=2)
@@ -217,7 +217,7 @@ async def test_without_a_permit_nothing_is_asked_for() -> None:
         await eventually(lambda: len(counter.asked), "it asks again", until=(2).__eq__)
 
 
-async def test_a_claim_without_an_answer_is_repeated_with_its_nonce_on_the_same_permits() -> None:
+async def test_unanswered_claim_is_repeated_with_its_nonce_and_permits() -> None:
     counter = Counter(slots=2)
     counter.answers = [BackendUnavailable("lost"), 2]
     claiming = asyncio.create_task(counter.consumer.run_once())
@@ -240,7 +240,7 @@ async def test_every_claim_has_a_nonce_of_its_own() -> None:
     await counter.all_released()
 
 
-async def test_what_comes_to_an_empty_queue_waits_for_company_and_what_waits_already_does_not() -> None:
+async def test_new_prediction_in_an_empty_queue_waits_for_company() -> None:
     counter = Counter(slots=4, gather_s=0.002)
     counter.servers.all[0].places = 8
     counter.answers = [1, 2]
@@ -254,7 +254,7 @@ async def test_what_comes_to_an_empty_queue_waits_for_company_and_what_waits_alr
         await eventually(lambda: len(counter.executed), "they run", until=(3).__eq__)
 
 
-async def test_an_unknown_queue_is_registered_again_also_when_redis_is_away_just_then() -> None:
+async def test_unknown_queue_is_registered_again_despite_an_outage() -> None:
     counter = Counter()
     counter.bell.set()
     counter.away = [BackendUnavailable("away")]
@@ -267,7 +267,7 @@ async def test_an_unknown_queue_is_registered_again_also_when_redis_is_away_just
         assert counter.registered == 2
 
 
-async def test_a_claim_that_breaks_is_logged_with_its_traceback_and_the_next_one_runs(
+async def test_broken_claim_is_logged_and_the_next_one_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counter = Counter()
@@ -306,7 +306,7 @@ async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
     assert len(counter.asked) == 1
 
 
-async def test_where_the_queue_had_less_than_was_asked_for_it_waits_at_the_bell_and_asks_nothing_again() -> None:
+async def test_partly_filled_claim_is_followed_by_a_wait() -> None:
     counter = Counter(slots=2)
     counter.answers = [1]
     async with counter.consuming():
@@ -314,7 +314,7 @@ async def test_where_the_queue_had_less_than_was_asked_for_it_waits_at_the_bell_
         assert (len(counter.asked), len(counter.executed)) == (1, 1)
 
 
-async def test_where_one_queue_of_two_may_have_more_it_is_asked_before_the_bell() -> None:
+async def test_queue_that_may_have_more_is_asked_before_waiting() -> None:
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 4, OLD: 1}
     async with counter.consuming():
@@ -323,7 +323,7 @@ async def test_where_one_queue_of_two_may_have_more_it_is_asked_before_the_bell(
 
 
 @pytest.mark.parametrize("why", ["empty", "paused", "open"])
-async def test_a_queue_that_hands_out_nothing_is_asked_again_when_the_bell_rings(why: Ceased) -> None:
+async def test_queue_without_claims_is_asked_again_at_a_wakeup(why: Ceased) -> None:
     counter = Counter()
     counter.answers = [why]
     async with counter.consuming():
@@ -335,7 +335,7 @@ async def test_a_queue_that_hands_out_nothing_is_asked_again_when_the_bell_rings
 
 
 @pytest.mark.usefixtures("no_poll")
-async def test_where_the_next_does_not_fit_it_asks_again_when_a_run_has_ended_and_leaves_the_bell_to_others() -> None:
+async def test_prediction_over_the_budget_is_claimed_when_a_run_ends() -> None:
     counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
     counter.cost = 3
     counter.answers = [1, "budget", 1]
@@ -364,7 +364,7 @@ async def test_while_the_batch_is_full_nothing_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("no_poll")
-async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_again() -> None:
+async def test_run_that_ends_during_the_claim_is_not_awaited() -> None:
     counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
     counter.cost = 3
     asked = counter.claim
@@ -395,7 +395,7 @@ async def test_stopped_while_it_waits_it_ends_at_once(answers: list[Any]) -> Non
     assert counter.servers.permits.busy == 0
 
 
-async def test_canceled_by_its_owner_it_does_not_pretend_to_have_ended_by_itself() -> None:
+async def test_canceled_consumer_raises_the_cancellation() -> None:
     counter = Counter()
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.asked, "it asked")
@@ -413,7 +413,7 @@ async def test_what_is_abandoned_is_over_afterwards() -> None:
     await asyncio.wait_for(counter.consumer.abandon(), 5)  # safe to repeat
 
 
-async def test_free_permits_are_shared_between_the_queues_and_each_single_one_goes_to_them_in_turn() -> None:
+async def test_free_permits_are_shared_between_the_queues() -> None:
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 9, OLD: 9}
     assert await counter.consumer.run_once() == 4
@@ -473,7 +473,7 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
     await counter.all_released()
 
 
-async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_permit() -> None:
+async def test_claim_behind_a_wakeup_holds_no_permit() -> None:
     counter = Counter(slots=2)
     counter.carries = True
     async with counter.consuming():
@@ -486,7 +486,7 @@ async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_perm
         assert [count for _, count in counter.asked] == [2, 2]
 
 
-async def test_a_claim_behind_the_bell_that_was_lost_is_asked_for_again_under_its_nonce() -> None:
+async def test_lost_claim_behind_a_wakeup_is_repeated_with_its_nonce() -> None:
     counter = Counter(slots=2)
     counter.carries = True
     async with counter.consuming():
@@ -497,7 +497,7 @@ async def test_a_claim_behind_the_bell_that_was_lost_is_asked_for_again_under_it
         assert counter.asked[1][0].encode() == counter.carried[0]
 
 
-async def test_a_bell_that_cannot_be_waited_at_is_not_asked_again_at_once() -> None:
+async def test_failed_wait_is_not_repeated_at_once() -> None:
     counter = Counter(slots=2)
     counter.carries = True
     async with counter.consuming():
@@ -511,7 +511,7 @@ async def test_a_bell_that_cannot_be_waited_at_is_not_asked_again_at_once() -> N
             counter.clock.pass_time(1)
 
 
-async def test_a_queue_that_is_gone_while_a_claim_waits_at_its_bell_is_registered_again(
+async def test_queue_removed_during_a_wait_is_registered_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counter = Counter(slots=2)
@@ -524,7 +524,7 @@ async def test_a_queue_that_is_gone_while_a_claim_waits_at_its_bell_is_registere
         assert [record.message for record in caplog.records] == ["redis does not know the queue, registering it again"]
 
 
-async def test_stopped_at_the_bell_it_runs_what_the_bell_had_brought_and_asks_for_nothing_more() -> None:
+async def test_stopped_consumer_asks_for_nothing_more_than_its_waiting_claim() -> None:
     counter = Counter(slots=2)
     counter.carries = True
     consuming = asyncio.create_task(counter.consumer.run())
@@ -534,7 +534,7 @@ async def test_stopped_at_the_bell_it_runs_what_the_bell_had_brought_and_asks_fo
     assert (counter.asked[-1][0].encode(), counter.asked[-1][1]) == (counter.carried[0], 0)
 
 
-async def test_what_comes_from_behind_the_bell_once_no_server_can_run_it_is_given_back_uncounted() -> None:
+async def test_claims_without_a_ready_server_are_released_unspent() -> None:
     counter = Counter(slots=2)
     counter.carries = True
     async with counter.consuming():
@@ -547,7 +547,7 @@ async def test_what_comes_from_behind_the_bell_once_no_server_can_run_it_is_give
 
 
 @pytest.mark.parametrize("why", ["a lost claim fails it", "bounded", "batches"])
-async def test_no_claim_waits_behind_the_bell_where_it_could_do_harm(why: str) -> None:
+async def test_no_claim_waits_behind_a_wakeup_where_it_does_harm(why: str) -> None:
     counter = Counter(slots=2, planner=ClaimPlanner(batch_size=2) if why == "bounded" else None)
     counter.carries = True
     counter.servers.permits.may_wait = why != "a lost claim fails it"

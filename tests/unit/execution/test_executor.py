@@ -261,9 +261,7 @@ async def test_ends_that_failed_together_are_not_tried_again_together(
     assert clock.slept == [AWAY_S * 0.5, 2 * AWAY_S * 1.5]
 
 
-async def test_a_run_shorter_than_a_write_tells_its_start_and_its_end_in_order(
-    bench: Bench, driver: QueueDriver
-) -> None:
+async def test_run_shorter_than_a_write_sends_start_and_end_in_order(bench: Bench, driver: QueueDriver) -> None:
     events: list[RunEvent] = [
         Began(),
         Produced(Raw(b'"x"'), 0),
@@ -302,9 +300,7 @@ class Queuing(ScriptedRunner):
             yield event
 
 
-async def test_the_run_limit_counts_from_the_beginning_of_the_run_not_from_the_claim(
-    bench: Bench, driver: QueueDriver
-) -> None:
+async def test_run_limit_counts_from_the_start_of_the_run(bench: Bench, driver: QueueDriver) -> None:
     runner = Queuing(Began(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"x"')), wait_s=0.1)
     claim = await claimed(driver)
     await bench.execute(runner, claim, run_limit_s=0.01)
@@ -329,9 +325,7 @@ class Reluctant(ScriptedRunner):
             self.story.append("end")
 
 
-async def test_a_newer_claim_of_the_same_prediction_starts_once_the_older_ones_run_is_let_go_of(
-    bench: Bench, driver: QueueDriver
-) -> None:
+async def test_newer_claim_starts_after_the_run_of_the_older_is_released(bench: Bench, driver: QueueDriver) -> None:
     runner = Reluctant()
     server = Server(runner, 2, busy=2, health=Health(status=HealthStatus.READY))
     executor = bench.executor(Servers([server]))
@@ -414,7 +408,7 @@ class KeepingStore(SlowStore):
         self.kept.clear()
 
 
-async def test_of_a_run_that_is_given_up_while_a_file_is_stored_none_is_left(bench: Bench, driver: QueueDriver) -> None:
+async def test_abandoned_run_leaves_no_file(bench: Bench, driver: QueueDriver) -> None:
     store = KeepingStore()
     runner = ScriptedRunner(Began(), Produced(PNG, 0), Unreceived(too_large=True))
     claim = await claimed(driver)
@@ -454,7 +448,7 @@ async def test_a_run_is_not_followed_further_than_its_store_can_take(
     assert len(msgspec.json.decode(shown.output or b"")) == 50
 
 
-async def test_a_claim_that_is_lost_while_files_are_stored_ends_without_a_word(
+async def test_claim_lost_while_files_are_stored_writes_nothing(
     bench: Bench, driver: QueueDriver, store: SlowStore
 ) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
@@ -482,7 +476,7 @@ async def test_outbox_closed_before_its_first_step_sends_only_the_start(
 
 
 @pytest.mark.parametrize(("name", "bound"), [("MOST_TELLING", 0), ("TELL_S", 0.05)])
-async def test_beyond_a_number_and_a_time_the_end_is_left_to_the_courier(
+async def test_end_beyond_the_bounds_is_left_to_the_courier(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
 ) -> None:
     monkeypatch.setattr(f"director.execution.executor.{name}", bound)

@@ -72,7 +72,7 @@ def test_what_is_no_address_of_a_file_stays(text: str) -> None:
     assert replaced({"x": text}) == {"x": text}
 
 
-def test_the_names_of_members_stay_and_so_do_files_that_nobody_knows() -> None:
+def test_member_names_and_unknown_files_stay() -> None:
     unknown = of(new_file_id(3))
     assert replaced({of(ONE): of(ONE), "x": unknown}) == {of(ONE): SIGNED[ONE], "x": unknown}
 

@@ -74,7 +74,7 @@ class Beating:
 
 
 @pytest.mark.parametrize(("fault", "shows_traceback"), [(BackendUnavailable("away"), False), (ValueError("odd"), True)])
-async def test_a_beat_that_fails_is_logged_and_repeated_well_before_the_lease_ends(
+async def test_failed_heartbeat_is_logged_and_repeated_in_time(
     fault: Exception, shows_traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     beating = Beating(fault)
@@ -129,7 +129,7 @@ async def test_it_ends_also_where_the_client_loses_a_cancellation(monkeypatch: p
     assert deaf.lost == 2
 
 
-async def test_how_the_servers_stand_is_told_at_once_when_it_changes_and_only_then() -> None:
+async def test_changed_standing_of_servers_is_reported_at_once() -> None:
     beating = Beating()
     async with beating.running():
         await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
@@ -156,7 +156,7 @@ async def test_a_server_that_a_run_made_us_doubt_is_not_counted_on() -> None:
         await eventually(lambda: beating.told[-1], "it is told", until=(0, "starting").__eq__)
 
 
-async def test_what_changes_and_changes_back_during_a_beat_is_told_as_it_is() -> None:
+async def test_change_during_a_heartbeat_is_reported_by_the_next() -> None:
     beating = Beating()
     async with beating.running():
         await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)

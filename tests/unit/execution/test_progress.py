@@ -151,7 +151,7 @@ async def test_the_last_write_knows_what_a_lost_answer_had_written(
     assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
 
 
-async def test_closing_waits_for_a_write_under_way_and_returns_only_what_is_left(
+async def test_closing_waits_for_a_write_and_returns_the_rest(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
 ) -> None:
     written, answered = asyncio.Event(), asyncio.Event()
@@ -182,7 +182,7 @@ async def test_a_short_run_has_no_write_of_its_own(
     assert await driver.kinds(claim.id) == ["created", "started", "output", "completed"]
 
 
-async def test_a_fault_of_ours_in_a_write_leaves_all_to_the_last_one(
+async def test_own_fault_in_a_write_leaves_all_to_the_last_write(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, caplog: Any
 ) -> None:
     wire.after.append(fail)
@@ -204,7 +204,7 @@ async def test_an_answer_that_the_caller_canceled_stops_the_run(
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_written(
+async def test_lost_claim_is_noticed_and_nothing_is_written(
     driver: QueueDriver, claim: Claim, held: ActiveClaim, progress: Progress
 ) -> None:
     await driver.release(claim)
@@ -222,7 +222,7 @@ class Ear:
         self.heard.append(event)
 
 
-async def test_what_is_to_be_told_does_not_pile_up_while_nothing_is_written(held: ActiveClaim, wire: Wire) -> None:
+async def test_webhook_events_do_not_accumulate(held: ActiveClaim, wire: Wire) -> None:
     ear: Any = Ear()
     progress = Progress(held, wire, ear)
     for _ in range(1000):

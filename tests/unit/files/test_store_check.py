@@ -85,7 +85,7 @@ async def test_one_that_hangs_is_told_to_hang(
     assert await check.missing() == "the file store did not answer within 0.01 s"
 
 
-async def test_who_asks_at_once_is_answered_by_one_look(check: StoreCheck, store: ToldStore) -> None:
+async def test_concurrent_checks_share_one_probe(check: StoreCheck, store: ToldStore) -> None:
     store.says = "full"
     assert await asyncio.gather(*(check.missing() for _ in range(3))) == ["full"] * 3
     assert store.asked == 1

@@ -59,7 +59,7 @@ def test_every_message_is_constant() -> None:
     assert {module: found for module in MODULES if (found := faults(tree(module)))} == {}
 
 
-def test_whoever_logs_calls_its_logger_log() -> None:
+def test_each_module_names_its_logger_log() -> None:
     assert [module for module in MODULES if loggers(tree(module)) not in ([], ["log"])] == []
 
 

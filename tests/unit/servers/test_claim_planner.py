@@ -44,7 +44,7 @@ class Running(ScriptedRunner):
         return remote == "job 7"
 
 
-def test_what_a_server_runs_already_gets_a_seat_there() -> None:
+def test_remote_run_gets_a_permit_of_its_own_server() -> None:
     there = Server(Running(), 1, health=Health(status=HealthStatus.READY))
     new, taken_over = Claim(RECORD, Raw(b"{}")), Claim(replace(RECORD, remote="job 7"), Raw(b"{}"))
     free = [*permits(1, there), *permits(1)]
@@ -54,11 +54,11 @@ def test_what_a_server_runs_already_gets_a_seat_there() -> None:
     ]
 
 
-def test_without_a_batch_there_is_no_bound_but_the_seats() -> None:
+def test_only_permits_bound_a_claim_without_a_batch() -> None:
     assert asked(ClaimPlanner(), 5) == ClaimRequest(count=5)
 
 
-def test_of_many_seats_one_claim_asks_for_a_few_so_that_they_are_begun_while_the_next_is_carried_out() -> None:
+def test_one_claim_asks_for_only_a_few_of_many_permits() -> None:
     assert asked(ClaimPlanner(), MOST_AT_ONCE + 1).count == MOST_AT_ONCE
 
 
@@ -99,7 +99,7 @@ def test_what_ran_last_is_asked_for_first() -> None:
     assert asked(planner, 2).warm == ""
 
 
-def test_after_so_many_warm_ones_in_a_row_one_claim_goes_by_turn() -> None:
+def test_claim_ignores_warm_keys_after_too_many_in_a_row() -> None:
     planner = ClaimPlanner()
     run(planner, "a")
     for _ in range(MOST_SKIPS):
@@ -109,7 +109,7 @@ def test_after_so_many_warm_ones_in_a_row_one_claim_goes_by_turn() -> None:
     assert asked(planner, 1).warm == "a"
 
 
-def test_many_seats_at_once_skip_no_more_than_one_by_one() -> None:
+def test_many_permits_skip_no_more_than_single_ones() -> None:
     planner = ClaimPlanner()
     run(planner, "a")
     run(planner, *["a"] * (MOST_SKIPS - 3))
@@ -158,7 +158,7 @@ def test_what_is_warm_on_another_server_is_no_hit() -> None:
     assert planner.figures == {"warm_hit_ratio": "0.333"}
 
 
-def test_a_server_that_was_started_anew_is_warm_for_nothing() -> None:
+def test_restarted_server_is_warm_for_no_key() -> None:
     planner = ClaimPlanner()
     leave(*run(planner, "a")[1])
     assert planner.next(permits(1, since="second")) == ClaimRequest(count=1)
@@ -209,7 +209,7 @@ def batch_seats(number: int) -> list[Permit]:
     return [Permit(SERVER, "first", place=place) for place in Batch(number).places]
 
 
-def test_where_a_server_takes_batches_one_claim_fills_one_of_them_whatever_runs_beside_it() -> None:
+def test_one_claim_fills_one_batch_of_a_server() -> None:
     planner = ClaimPlanner(batch_cost=10, batch_size=3)
     one, other = batch_seats(4), batch_seats(4)
     assert planner.next([*one, *other]) == ClaimRequest(count=3, budget=10)

@@ -285,7 +285,7 @@ def test_turns_are_fairer_than_one_after_the_other(order: str, index: str) -> No
     assert found > 0.99 if index == "all" else found < 0.7
 
 
-def test_where_all_fits_nobody_had_to_be_fair() -> None:
+def test_fairness_is_undefined_while_slots_suffice() -> None:
     trace = of((0, "a", 100), (0, "b", 100))
     assert fairness(trace, array("q", [0, 0]), weights=[1, 1], limits=[None, None], slots=2) is None
 
