@@ -36,7 +36,7 @@ def candidate(
 
 @settings(max_examples=30)
 @given(candidates=CANDIDATES, placement=st.sampled_from(["random", "least-wait"]), seed=st.integers())
-def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
+def test_each_site_is_tried_once_and_stuck_ones_last(
     candidates: list[Candidate], placement: Placement, seed: int
 ) -> None:
     order = in_order(candidates, placement, Random(seed).random)

@@ -52,12 +52,6 @@ def test_no_prefer_is_ever_an_error(prefer: list[str]) -> None:
     assert (applied(prefer) is None) == (seconds is None)
 
 
-@given(st.integers(1, 60))
-def test_every_whole_number_of_seconds_up_to_a_minute_is_kept(seconds: int) -> None:
-    assert wait_seconds([f"wait={seconds}"]) == seconds
-    assert applied([f"wait={seconds}"]) == f"wait={seconds}"
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

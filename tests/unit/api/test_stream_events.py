@@ -234,7 +234,7 @@ KINDS = st.sampled_from(["output", "logs", "metric", "started", "retried", "rele
     st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELED]),
     st.data(),
 )
-def test_returning_reader_gets_the_events_after_its_last(
+def test_returning_reader_continues(
     kinds: list[str], unshown: int, unlogged: str, status: Status, data: st.DataObject
 ) -> None:
     bodies = {"output": b'"item"', "logs": b'"line"'}

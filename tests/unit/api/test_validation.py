@@ -407,9 +407,7 @@ SCHEMAS = st.recursive(
 
 
 @given(SCHEMAS, st.dictionaries(st.sampled_from(["a", "b", "$ref"]), JSON))
-def test_whatever_a_schema_says_an_input_is_judged_or_the_schema_refused(
-    says: object, value: dict[str, object]
-) -> None:
+def test_any_schema_judges_an_input_or_is_refused(says: object, value: dict[str, object]) -> None:
     try:
         checked = schema(says)
     except Problem:

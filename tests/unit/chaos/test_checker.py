@@ -731,7 +731,7 @@ def test_a_run_that_kept_its_promises_passes(judged: Callable[..., Report], stor
 
 
 @pytest.mark.parametrize(("invariant", "what", "lines"), BROKEN, ids=[f"{name}: {what}" for name, what, _ in BROKEN])
-def test_a_broken_promise_is_reported_under_its_name_alone(
+def test_only_the_broken_promise_is_reported(
     judged: Callable[..., Report], invariant: str, what: str, lines: list[Line]
 ) -> None:
     report = judged(lines)

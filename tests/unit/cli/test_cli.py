@@ -25,24 +25,6 @@ from director.cli.tables import print_json
 from director.core.states import Status
 from director.local.home import Home, State
 
-COMMANDS = (
-    "up",
-    "down",
-    "api",
-    "run",
-    "keeper",
-    "predict",
-    "get",
-    "cancel",
-    "explain",
-    "queues",
-    "dead",
-    "doctor",
-    "token",
-    "account",
-    "bench",
-)
-
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch, tmp_path):
@@ -101,14 +83,6 @@ class Service:
                 thread.join()
 
 
-def test_every_command_has_help(capsys):
-    for command in COMMANDS:
-        with pytest.raises(SystemExit) as ended:
-            main([command, "--help"])
-        assert ended.value.code == 0
-        assert f"director {command}" in capsys.readouterr().out
-
-
 def test_help_of_a_process_lists_its_settings(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
@@ -162,14 +136,6 @@ def test_missing_redis_is_reported_in_one_line(capsys, tmp_path):
     said = capsys.readouterr().err
     assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nobody. See --redis and")
     assert said.count("\n") == 1
-
-
-def test_ctrl_c_exits_with_130(monkeypatch):
-    def interrupted(_: argparse.Namespace) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(predictions, "service", interrupted)
-    assert main(["get", "x"]) == 130
 
 
 @pytest.mark.parametrize(
@@ -245,11 +211,6 @@ def test_id_cannot_address_another_route(capsys):
         assert main(["cancel", "../accounts/x?y=", "--url", url, "--token", "t"]) == 1
     assert api.asked == ["POST /v1/predictions/..%2Faccounts%2Fx%3Fy%3D/cancel"]
     assert capsys.readouterr().err.startswith("director: There is none. Check the name or the id")
-
-
-def test_python_m_director_runs_the_command_line():
-    answer = subprocess.run([sys.executable, "-m", "director", "--version"], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip()
 
 
 def test_options_win_over_environment_and_environment_over_home(monkeypatch):

@@ -121,15 +121,6 @@ async def test_broken_upload_frees_its_disk_space() -> None:
     assert os.fstat(spool._file.fileno()).st_size <= 4 * PIECE_BYTES
 
 
-async def test_file_for_a_run_that_is_over_is_rejected() -> None:
-    arrivals, run = Arrivals("secret"), Run()
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
-            pass
-        assert (await put(client, b"x")).status_code == 404
-    assert run.told == []
-
-
 async def test_file_without_an_id_belongs_to_the_only_run() -> None:
     arrivals, run = Arrivals("secret"), Run()
     async with client_of(arrivals) as client:

@@ -177,9 +177,7 @@ async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
 
 
 @pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])
-async def test_nothing_is_claimed_ahead_of_an_empty_queue(
-    answers: list[int | Ceased | Exception | asyncio.Event],
-) -> None:
+async def test_empty_queue_gets_no_claim_ahead(answers: list[int | Ceased | Exception | asyncio.Event]) -> None:
     counter = Counter(slots=2)
     counter.servers.all[0].run_s = 0.1
     asked = len(answers)
@@ -267,9 +265,7 @@ async def test_unknown_queue_is_registered_again_despite_an_outage() -> None:
         assert counter.registered == 2
 
 
-async def test_broken_claim_is_logged_and_the_next_one_runs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_broken_claim_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter()
     counter.answers = [ValueError("an answer that nobody foresaw"), 1]
     async with counter.consuming():
@@ -511,9 +507,7 @@ async def test_failed_wait_is_not_repeated_at_once() -> None:
             counter.clock.pass_time(1)
 
 
-async def test_queue_removed_during_a_wait_is_registered_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_queue_removed_during_a_wait_is_registered_again(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter(slots=2)
     counter.carries = True
     async with counter.consuming():

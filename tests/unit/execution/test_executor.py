@@ -120,9 +120,7 @@ async def claimed(driver: QueueDriver, **options: Any) -> Claim:
     return await driver.claim_one(lease_s=3600)
 
 
-async def test_a_runner_that_raises_costs_an_attempt_and_is_logged(
-    bench: Bench, driver: QueueDriver, caplog: Any
-) -> None:
+async def test_raising_runner_costs_an_attempt_and_is_logged(bench: Bench, driver: QueueDriver, caplog: Any) -> None:
     claim = await claimed(driver)
     await bench.execute(ScriptedRunner(Began(), fault=RuntimeError("a fault of ours")), claim)
     assert (await driver.record(claim.id)).attempt == 1
@@ -150,9 +148,7 @@ async def test_run_that_may_have_begun_ends_where_nothing_may_run_twice(
     assert (await driver.record(claim.id)).status == became
 
 
-async def test_a_runner_that_raises_after_its_end_changes_nothing(
-    bench: Bench, driver: QueueDriver, caplog: Any
-) -> None:
+async def test_runner_raising_after_its_end_changes_nothing(bench: Bench, driver: QueueDriver, caplog: Any) -> None:
     claim = await claimed(driver)
     end = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'"x"'))
     await bench.execute(ScriptedRunner(Began(), end, fault=RuntimeError("too late")), claim)
@@ -161,9 +157,7 @@ async def test_a_runner_that_raises_after_its_end_changes_nothing(
 
 
 @pytest.mark.parametrize("is_dead", [True, False])
-async def test_a_server_that_a_run_showed_to_be_dead_is_doubted(
-    bench: Bench, driver: QueueDriver, is_dead: bool
-) -> None:
+async def test_server_that_a_run_found_dead_is_doubted(bench: Bench, driver: QueueDriver, is_dead: bool) -> None:
     claim = await claimed(driver)
     server = await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.LOST, server_is_dead=is_dead)), claim)
     assert server.doubt.is_set() == is_dead
@@ -174,9 +168,7 @@ async def test_a_server_that_a_run_showed_to_be_dead_is_doubted(
     [([Ended(outcome=Outcome.REFUSED)], 0), ([Began(), Ended(outcome=Outcome.LOST)], 1)],
     ids=["refused", "lost before its start was written"],
 )
-async def test_released_run_sends_no_webhook(
-    bench: Bench, driver: QueueDriver, events: list[RunEvent], attempt: int
-) -> None:
+async def test_released_run_is_silent(bench: Bench, driver: QueueDriver, events: list[RunEvent], attempt: int) -> None:
     async with sink() as receiver:
         claim = await claimed(driver, webhook=receiver.url, events="start,completed")
         await bench.execute(ScriptedRunner(*events), claim)
@@ -208,7 +200,7 @@ async def test_nothing_of_an_attempt_is_told_once_another_one_may_begin(bench: B
     assert receiver.received == []
 
 
-async def test_an_end_that_was_long_in_coming_is_left_to_the_courier(
+async def test_late_end_is_left_to_the_courier(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.executor.GRACE_S", TELL_S + AWAY_S / 2)
@@ -241,9 +233,7 @@ class Hurried(SystemClock):
         self.slept.append(seconds)
 
 
-async def test_ends_that_failed_together_are_not_tried_again_together(
-    bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retries_of_ends_are_spread(bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     finish, asked = driver.scripts.finish, 0
 
     async def fail_twice(*args: Any, **options: Any) -> bool:
@@ -376,9 +366,7 @@ def storing(store: SlowStore, driver: QueueDriver) -> Storing:
     return Storing(store, driver.scripts, SystemClock(), DirectorSettings(run_limit_s=60, data_ttl_s=60))
 
 
-async def test_files_are_stored_off_the_slot_and_the_end_waits_for_them(
-    bench: Bench, driver: QueueDriver, store: SlowStore
-) -> None:
+async def test_end_waits_for_files_without_the_slot(bench: Bench, driver: QueueDriver, store: SlowStore) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     claim = await claimed(driver)
     async with bench.running(runner, claim, storing=storing(store, driver)) as server:
@@ -448,9 +436,7 @@ async def test_a_run_is_not_followed_further_than_its_store_can_take(
     assert len(msgspec.json.decode(shown.output or b"")) == 50
 
 
-async def test_claim_lost_while_files_are_stored_writes_nothing(
-    bench: Bench, driver: QueueDriver, store: SlowStore
-) -> None:
+async def test_claim_lost_during_uploads_writes_nothing(bench: Bench, driver: QueueDriver, store: SlowStore) -> None:
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED, output=PNG))
     claim = await claimed(driver)
     async with bench.running(runner, claim, storing=storing(store, driver)):
@@ -460,7 +446,7 @@ async def test_claim_lost_while_files_are_stored_writes_nothing(
 
 
 @pytest.mark.parametrize(("event", "sent"), [(WebhookEvent.START, 1), (WebhookEvent.OUTPUT, 0)])
-async def test_outbox_closed_before_its_first_step_sends_only_the_start(
+async def test_early_closed_outbox_sends_the_start(
     bench: Bench, driver: QueueDriver, event: WebhookEvent, sent: int
 ) -> None:
     async with sink() as receiver, asyncio.timeout(LIMIT_S):

@@ -92,7 +92,7 @@ async def finish(driver: QueueDriver, claim: Claim, progress: Progress) -> None:
     assert await driver.finish(claim, Status.SUCCEEDED, seq=progress.seq, events=left, ran_ms=1)
 
 
-async def test_events_of_one_moment_leave_in_one_write(
+async def test_simultaneous_events_are_one_write(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
 ) -> None:
     for event in (STARTED, output(0), output(1)):
@@ -139,7 +139,7 @@ async def test_a_write_whose_answer_was_lost_is_not_written_twice(
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_the_last_write_knows_what_a_lost_answer_had_written(
+async def test_last_write_repeats_nothing_written(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
 ) -> None:
     wire.after.append(lose_the_answer)
@@ -151,9 +151,7 @@ async def test_the_last_write_knows_what_a_lost_answer_had_written(
     assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
 
 
-async def test_closing_waits_for_a_write_and_returns_the_rest(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
-) -> None:
+async def test_closing_waits_for_a_write(driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire) -> None:
     written, answered = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
@@ -173,9 +171,7 @@ async def test_closing_waits_for_a_write_and_returns_the_rest(
     assert len(wire.sent) == 1
 
 
-async def test_a_short_run_has_no_write_of_its_own(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
-) -> None:
+async def test_short_run_has_no_extra_write(driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire) -> None:
     progress.add((STARTED, output(0)))
     await finish(driver, claim, progress)
     assert wire.sent == []
@@ -194,7 +190,7 @@ async def test_own_fault_in_a_write_leaves_all_to_the_last_write(
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_an_answer_that_the_caller_canceled_stops_the_run(
+async def test_answer_canceled_stops_the_run(
     driver: QueueDriver, claim: Claim, held: ActiveClaim, progress: Progress
 ) -> None:
     await driver.cancel(claim.id)
@@ -204,7 +200,7 @@ async def test_an_answer_that_the_caller_canceled_stops_the_run(
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_lost_claim_is_noticed_and_nothing_is_written(
+async def test_lost_claim_writes_nothing(
     driver: QueueDriver, claim: Claim, held: ActiveClaim, progress: Progress
 ) -> None:
     await driver.release(claim)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Record
-from director.core.states import TERMINAL, Status, WebhookEvent
+from director.core.states import Status, WebhookEvent
 from director.execution import tracker as tracker_module
 from director.execution.tracker import (
     DRAINED,
@@ -562,58 +562,6 @@ def test_failed_moderated_run_shows_no_output(outcome: Outcome) -> None:
 
 def test_a_success_without_an_output_needs_no_verdict() -> None:
     assert finish(moderated(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).status is Status.SUCCEEDED
-
-
-json_items = st.sampled_from([b"1", b'"text"', b"[]", b"{}", b"null", b'"\xc3\xbc"', b'"%s"' % (b"x" * 60)]).map(Raw)
-events = st.one_of(
-    st.just(Began()),
-    st.builds(Produced, json_items, st.integers(0, 4)),
-    st.builds(Logged, st.text(max_size=40)),
-    st.builds(Measured, st.just("n"), json_items),
-    st.builds(
-        Ended,
-        outcome=st.sampled_from(Outcome),
-        output=st.none() | json_items,
-        logs=st.none() | st.text(max_size=40),
-        error=st.none() | st.text(max_size=10),
-    ),
-)
-steps = st.lists(events | st.sampled_from(Stop), max_size=30)
-
-
-@given(steps=steps, last=st.sampled_from(Outcome))
-def test_whatever_happens_there_is_one_end_and_it_is_allowed(steps: list[RunEvent | Stop], last: Outcome) -> None:
-    run = tracker(output=120, logs=60)
-    effects: list[Effect] = []
-    shown = b""
-    for at, step in enumerate([*steps, Ended(outcome=last)]):
-        if isinstance(step, Stop):
-            run.stop(step)
-        else:
-            effects += run.apply(step, at=at)
-        now = bytes(run.output or b"[]")
-        assert now.startswith(shown)  # what was seen is never taken back
-        shown = now[:-1] if now != b"[]" else b""
-
-    ends = [effect for effect in effects if isinstance(effect, Finish | GiveBack)]
-    assert len(ends) == 1
-    assert effects[-1] is ends[0]
-    assert effects.count(Halt(Stop.TOO_LARGE)) <= 1
-
-    kinds = [kind for effect in effects if isinstance(effect, Write) for kind, _ in effect.events]
-    assert kinds.count("started") <= 1
-    assert "started" not in kinds[1:]
-    assert ("started" in kinds) == (run.began_at is not None) == (Tell(WebhookEvent.START) in effects)
-    assert not kinds or kinds[0] == "started"
-
-    if isinstance(end := ends[0], Finish):
-        assert end.status in TERMINAL
-        assert end.status is not Status.ABORTED
-        assert len(end.output) <= 120
-        assert (end.error == "") == (end.status in (Status.SUCCEEDED, Status.CANCELED))
-        msgspec.json.decode(end.output or b"null")
-    if run.stopped is Stop.USER:
-        assert ends[0] == Finish(status=Status.CANCELED, output=end.output, logs=end.logs, metrics=end.metrics)
 
 
 def test_progress_before_a_restart_is_not_in_the_end() -> None:

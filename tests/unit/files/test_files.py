@@ -172,9 +172,7 @@ def test_what_names_no_bucket_is_said_at_the_start(url: str) -> None:
     assert "key:secret" not in str(refused.value)
 
 
-async def test_file_appears_only_when_complete(
-    store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_file_appears_when_complete(store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = file_name(MINE, b"data", content_type="image/png")
     seen: list[Any] = []
     sync = os.fsync

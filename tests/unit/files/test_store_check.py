@@ -40,9 +40,7 @@ def check(store: ToldStore, clock: FakeClock) -> StoreCheck:
     return StoreCheck(store, clock)
 
 
-async def test_a_store_that_works_is_asked_again_after_a_minute(
-    check: StoreCheck, store: ToldStore, clock: FakeClock
-) -> None:
+async def test_working_store_is_asked_after_a_minute(check: StoreCheck, store: ToldStore, clock: FakeClock) -> None:
     assert [await check.missing() for _ in range(3)] == ["", "", ""]
     clock.pass_time(59)
     await check.missing()
@@ -73,9 +71,7 @@ async def test_whatever_it_raises_is_told_without_its_words(check: StoreCheck, s
     assert await check.missing() == "the file store fails: RuntimeError"
 
 
-async def test_one_that_hangs_is_told_to_hang(
-    check: StoreCheck, store: ToldStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_store_is_reported(check: StoreCheck, store: ToldStore, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang() -> str:
         await asyncio.Event().wait()
         return ""

@@ -179,9 +179,7 @@ def test_the_figures_tell_warm_hits_and_how_full_the_batches_were() -> None:
     waiting=st.lists(st.floats(0.1, 30), max_size=30),
     dice=st.randoms(use_true_random=False),
 )
-def test_in_flight_never_passes_the_batch_but_for_one_alone(
-    batch: float, size: int, waiting: list[float], dice: Random
-) -> None:
+def test_batch_is_exceeded_only_by_a_single_claim(batch: float, size: int, waiting: list[float], dice: Random) -> None:
     planner = ClaimPlanner(batch_cost=batch, batch_size=size)
     running: list[tuple[Permit, float]] = []
     while waiting:

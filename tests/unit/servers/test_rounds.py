@@ -150,9 +150,7 @@ async def test_unsent_runs_are_not_sent_to_a_dead_server() -> None:
     assert [end.outcome for end in found].count(Outcome.REFUSED) == 4 - len("".join(slot.sent))
 
 
-async def test_claim_lost_during_a_hang_up_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_claim_lost_during_a_hang_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     given = '{"kind": "http", "path": "/", "input": {"$each": ""}, "output": "/out", "batch": {}}'
     config = decode_runner_config(given)
     assert isinstance(config, HttpConfig)

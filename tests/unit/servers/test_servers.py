@@ -185,9 +185,7 @@ async def test_foreign_run_in_the_only_slot_restarts_the_server_each_time() -> N
         assert servers.any_ready()
 
 
-async def test_failing_server_rests_and_returns_with_one_run_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_failing_server_rests_and_returns_with_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.servers.trust.FIRST_S", 0.01)
     one, other = server(2), server(1)
     one.trust = Trust(2)
@@ -260,9 +258,7 @@ async def test_stopped_run_does_not_count_against_its_server() -> None:
     steps=st.lists(st.none() | st.integers(0, 20), max_size=40),
     run_s=st.sampled_from([0.1, 1.0]),
 )
-def test_slots_are_never_exceeded_in_any_order_of_take_and_release(
-    slots: list[int], steps: list[int | None], run_s: float
-) -> None:
+def test_no_order_of_takes_exceeds_the_slots(slots: list[int], steps: list[int | None], run_s: float) -> None:
     servers = Servers([server(each) for each in slots])
     for each in servers.all:
         each.run_s = run_s
@@ -380,18 +376,6 @@ async def run(servers: Servers, server: Server, ended: Ended, account: str) -> N
     servers.ended(permit, ended, unasked=True, account=account)
     for each in permits:
         servers.permits.release(each)
-
-
-async def test_failures_of_one_account_do_not_make_a_server_rest() -> None:
-    one = server(1)
-    one.trust = Trust(2)
-    servers = Servers([one])
-    await run(servers, one, Ended(outcome=Outcome.SUCCEEDED), "b")
-    for _ in range(10):
-        await run(servers, one, FAILED, "a")
-    assert one.can_run
-    await run(servers, one, FAILED, "b")
-    assert not one.can_run, "it fails for whoever comes"
 
 
 async def test_each_failure_counts_after_an_hour_with_one_account() -> None:

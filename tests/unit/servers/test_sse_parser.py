@@ -30,20 +30,11 @@ def parse(*chunks: bytes, max_bytes: int = 1000) -> list[Frame]:
     return [frame for chunk in chunks for frame in parser.feed(chunk)]
 
 
-def test_coglet_stream_gives_its_events() -> None:
-    assert parse(COGLET) == COGLET_FRAMES
-
-
 @given(cuts=st.lists(st.integers(0, len(COGLET) * 2)), newline=st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_chunks_and_line_ends_do_not_change_the_events(cuts: list[int], newline: bytes) -> None:
     stream = COGLET.replace(b"\n", newline)
     edges = [0, *sorted(cuts), len(stream)]
     assert parse(*(stream[a:b] for a, b in pairwise(edges))) == COGLET_FRAMES
-
-
-def test_byte_by_byte_gives_the_same() -> None:
-    stream = COGLET.replace(b"\n", b"\r\n")
-    assert parse(*(stream[i : i + 1] for i in range(len(stream)))) == COGLET_FRAMES
 
 
 @pytest.mark.parametrize(
