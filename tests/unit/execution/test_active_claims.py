@@ -1,4 +1,5 @@
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec import Raw
@@ -51,20 +52,28 @@ class Run:
     async def canceled(self, times: int) -> None:
         await eventually(lambda: self.runner.cancels, "cancels", until=times.__eq__)
 
+    async def end(self) -> None:
+        self.runner.goes_on.set()
+        await self.over()
+
     async def over(self) -> None:
         await asyncio.wait_for(self.following, 5)
 
 
-async def test_run_is_asked_to_stop_until_it_ends_and_not_after() -> None:
-    run = Run()
+async def started(**given: Any) -> Run:
+    run = Run(**given)
     await run.runner.started.wait()
+    return run
+
+
+async def test_run_is_asked_to_stop_until_it_ends_and_not_after() -> None:
+    run = await started()
     run.held.stop(Stop.USER)
     for times, pause in enumerate((*CANCEL_AGAIN_S, 1.0), 1):
         await run.canceled(times)
         run.clock.pass_time(pause)
     await run.canceled(len(CANCEL_AGAIN_S) + 2)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
     asked = run.runner.cancels
     run.held.stop(Stop.DEADLINE)
     run.clock.pass_time(10)
@@ -74,27 +83,23 @@ async def test_run_is_asked_to_stop_until_it_ends_and_not_after() -> None:
 
 
 async def test_a_second_reason_to_stop_asks_no_louder() -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.held.stop(Stop.DRAIN)
     run.held.stop(Stop.USER)
     await run.canceled(1)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
     assert run.runner.cancels == 1
     assert run.tracker.stopped is Stop.USER
 
 
 async def test_a_cancel_that_fails_is_only_one_of_many() -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.runner.is_rude = True
     run.held.stop(Stop.USER)
     await run.canceled(1)
     run.clock.pass_time(0.1)
     await run.canceled(2)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
 
 
 class Hanging(ScriptedRunner):
@@ -106,8 +111,7 @@ class Hanging(ScriptedRunner):
 
 async def test_unanswered_cancel_does_not_prevent_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.execution.active_claims.CANCEL_ANSWER_S", 0.01)
-    run = Run(runner=Hanging())
-    await run.runner.started.wait()
+    run = await started(runner=Hanging())
     run.held.stop(Stop.USER)
 
     def asked() -> int:
@@ -115,13 +119,11 @@ async def test_unanswered_cancel_does_not_prevent_the_next(monkeypatch: pytest.M
         return run.runner.cancels
 
     await eventually(asked, "it is asked again and again", until=(3).__eq__)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
 
 
 async def test_run_that_ignores_its_cancel_is_abandoned() -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.held.stop(Stop.USER)
     await run.canceled(1)
     run.clock.pass_time(CANCEL_WAIT_S)
@@ -132,8 +134,7 @@ async def test_run_that_ignores_its_cancel_is_abandoned() -> None:
 
 @pytest.mark.parametrize("before", [None, Stop.USER, Stop.DEADLINE, Stop.RUN_LIMIT])
 async def test_drain_gives_up_sooner_on_a_run_that_ignores_its_cancel(before: Stop | None) -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     if before is not None:
         run.held.stop(before)
     run.held.stop(Stop.DRAIN)
@@ -161,8 +162,7 @@ class Resuming(ScriptedRunner):
 
 
 async def test_drain_waits_for_the_remote_id_of_a_resumable_run() -> None:
-    run = Run(runner=Resuming())
-    await run.runner.started.wait()
+    run = await started(runner=Resuming())
     run.held.stop(Stop.DRAIN)
     await asyncio.sleep(0)
     run.tracker.apply(Accepted("remote"), 0.0)
@@ -178,13 +178,11 @@ def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
 
 
 async def test_follower_of_a_lost_claim_continues_and_can_be_canceled() -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.held.lose()
     await run.over()
     assert (run.following.cancelled(), run.following.cancelling()) == (False, 0)
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.held.lose()
     run.following.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -193,8 +191,7 @@ async def test_follower_of_a_lost_claim_continues_and_can_be_canceled() -> None:
 
 
 async def test_run_that_has_not_begun_is_released_at_once() -> None:
-    run = Run(began=False)
-    await run.runner.started.wait()
+    run = await started(began=False)
     run.held.stop(Stop.USER)
     await run.over()
     assert run.held.never_began
@@ -202,8 +199,7 @@ async def test_run_that_has_not_begun_is_released_at_once() -> None:
 
 
 async def test_lost_claim_releases_its_run_without_a_cancel() -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.held.lose()
     run.held.stop(Stop.USER)
     await run.over()

@@ -41,6 +41,7 @@ class Counter:
         planner: ClaimPlanner | None = None,
         gather_s: float = 0,
         also: Sequence[QueueName] = (),
+        carries: bool = False,
     ) -> None:
         self.answers: list[int | Ceased | Exception | asyncio.Event] = []
         self.asked: list[tuple[str, int]] = []
@@ -49,7 +50,7 @@ class Counter:
         self.bounds: list[tuple[float | None, bool]] = []
         self.cost = 1.0
         self.heard = 0
-        self.carries = False
+        self.carries = carries
         self.carried: list[object] = []
         self.released: list[Claim | str] = []
         self.executed: list[Claim] = []
@@ -148,7 +149,7 @@ class Counter:
 
 @pytest.fixture
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found out after some seconds at the latest is not found out in time for a test."""
+    """Keep periodic looks out of the test."""
     monkeypatch.setattr("director.execution.consumer.LEAST_S", 3600)
     monkeypatch.setattr("director.execution.consumer.LONGEST_S", 3600)
 
@@ -244,7 +245,7 @@ async def test_new_prediction_in_an_empty_queue_waits_for_company() -> None:
     counter.answers = [1, 2]
     async with counter.consuming():
         await eventually(lambda: counter.heard, "the queue is empty", until=(1).__eq__)
-        assert len(counter.asked) == 1, "nobody waited before"
+        assert len(counter.asked) == 1, "none waited before"
         counter.bell.set()
         await asyncio.sleep(0.01)
         assert len(counter.asked) == 1
@@ -267,10 +268,10 @@ async def test_unknown_queue_is_registered_again_despite_an_outage() -> None:
 
 async def test_broken_claim_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter()
-    counter.answers = [ValueError("an answer that nobody foresaw"), 1]
+    counter.answers = [ValueError("an unexpected answer"), 1]
     async with counter.consuming():
         await eventually(lambda: caplog.records, "it is logged")
-        assert "an answer that nobody foresaw" in caplog.text
+        assert "an unexpected answer" in caplog.text
         assert counter.servers.permits.busy == 0
         counter.clock.pass_time(1)
         await eventually(lambda: counter.executed, "it runs")
@@ -278,7 +279,7 @@ async def test_broken_claim_is_logged_and_the_next_one_runs(caplog: pytest.LogCa
 
 async def test_stopped_after_a_claim_that_broke_it_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter()
-    counter.answers = [ValueError("an answer that nobody foresaw")]
+    counter.answers = [ValueError("an unexpected answer")]
     async with counter.consuming():
         await eventually(lambda: caplog.records, "it is logged")
 
@@ -470,8 +471,7 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
 
 
 async def test_claim_behind_a_wakeup_holds_no_permit() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
+    counter = Counter(slots=2, carries=True)
     async with counter.consuming():
         await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
         assert counter.servers.permits.busy == 0
@@ -483,8 +483,7 @@ async def test_claim_behind_a_wakeup_holds_no_permit() -> None:
 
 
 async def test_lost_claim_behind_a_wakeup_is_repeated_with_its_nonce() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
+    counter = Counter(slots=2, carries=True)
     async with counter.consuming():
         await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
         counter.answers, counter.away = [1], [exceptions.ConnectionError("lost")]
@@ -494,8 +493,7 @@ async def test_lost_claim_behind_a_wakeup_is_repeated_with_its_nonce() -> None:
 
 
 async def test_failed_wait_is_not_repeated_at_once() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
+    counter = Counter(slots=2, carries=True)
     async with counter.consuming():
         await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
         counter.away = [exceptions.ConnectionError("no more clients") for _ in range(3)]
@@ -508,8 +506,7 @@ async def test_failed_wait_is_not_repeated_at_once() -> None:
 
 
 async def test_queue_removed_during_a_wait_is_registered_again(caplog: pytest.LogCaptureFixture) -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
+    counter = Counter(slots=2, carries=True)
     async with counter.consuming():
         await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
         counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE)]
@@ -519,8 +516,7 @@ async def test_queue_removed_during_a_wait_is_registered_again(caplog: pytest.Lo
 
 
 async def test_stopped_consumer_asks_for_nothing_more_than_its_waiting_claim() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
+    counter = Counter(slots=2, carries=True)
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
     counter.consumer.stop()
@@ -529,8 +525,7 @@ async def test_stopped_consumer_asks_for_nothing_more_than_its_waiting_claim() -
 
 
 async def test_claims_without_a_ready_server_are_released_unspent() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
+    counter = Counter(slots=2, carries=True)
     async with counter.consuming():
         await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
         counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))
@@ -542,8 +537,7 @@ async def test_claims_without_a_ready_server_are_released_unspent() -> None:
 
 @pytest.mark.parametrize("why", ["a lost claim fails it", "bounded", "batches"])
 async def test_no_claim_waits_behind_a_wakeup_where_it_does_harm(why: str) -> None:
-    counter = Counter(slots=2, planner=ClaimPlanner(batch_size=2) if why == "bounded" else None)
-    counter.carries = True
+    counter = Counter(slots=2, carries=True, planner=ClaimPlanner(batch_size=2) if why == "bounded" else None)
     counter.servers.permits.may_wait = why != "a lost claim fails it"
     counter.servers.all[0].places = 8 if why == "batches" else 0
     async with counter.consuming():
