@@ -60,7 +60,7 @@ def test_the_table_of_waits() -> None:
         ("what waits comes first", candidate("a", waiting=7, running=4, slots=4), 200),
         ("what was placed since counts", candidate("a", running=3, slots=4, since=8), 200),
         ("longer runs are a longer wait", candidate("a", waiting=7, running=4, slots=4, service_ms=1000), 2000),
-        ("nobody knows how long a run is", candidate("a", waiting=1, running=1, service_ms=0), 2000),
+        ("the run time is unknown", candidate("a", waiting=1, running=1, service_ms=0), 2000),
         ("no slot", candidate("a", slots=0), float("inf")),
         ("paused", candidate("a", starts=0), float("inf")),
     ]

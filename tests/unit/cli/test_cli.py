@@ -132,9 +132,9 @@ def test_missing_service_is_reported_in_one_line(capsys):
 
 
 def test_missing_redis_is_reported_in_one_line(capsys, tmp_path):
-    assert main(["queues", "--redis", f"unix://me:secret@{tmp_path}/nobody"]) == 1
+    assert main(["queues", "--redis", f"unix://me:secret@{tmp_path}/nowhere"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nobody. See --redis and")
+    assert said.startswith(f"director: Redis is away: ConnectionError, at unix://{tmp_path}/nowhere. See --redis and")
     assert said.count("\n") == 1
 
 
@@ -206,11 +206,11 @@ def test_malformed_token_is_refused_and_not_shown(token, capsys):
 
 
 def test_id_cannot_address_another_route(capsys):
-    api = Service((404, {"detail": "There is none"}))
+    api = Service((404, {"detail": "It does not exist"}))
     with api.serving() as url:
         assert main(["cancel", "../accounts/x?y=", "--url", url, "--token", "t"]) == 1
     assert api.asked == ["POST /v1/predictions/..%2Faccounts%2Fx%3Fy%3D/cancel"]
-    assert capsys.readouterr().err.startswith("director: There is none. Check the name or the id")
+    assert capsys.readouterr().err.startswith("director: It does not exist. Check the name or the id")
 
 
 def test_options_win_over_environment_and_environment_over_home(monkeypatch):

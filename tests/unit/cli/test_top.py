@@ -238,7 +238,7 @@ def test_rate_counts_starts_of_the_last_minute() -> None:
     assert rates.per_min(name) == 120
     rates.note(75, [queue("a", started=20)])
     rates.note(80, [queue("a", started=5)])
-    assert rates.per_min(name) == 0, "it was made anew, and started nothing since"
+    assert rates.per_min(name) == 0, "it was made again, and started nothing since"
     assert rates.per_min(QueueName("b")) is None
 
 

@@ -61,7 +61,7 @@ def test_a_window_holds_its_own_time_and_no_more() -> None:
 
 def test_a_queue_in_which_nothing_starts_burns_for_what_waits_too_long() -> None:
     assert rate(sample(30, late=1), sample(20, late=3)) == pytest.approx(20)
-    assert rate(sample(600, late=3), over_s=3600) == 0, "nobody looked for so long"
+    assert rate(sample(600, late=3), over_s=3600) == 0, "the last look is too old"
 
 
 @given(met=st.integers(0, 100), missed=st.integers(0, 100))

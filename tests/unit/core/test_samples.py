@@ -38,7 +38,7 @@ def test_what_came_in_the_window_counts_whole() -> None:
 
 @pytest.mark.parametrize("over_s", [60.0, 300.0])
 def test_what_came_while_no_keeper_was_there_came_all_that_time(over_s: float) -> None:
-    """Ten in a second for half an hour, and nobody noted it: not 300 in a second for the last minute."""
+    """Count ten a second for half an hour without a keeper, not 300 a second for the last minute."""
     assert rate(came(1810, 100), came(0, 18_100), over_s=over_s) == pytest.approx(10)
 
 

@@ -13,8 +13,8 @@ BASE = ApiSettings(redis_url="redis://eu/0", files_dir="/files")
 WRONG = {
     "no TOML": ("[[site", "is not TOML"),
     "nothing": ("", "site"),
-    "a word that is none": (f"{HOME}colour = 1\n", "colour"),
-    "a placement that is none": (f'placement = "nearest"\n{HOME}', "placement"),
+    "an unknown field": (f"{HOME}colour = 1\n", "colour"),
+    "an unknown placement": (f'placement = "nearest"\n{HOME}', "placement"),
     "a number beyond the bits of an id": (HOME.replace("0", "64"), "site"),
     "a name for no label": (HOME.replace("eu", "E U"), "site"),
     "no weight": (f"{HOME}weight = 0\n", "site"),
@@ -26,7 +26,7 @@ WRONG = {
     "one server twice": (HOME + FAR + FAR.replace('"us"', '"asia"').replace("= 1", "= 2"), "address of REDIS_US"),
     "a model of a site that is not there": (f'{HOME}[models]\n"acme/echo" = ["mars"]\n', "models: acme/echo"),
     "a model of none": (f'{HOME}[models]\n"acme/echo" = []\n', "models: acme/echo"),
-    "a model that is none": (f'{HOME}[models]\n"echo" = ["eu"]\n', "models"),
+    "a malformed model": (f'{HOME}[models]\n"echo" = ["eu"]\n', "models"),
 }
 
 

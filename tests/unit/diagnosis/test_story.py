@@ -111,7 +111,7 @@ def test_backoff_shows_next_attempt_and_its_time() -> None:
         ({"late": "aborted"}, "aborted if it has not ended by then"),
         ({"late": "aborted", "begun": True}, "canceled if it has not ended by then"),
     ],
-    ids=["nobody asked for it", "its caller asked for it", "it ran before"],
+    ids=["no caller asked for it", "its caller asked for it", "it ran before"],
 )
 def test_deadline_shows_the_status_it_leads_to(facts: dict[str, Any], detail: str) -> None:
     assert tell(known(deadline=s(50), **facts)).next[-1] == Coming("deadline", f"{AT}50.000Z", detail)

@@ -133,7 +133,7 @@ async def test_raising_runner_costs_an_attempt_and_is_logged(bench: Bench, drive
     ("events", "became"),
     [
         pytest.param([Began(), Ended(outcome=Outcome.LOST)], "failed", id="lost after it began"),
-        pytest.param([Ended(outcome=Outcome.LOST)], "failed", id="lost before anybody saw it begin"),
+        pytest.param([Ended(outcome=Outcome.LOST)], "failed", id="lost before its start was seen"),
         pytest.param([Accepted("a:1"), Ended(outcome=Outcome.REFUSED)], "failed", id="refused, and its server has it"),
         pytest.param([Began(), Ended(outcome=Outcome.REFUSED)], "starting", id="refused late"),
         pytest.param([Ended(outcome=Outcome.REFUSED)], "starting", id="refused"),
@@ -278,7 +278,7 @@ async def test_a_claim_that_was_lost_ends_without_a_word(bench: Bench, driver: Q
 
 
 class Queuing(ScriptedRunner):
-    """It waits for long until a slot of its server is free."""
+    """A runner that waits until a slot of its server is free."""
 
     def __init__(self, *events: RunEvent, wait_s: float) -> None:
         super().__init__(*events)
@@ -298,7 +298,7 @@ async def test_run_limit_counts_from_the_start_of_the_run(bench: Bench, driver: 
 
 
 class Reluctant(ScriptedRunner):
-    """It takes a while to let go of a run. `story`: starts and ends of runs, in order."""
+    """A runner that releases a run late. `story` has starts and ends of runs in order."""
 
     def __init__(self) -> None:
         super().__init__(Began())
@@ -343,7 +343,7 @@ PNG = Raw(b'"data:image/png;base64,iVBORw=="')
 
 
 class SlowStore(LocalFiles):
-    """It keeps nothing until it may. `asked`: how often it was asked to."""
+    """A store that stores nothing before `goes_on`. `asked` counts its requests."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -379,7 +379,7 @@ async def test_end_waits_for_files_without_the_slot(bench: Bench, driver: QueueD
 
 
 class KeepingStore(SlowStore):
-    """It has kept a file, and does not say so yet."""
+    """A store that has stored a file and has not answered yet."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ LEASE_S = 15.0
 
 
 class Beating:
-    """A heartbeat whose beats go as `answers` say, one each; after them all go well. Nobody can listen for kicks.
+    """A heartbeat whose beats go as `answers` say, one each; after them all go well. Subscriptions fail.
 
     `told`: (slots, state) of each beat. `held` lets beats wait until it is set.
     """
@@ -177,7 +177,7 @@ async def test_a_drain_is_told_at_once_and_from_then_on() -> None:
         draining = asyncio.create_task(beating.heartbeat.drain())
         await eventually(lambda: beating.beats, "it tries", until=(2).__eq__)
         await asyncio.sleep(0.01)
-        assert not draining.done(), "nobody heard it"
+        assert not draining.done(), "no call was answered"
         beating.clock.pass_time(1)
         await asyncio.wait_for(draining, 5)
         beating.see(HealthStatus.READY)

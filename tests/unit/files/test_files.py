@@ -128,7 +128,7 @@ def test_what_is_no_name_never_becomes_a_path(text: str) -> None:
 async def test_what_is_not_ours_in_the_folder_is_not_entered(store: LocalFiles, tmp_path: Path) -> None:
     await put(store, MINE, b"mine")
     for name in ("lost+found", "0"):
-        (tmp_path / "files" / name).symlink_to(name)  # cannot be listed, whoever asks
+        (tmp_path / "files" / name).symlink_to(name)  # not even root can list it
     assert await holders(store) == [[MINE]]
 
 
@@ -164,7 +164,7 @@ async def test_unwritable_store_is_reported_at_the_start(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "url",
     ["http://bucket", "s3://", "s3://key:secret@bucket", "s3://bucket?secret=x"],
-    ids=["no s3", "no bucket", "a key in it", "an option that is none"],
+    ids=["no s3", "no bucket", "a key in it", "an unknown option"],
 )
 def test_what_names_no_bucket_is_said_at_the_start(url: str) -> None:
     with pytest.raises(SettingsError, match="DIRECTOR_FILES_URL") as refused:

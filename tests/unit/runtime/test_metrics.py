@@ -38,7 +38,7 @@ LABELS = {
 
 
 def stats(**given: int) -> QueueStats:
-    """Of a queue with nothing in it, but for what is given."""
+    """Return the statistics of an empty queue with these values."""
     nothing = dict.fromkeys(QueueStats.__struct_fields__, 0)
     return QueueStats(
         **{**nothing, "mode": "absorb", "max_queued": None, "breaker": "", "tally": {}, "objectives": {}, **given}

@@ -129,11 +129,11 @@ async def test_own_fault_reaches_every_waiting_run(monkeypatch: pytest.MonkeyPat
     slot = Slot(2)
 
     async def broken() -> bool:
-        raise ValueError("nobody foresaw it")
+        raise ValueError("an unexpected fault")
 
     monkeypatch.setattr(slot.answers, "wait", broken)
     for run in slot.start("ab"):
-        with pytest.raises(ValueError, match="nobody foresaw it"):
+        with pytest.raises(ValueError, match="an unexpected fault"):
             await run
 
 

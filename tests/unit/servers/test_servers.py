@@ -149,7 +149,7 @@ NO_SLOT = Ended(outcome=Outcome.REFUSED, server_is_dead=True, has_no_slot=True)
 
 
 async def full(servers: Servers, runs: int = 1) -> None:
-    """Every permit is used, and there is no slot for the last one; so many runs find that."""
+    """Use every permit. The server has no slot for the last one, as this many runs find."""
     permits = await taken(servers)
     for permit in permits:
         servers.permits.start(permit)

@@ -47,7 +47,7 @@ def test_chunks_and_line_ends_do_not_change_the_events(cuts: list[int], newline:
         pytest.param(b"event: x\n\ndata: a\n\n", [Frame("message", b"a")], id="no data, no event, no leftover name"),
         pytest.param(b"id: 1\nretry: 5\ndata: a\n\n", [Frame("message", b"a")], id="id and retry are passed over"),
         pytest.param(b"\xef\xbb\xbfdata: a\n\n", [Frame("message", b"a")], id="a byte order mark is dropped"),
-        pytest.param(b"data: a\n", [], id="an unfinished event is none"),
+        pytest.param(b"data: a\n", [], id="an unfinished event is dropped"),
         pytest.param(
             b"data: a\x0bb\xe2\x80\xa8c\n\n", [Frame("message", b"a\x0bb\xe2\x80\xa8c")], id="only CR and LF end"
         ),
