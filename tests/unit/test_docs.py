@@ -1,5 +1,3 @@
-"""Pages say what is there: the diagram follows the table, links lead to headings, named files exist."""
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The former release is found by its commit, and every call of ours is known to it or named as ours alone."""
-
 import re
 import tomllib
 from pathlib import Path

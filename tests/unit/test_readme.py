@@ -1,5 +1,3 @@
-"""What the READMEs list is what the code has."""
-
 import re
 from pathlib import Path
 
@@ -39,7 +37,6 @@ def test_the_settings_table_is_what_the_code_reads() -> None:
 
 
 def test_a_command_that_the_readme_shows_is_found_after_make_up() -> None:
-    """Nothing puts the commands on anybody's PATH."""
     lines = (ROOT / "README.md").read_text().splitlines()
     bare = [line for line in lines if re.search(r"(^ {4}|`)director [a-z]", line)]
     assert [line for line in bare if not line.startswith("| `director ")] == [], "the table names processes"

@@ -1,8 +1,3 @@
-"""The words of the product and its pages: plain English, none of the words that were given up (docs/glossary.md).
-
-The tests' own words are not judged yet.
-"""
-
 import ast
 import io
 import re
@@ -34,7 +29,6 @@ def files(*patterns: str) -> list[str]:
 
 
 def texts_of(source: str) -> Iterator[str]:
-    """Each docstring, and each block of comment lines."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""

@@ -1,5 +1,3 @@
-"""A cache forgets by age and by number, keeps what is missing more briefly, and never keeps a failure."""
-
 import asyncio
 
 import pytest
@@ -77,7 +75,7 @@ async def test_no_lifetime_is_no_cache(clock: FakeClock) -> None:
     assert source.asked == 2
 
 
-async def test_those_who_ask_at_once_share_one_look_and_its_failure(cache: Cache[str, str]) -> None:
+async def test_concurrent_readers_share_one_load_and_its_failure(cache: Cache[str, str]) -> None:
     source, goes_on = Source(), asyncio.Event()
 
     async def load() -> str | None:

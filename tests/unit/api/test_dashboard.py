@@ -1,5 +1,3 @@
-"""The page for operators as it is served: its files, and the headers that keep everything else out."""
-
 import re
 from pathlib import Path
 from typing import Final, get_args
@@ -75,7 +73,7 @@ async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_every_file_of_the_page_is_served_and_names_only_files_that_are_there() -> None:
+def test_page_files_are_all_served_and_refer_to_existing_files() -> None:
     there = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file()}
     assert there == set(ASSETS)
     for name in sorted(there):
@@ -86,7 +84,7 @@ def test_every_file_of_the_page_is_served_and_names_only_files_that_are_there() 
             assert named in there, (name, named)
 
 
-def test_no_file_of_the_page_takes_the_service_to_be_at_the_root() -> None:
+def test_page_uses_no_address_from_the_root() -> None:
     """A proxy may have put it below a path of its own."""
     for name, asset in ASSETS.items():
         assert not re.search(r"""(?:href|src|action|url)\s*[=(:]\s*["']?/(?!/)""", asset.body.decode()), name

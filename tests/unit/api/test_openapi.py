@@ -1,5 +1,3 @@
-"""The contract that is served names every route, and nothing that is not there."""
-
 import re
 from collections.abc import Iterator
 from typing import Any

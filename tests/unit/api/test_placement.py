@@ -1,5 +1,3 @@
-"""In which order sites are tried: by the shorter wait or by lot, and those where nothing starts at the end."""
-
 from collections import Counter
 from random import Random
 
@@ -40,7 +38,7 @@ def candidate(
 
 @settings(max_examples=30)
 @given(candidates=CANDIDATES, placement=st.sampled_from(["random", "least-wait"]), seed=st.integers())
-def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
+def test_each_site_is_tried_once_and_stuck_ones_last(
     candidates: list[Candidate], placement: Placement, seed: int
 ) -> None:
     order = in_order(candidates, placement, Random(seed).random)
@@ -51,7 +49,7 @@ def test_every_site_is_tried_once_and_those_where_nothing_starts_last(
 
 @settings(max_examples=30)
 @given(candidates=CANDIDATES, seed=st.integers())
-def test_by_least_wait_nobody_is_behind_a_longer_one(candidates: list[Candidate], seed: int) -> None:
+def test_least_wait_orders_by_wait(candidates: list[Candidate], seed: int) -> None:
     waits = {each.name: each.wait_ms for each in candidates}
     order = [waits[name] for name in in_order(candidates, "least-wait", Random(seed).random)]
     assert order == sorted(order)
@@ -64,7 +62,7 @@ def test_the_table_of_waits() -> None:
         ("what waits comes first", candidate("a", waiting=7, running=4, slots=4), 200),
         ("what was placed since counts", candidate("a", running=3, slots=4, since=8), 200),
         ("longer runs are a longer wait", candidate("a", waiting=7, running=4, slots=4, service_ms=1000), 2000),
-        ("nobody knows how long a run is", candidate("a", waiting=1, running=1, service_ms=0), 2000),
+        ("the run time is unknown", candidate("a", waiting=1, running=1, service_ms=0), 2000),
         ("no slot", candidate("a", slots=0), float("inf")),
         ("paused", candidate("a", starts=0), float("inf")),
     ]

@@ -1,5 +1,3 @@
-"""What a caller may ask for, and how everything that is wrong with it is told at once."""
-
 import json
 
 import pytest
@@ -71,9 +69,6 @@ class TestABadBody:
             ("additional_property_not_allowed", "", "Additional property inptu is not allowed"),
         ]
 
-    def test_that_is_an_empty_object_lacks_version_and_input(self) -> None:
-        assert faults(b"{}") == [("required", "", "version is required"), ("required", "", "input is required")]
-
     @pytest.mark.parametrize(
         ("text", "given_type"),
         [(b"[]", "array"), (b'"x"', "string"), (b"1", "number"), (b" true", "boolean"), (b"null", "null")],
@@ -86,11 +81,6 @@ class TestABadBody:
         [(kind, field, description)] = faults(body(version=HEX, input=value))
         assert (kind, field) == ("invalid_type", "input")
         assert description.startswith("Invalid type. Expected: object, given: ")
-
-    def test_is_one_with_a_version_where_the_path_has_named_the_model(self) -> None:
-        assert faults(body(version=HEX, input={}), version=False) == [
-            ("additional_property_not_allowed", "", "Additional property version is not allowed")
-        ]
 
     @pytest.mark.parametrize(
         "url", ["", "example.com", "ftp://example.com", "https://a b", "https://user:pw@example.com"]

@@ -1,5 +1,3 @@
-"""Which declared route answers a path, with which base, and what is refused when routes are declared."""
-
 from collections.abc import AsyncIterator
 
 import httpx
@@ -53,9 +51,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         *((path, f"otherwise {path}") for path in ("/v1/v1/v1/a", "/v1/x/y", "/v1", "/a/", "/a//b", "/c/x//d", "/A")),
     ],
 )
-async def test_literal_parts_go_before_names_and_three_bases_lead_to_one_route(
-    client: httpx.AsyncClient, path: str, found: str
-) -> None:
+async def test_literal_parts_precede_names_under_three_bases(client: httpx.AsyncClient, path: str, found: str) -> None:
     assert (await client.get(path)).text == found
 
 

@@ -1,5 +1,3 @@
-"""Which part of a file a `Range` asks for."""
-
 import pytest
 
 from api.files.outputs import part_of

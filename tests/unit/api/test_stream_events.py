@@ -1,5 +1,3 @@
-"""From the event log to server-sent events, byte for byte."""
-
 from itertools import pairwise
 
 import msgspec
@@ -103,7 +101,7 @@ def test_each_line_of_a_text_is_a_line_of_data(text: str, lines: list[str]) -> N
         (b'"half \\ud83d"', '"half \\ud83d"'),
     ],
 )
-def test_text_is_told_as_text_and_all_else_as_the_json_that_it_is(item: bytes, data: str) -> None:
+def test_text_is_sent_as_text_and_other_output_as_json(item: bytes, data: str) -> None:
     [output] = told(data_of(item))
     assert output.data == data
 
@@ -122,7 +120,7 @@ def test_an_end_says_how(status: Status, error: str, frames: list[tuple[str, str
     assert [(end.event, end.data) for end in ends] == frames
 
 
-def test_a_retry_is_told_and_the_new_attempt_counts_anew_while_ids_go_on() -> None:
+def test_retry_is_announced_and_resets_the_counts_but_not_the_ids() -> None:
     events = log(
         ("created", b""),
         ("output", b'"lost"'),
@@ -143,11 +141,11 @@ def test_a_retry_is_told_and_the_new_attempt_counts_anew_while_ids_go_on() -> No
 
 
 @pytest.mark.parametrize("kind", ["retried", "released"])
-def test_a_claim_that_was_given_back_before_it_showed_anything_is_no_news(kind: str) -> None:
+def test_claim_released_before_any_progress_is_not_announced(kind: str) -> None:
     assert Frames(Mark()).events(log(("created", b""), ("started", b""), (kind, b""), ("started", b""))) == b""
 
 
-def test_a_log_that_began_anew_is_told_from_its_beginning() -> None:
+def test_restarted_log_is_sent_from_its_beginning() -> None:
     stream = Frames(Mark(seq=90, items=40, chars=7))
     retried, output = read(stream.events(log(("revived", b""), ("output", b'"a"'))))
     assert retried == Comment("retried")
@@ -155,7 +153,7 @@ def test_a_log_that_began_anew_is_told_from_its_beginning() -> None:
     assert output.id == "2:1:0"
 
 
-def test_an_end_that_was_taken_back_is_none() -> None:
+def test_revived_prediction_is_not_at_its_end() -> None:
     stream = Frames(Mark())
     stream.events(log(("created", b""), ("completed", b"failed")))
     assert stream.at_end
@@ -167,7 +165,7 @@ def test_an_end_that_was_taken_back_is_none() -> None:
     ("output", "items"),
     [(b'["x","y"]', ["x", "y"]), (b'"text"', ["text"]), (b'{"a":1}', ['{"a":1}']), (b"[]", []), (b"null", [])],
 )
-def test_a_run_that_showed_nothing_on_its_way_is_told_at_its_end(output: bytes, items: list[str]) -> None:
+def test_output_without_progress_is_sent_at_the_end(output: bytes, items: list[str]) -> None:
     events = log(("created", b""), ("started", b""), ("completed", b""))
     logs, *outputs, done = told(whole(Frames(Mark()), events, output=output, logs="one\ntwo"))
     assert (logs.event, logs.data) == ("logs", "one\ntwo")
@@ -175,13 +173,13 @@ def test_a_run_that_showed_nothing_on_its_way_is_told_at_its_end(output: bytes, 
     assert done.event == "done"
 
 
-def test_what_a_log_that_was_full_left_out_is_told_at_the_end() -> None:
+def test_output_missing_from_a_full_log_is_sent_at_the_end() -> None:
     events = log(("output", b'"a"'), ("logs", b'"on"'), ("completed", b""))
     frames = told(whole(Frames(Mark()), events, output=b'["a","b",3]', logs="one"))
     assert [one.data for one in frames] == ["a", "on", "e", "b", "3", "{}"]
 
 
-def test_an_output_that_is_not_made_of_what_was_shown_is_not_told_beside_it() -> None:
+def test_terminal_output_that_differs_from_the_progress_is_not_sent() -> None:
     events = log(("output", b'"a"'), ("completed", b""))
     assert [one.data for one in told(whole(Frames(Mark()), events, output=b'"ab"'))] == ["a", "{}"]
 
@@ -211,7 +209,7 @@ def test_what_was_removed_meanwhile_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7", "1:2", "1:2:3:end", "-1:2:3", "a:b:c", "1:2:3 ", "1690212292:0", "٣:1:1"])
-def test_an_id_that_is_none_of_ours_is_the_beginning(text: str) -> None:
+def test_foreign_id_means_the_beginning(text: str) -> None:
     assert Mark.parse(text) == Mark()
 
 
@@ -236,7 +234,7 @@ KINDS = st.sampled_from(["output", "logs", "metric", "started", "retried", "rele
     st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELED]),
     st.data(),
 )
-def test_who_comes_back_after_any_event_is_told_what_follows_it(
+def test_returning_reader_continues(
     kinds: list[str], unshown: int, unlogged: str, status: Status, data: st.DataObject
 ) -> None:
     bodies = {"output": b'"item"', "logs": b'"line"'}

@@ -1,5 +1,3 @@
-"""Tickets: unguessable, and spelled so that a wrong address asks nothing."""
-
 import pytest
 
 from api.predictions.streams import Address, new_ticket, read_address
@@ -26,5 +24,5 @@ def test_no_two_tickets_are_alike() -> None:
     "text",
     ["", ID, f"{ID}{'a' * 25}", f"{ID}{'a' * 27}", f"{ID}{'A' * 26}", f"{ID}{'1' * 26}", "u" * 52, f"{ID}{'ä' * 26}"],
 )
-def test_what_cannot_be_an_address_is_none(text: str) -> None:
+def test_malformed_address_is_refused(text: str) -> None:
     assert read_address(text) is None

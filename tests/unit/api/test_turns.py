@@ -1,5 +1,3 @@
-"""Turns: a bound for all and one for each, and nobody waits for ever."""
-
 from contextlib import AsyncExitStack
 
 import anyio

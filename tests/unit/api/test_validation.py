@@ -1,5 +1,3 @@
-"""An input is checked against its model's schema, in gojsonschema's words, and a hostile schema harms nobody."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -118,7 +116,7 @@ def test_an_input_that_is_no_object_is_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize("text", [b"{", b'{"a": 1e999}', b'{"a": "\xff"}'])
-def test_an_input_that_cannot_be_read_is_refused_even_by_an_open_model(text: bytes) -> None:
+def test_unreadable_input_is_refused_even_by_an_open_model(text: bytes) -> None:
     with pytest.raises(Problem) as refused:
         schema({}).check(text)
     assert refused.value.status == 400
@@ -265,7 +263,7 @@ class TestAHostileSchema:
         assert refused.value.document.code == "unusable_schema"
 
     @pytest.mark.parametrize("pattern", ["^(?=.*a)", r"(a)\1", "(a{1000}){1000}", "(", "[z-a]"])
-    def test_has_the_patterns_left_to_the_model_that_cannot_be_checked_in_linear_time(self, pattern: str) -> None:
+    def test_leaves_patterns_without_linear_time_to_the_model(self, pattern: str) -> None:
         checked = of_properties(x={"pattern": pattern, "maxLength": 3})
         assert [kind for kind, _, _ in faults(checked, {"x": "bbbb"})] == ["string_lte"]
 
@@ -342,7 +340,7 @@ def test_a_schema_is_compiled_once() -> None:
     assert InputSchema.from_openapi(document) is InputSchema.from_openapi(bytes(bytearray(document)))
 
 
-def test_only_the_schemas_used_lately_are_kept() -> None:
+def test_only_recently_used_schemas_are_kept() -> None:
     kept, dropped = (f'{{"x": {n}}}'.encode() for n in (1, 2))
     first_kept, first_dropped = InputSchema.from_openapi(kept), InputSchema.from_openapi(dropped)
     for n in range(100, 163):
@@ -409,9 +407,7 @@ SCHEMAS = st.recursive(
 
 
 @given(SCHEMAS, st.dictionaries(st.sampled_from(["a", "b", "$ref"]), JSON))
-def test_whatever_a_schema_says_an_input_is_judged_or_the_schema_refused(
-    says: object, value: dict[str, object]
-) -> None:
+def test_any_schema_judges_an_input_or_is_refused(says: object, value: dict[str, object]) -> None:
     try:
         checked = schema(says)
     except Problem:
@@ -421,7 +417,7 @@ def test_whatever_a_schema_says_an_input_is_judged_or_the_schema_refused(
         assert fault.description
 
 
-def test_the_schema_of_a_version_is_found_again_by_the_very_document_and_anew_where_it_changed() -> None:
+def test_schema_of_a_version_is_compiled_again_only_for_a_changed_document() -> None:
     version = Version(model=MODEL, id=VERSION, created_ms=1, server="", schema=OPEN_SCHEMA, streams=1, size=1)
     first = InputSchema.of(version)
     assert InputSchema.of(version) is first

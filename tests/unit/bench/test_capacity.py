@@ -1,5 +1,3 @@
-"""The arithmetic of what a node carries, and that the pages say what was measured."""
-
 import pytest
 
 from tests.bench.__main__ import KEPT, tables_of
@@ -46,7 +44,7 @@ def test_what_waits_is_bounded_by_memory_and_its_input() -> None:
     assert large.waiting == pytest.approx(small.waiting / 2)
 
 
-def test_a_week_of_records_bounds_the_rate_and_a_day_of_them_less() -> None:
+def test_longer_kept_records_lower_the_rate() -> None:
     week, day = capacity(INPUT, Plan()), capacity(INPUT, Plan(record_s=DAY_S))
     assert week.kept_per_s < day.kept_per_s < day.per_s
     kept = week.kept_per_s * (3_600 * (1_000 + 2_000) + 7 * DAY_S * 500)
@@ -83,7 +81,7 @@ def test_the_pages_have_the_tables_of_what_was_kept() -> None:
             assert put_into(text, name, made) == text, f"{page.name}: make bench-keep puts the table {name!r} there"
 
 
-def test_no_part_of_what_was_kept_was_busier_than_a_core_can_be() -> None:
+def test_no_measured_process_was_busier_than_one_core() -> None:
     results = latest(read(KEPT))
     if not {bench for bench, _ in INPUTS.values()} <= set(results):
         assert "Not measured yet" in (KEPT.parent / "capacity.md").read_text(encoding="utf-8")

@@ -1,5 +1,3 @@
-"""When something is said to grow: with made-up looks."""
-
 import pytest
 
 from tests.bench.slopes import growth

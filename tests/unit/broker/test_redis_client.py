@@ -1,5 +1,3 @@
-"""What Redis can answer when it cannot serve us, and what its URL may say."""
-
 from collections.abc import Callable
 
 import pytest
@@ -51,7 +49,6 @@ def parsed(answer: str) -> Exception:
 
 
 def in_pipeline(error: Exception) -> Exception:
-    """As redis-py annotates the first error of a pipeline."""
     Redis().pipeline().annotate_exception(error, 1, ["XADD", "OOM", "x"])
     return error
 
@@ -119,7 +116,7 @@ def test_a_url_is_told_without_its_secrets(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("url", BAD)
-def test_a_url_that_is_none_is_one_error_for_the_operator_and_tells_no_secret(url: str) -> None:
+def test_malformed_url_is_one_error_without_its_secret(url: str) -> None:
     with pytest.raises(SettingsError, match="is malformed") as refused:
         client(url)
     assert "cret" not in str(refused.value)

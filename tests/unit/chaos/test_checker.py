@@ -1,5 +1,3 @@
-"""Check the checker of a fault-injection run: for each promise a run that keeps it, and one that breaks only it."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,7 +145,6 @@ def ended_well(prediction: str, name: str, *, at: int = 100) -> list[tuple[str, 
 
 
 def good(prediction: str = "a", key: str = "k-a") -> list[Line]:
-    """Return one prediction that nothing disturbed."""
     name = f"r-{prediction}"
     return [
         *create(key, prediction),
@@ -232,7 +229,6 @@ def runs(*intervals: tuple[int, int | None], released: int = 0) -> list[Line]:
 
 
 def beside(count: int) -> list[Line]:
-    """Return this many runs at once on one server."""
     return [line for number in range(count) for line in good(f"e{number}", f"k-e{number}")]
 
 
@@ -368,7 +364,6 @@ def visited(prediction: str, *, status: int = 200, after: str = "", end: Any = "
 
 
 def listed(lines: list[Line]) -> Line:
-    """Return the correct list of events for a reader."""
     [rest] = [line for line in lines if isinstance(line, Final)]
     events = [(number, kind) for number, (kind, _, _) in enumerate(rest.events, start=1)]
     return Listed(at=T + 80_000, id=rest.id, events=events)
@@ -410,7 +405,6 @@ def misread(*events: tuple[str, str, str]) -> list[Line]:
 
 
 def failed_unseen() -> list[Line]:
-    """Return a prediction that failed before it showed anything."""
     story = [*without(without(good(), Final), CogEnded), CogEnded(at=T + 90, id="a", run="r-a", outcome="failed")]
     story = [*without(story, Delivered), told("a", "failed", at=120)]
     events = [("created", 1, ""), ("started", 20, ""), ("completed", 100, "failed")]
@@ -737,7 +731,7 @@ def test_a_run_that_kept_its_promises_passes(judged: Callable[..., Report], stor
 
 
 @pytest.mark.parametrize(("invariant", "what", "lines"), BROKEN, ids=[f"{name}: {what}" for name, what, _ in BROKEN])
-def test_a_broken_promise_is_reported_under_its_name_alone(
+def test_only_the_broken_promise_is_reported(
     judged: Callable[..., Report], invariant: str, what: str, lines: list[Line]
 ) -> None:
     report = judged(lines)

@@ -1,5 +1,3 @@
-"""The command line's description of itself: help, examples, exit codes, the README's tables and completion."""
-
 import os
 import re
 import shlex
@@ -35,7 +33,6 @@ def commands_table() -> str:
 
 
 def codes_table() -> str:
-    """Return the README's table of exit codes."""
     return "\n".join(
         ["| exit code | what |", "|---|---|", *(f"| {code} | {text} |" for code, text in EXIT_CODES.items())]
     )
@@ -73,9 +70,6 @@ def test_every_command_has_a_json_option(prog: str) -> None:
     assert [action for action in LEAVES[prog].arguments if "--json" in action.option_strings]
 
 
-# ── exit codes ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_exit_codes_match_their_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
@@ -91,9 +85,6 @@ def test_exit_codes_match_their_table(monkeypatch: pytest.MonkeyPatch, tmp_path:
     found = {code("down"), code("queues"), code("nonsense")}
     monkeypatch.setattr("director.local.up.down", interrupted)
     assert found | {code("down")} == set(EXIT_CODES)
-
-
-# ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def completed(line: str, tmp_path: Path) -> list[str]:

@@ -1,5 +1,3 @@
-"""Tables of the command line: whole in a pipe, and never wider than a terminal."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""The keys of `director top`, and the size of its screens."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -225,9 +223,6 @@ def test_f_shows_all_findings() -> None:
     assert typed(State(), "f", "p").asked is None
 
 
-# ── keys, rates, blocks ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_keys_that_arrive_together_are_separated() -> None:
     assert keys_in("j\x1b[A\x1bOB\r\x7f\x1b[5~\x1b[99zé\x1b") == [
         *("j", "up", "down", "enter", "backspace", "page_up", "\x1b[99z", "é", "escape")
@@ -243,7 +238,7 @@ def test_rate_counts_starts_of_the_last_minute() -> None:
     assert rates.per_min(name) == 120
     rates.note(75, [queue("a", started=20)])
     rates.note(80, [queue("a", started=5)])
-    assert rates.per_min(name) == 0, "it was made anew, and started nothing since"
+    assert rates.per_min(name) == 0, "it was made again, and started nothing since"
     assert rates.per_min(QueueName("b")) is None
 
 

@@ -1,5 +1,3 @@
-"""Files that a server puts here are told in the order in which they began, once whole, and only to their run."""
-
 import asyncio
 import os
 from collections.abc import AsyncIterator
@@ -21,8 +19,6 @@ PATH = "/uploads/secret/out.png"
 
 
 class Run:
-    """Who follows a run, and what it was told."""
-
     def __init__(self) -> None:
         self.told: list[Received | Unreceived] = []
 
@@ -123,15 +119,6 @@ async def test_broken_upload_frees_its_disk_space() -> None:
     kept = [await spool.take(blocks(breaks=False), content_type="image/png") for _ in range(2)]
     assert [b"".join([block async for block in each.blocks()]) for each in kept] == [file, file]
     assert os.fstat(spool._file.fileno()).st_size <= 4 * PIECE_BYTES
-
-
-async def test_file_for_a_run_that_is_over_is_rejected() -> None:
-    arrivals, run = Arrivals("secret"), Run()
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
-            pass
-        assert (await put(client, b"x")).status_code == 404
-    assert run.told == []
 
 
 async def test_file_without_an_id_belongs_to_the_only_run() -> None:

@@ -1,5 +1,3 @@
-"""Check that an API process reads the end of a prediction from a message, or at least which one ended."""
-
 import pytest
 
 from director.core.states import Status

@@ -1,5 +1,3 @@
-"""What an event says to its caller."""
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""How a measurement is judged and printed."""
-
 import math
 
 import pytest
@@ -8,7 +6,7 @@ from director.core.figures import jain, percentile
 from tests.bench.figures import Figure, table, verdicts
 
 
-def test_jain_is_one_where_all_have_the_same_and_a_part_of_it_where_one_has_all() -> None:
+def test_jain_is_one_for_equal_shares() -> None:
     assert jain([3, 3, 3]) == pytest.approx(1)
     assert jain([5, 0, 0, 0]) == pytest.approx(1 / 4)
     assert jain([0, 0]) == 0

@@ -1,5 +1,3 @@
-"""Templates of what a server is sent: values are put in as they are, and nothing else can come of them."""
-
 import json
 from typing import Any
 
@@ -78,7 +76,7 @@ def test_the_whole_input_is_sent_as_it_came() -> None:
     assert msgspec.json.decode(WHOLE_INPUT.fill(Raw(b"{}"))) == {}
 
 
-def test_what_stands_for_each_is_a_list_of_what_is_in_each_and_the_rest_is_shared() -> None:
+def test_each_collects_a_list_and_the_rest_is_shared() -> None:
     template = Template({"texts": {"$each": "/text"}, "k": {"$input": "/k"}, "fixed": [1]})
     first, second = Raw(b'{"text": 1.50, "k": 2}'), Raw(b'{"text": {"a": null}, "k": 2}')
     assert template.fill(first, second) == b'{"texts":[1.50,{"a": null}],"k":2,"fixed":[1]}'
@@ -87,7 +85,7 @@ def test_what_stands_for_each_is_a_list_of_what_is_in_each_and_the_rest_is_share
     assert template.shared(Raw(b'{"text": 1.50, "k": 3}')) != template.shared(first)
 
 
-def test_an_input_that_has_nothing_for_each_is_named_unless_there_is_a_default() -> None:
+def test_input_without_a_value_for_each_needs_a_default() -> None:
     lacking = Raw(b'{"k": 1}')
     assert Template([{"$each": "/k"}, {"$each": "/text"}]).missing(lacking) == Pointer("/text")
     defaulting = Template({"texts": {"$each": "/text", "$default": ""}})

@@ -1,5 +1,3 @@
-"""JSON pointers: what RFC 6901 finds, found in bytes that stay as they were."""
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Keys: one spelling, one slot for all that a script touches, and a closed list of what may live for ever."""
-
 import inspect
 import re
 

@@ -1,5 +1,3 @@
-"""How many descriptors are open, and when that is too many."""
-
 import os
 import resource
 from collections.abc import Iterator

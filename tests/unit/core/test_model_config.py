@@ -1,5 +1,3 @@
-"""What is written down of a model wins over the settings; what nobody could go by is refused in words."""
-
 from typing import Any
 
 import msgspec
@@ -50,7 +48,7 @@ def test_servers_are_for_a_director_that_has_none_beside_it() -> None:
     ],
     ids=["a field that no runner has", "no kind", "no http", "a password", "one twice"],
 )
-def test_what_nobody_could_go_by_is_refused_by_its_name(said: dict[str, Any], named: str) -> None:
+def test_unusable_configuration_is_refused_with_its_field(said: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named) as refused:
         judge(ModelConfig(**said))
     assert "secret" not in str(refused.value)

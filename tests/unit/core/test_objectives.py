@@ -1,5 +1,3 @@
-"""Objectives of queue time, and the rate at which what may be missed of them is used up."""
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -63,7 +61,7 @@ def test_a_window_holds_its_own_time_and_no_more() -> None:
 
 def test_a_queue_in_which_nothing_starts_burns_for_what_waits_too_long() -> None:
     assert rate(sample(30, late=1), sample(20, late=3)) == pytest.approx(20)
-    assert rate(sample(600, late=3), over_s=3600) == 0, "nobody looked for so long"
+    assert rate(sample(600, late=3), over_s=3600) == 0, "the last look is too old"
 
 
 @given(met=st.integers(0, 100), missed=st.integers(0, 100))
@@ -89,7 +87,7 @@ def test_what_is_written_of_a_model_reaches_the_policy_of_its_queue() -> None:
     ['{"urgent":{"within_s":1}}', '{"low":{"share":1,"within_s":1}}', '{"low":{"within_s":0}}', '{"low":{}}', "10"],
     ids=["no such lane", "all of them", "no time", "no span", "no object"],
 )
-def test_an_objective_that_is_none_is_refused_in_words(text: str) -> None:
+def test_invalid_objective_is_refused_in_words(text: str) -> None:
     with pytest.raises(SettingsError, match="like"):
         decode_objectives(text)
     with pytest.raises(SettingsError, match="DIRECTOR_OBJECTIVES"):

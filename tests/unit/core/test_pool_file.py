@@ -1,5 +1,3 @@
-"""A pool file: what a table says of its model, and what is said of one that is wrong."""
-
 from pathlib import Path
 
 import msgspec
@@ -47,7 +45,7 @@ def test_what_a_table_does_not_say_is_as_the_environment_has_it(tmp_path: Path) 
     assert (two.lease_s, two.attempts, two.redis_url) == (9, 2, "redis://r:1")
 
 
-def test_how_servers_are_driven_is_a_table_or_a_file_beside_this_one(tmp_path: Path) -> None:
+def test_runner_config_is_a_table_or_a_file_beside_the_pool_file(tmp_path: Path) -> None:
     (tmp_path / "kserve.json").write_text('{"template": "kserve", "model": "resnet"}')
     table = '[model.runner_config]\nkind = "http"\npath = "/predict"\noutput = "/result"\n'
     file = 'runner_config = "kserve.json"\n'
@@ -113,14 +111,14 @@ def test_servers_that_have_several_models_may_be_of_several_tables(tmp_path: Pat
         pytest.param("a = " + "[" * 9999, "is not TOML", id="deep"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line_with_its_table_and_field(text: str, why: str, tmp_path: Path) -> None:
+def test_mistake_is_reported_in_one_line_with_its_table_and_field(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=rf"pool\.toml.*{why}") as told:
         read(tmp_path, text)
     assert "hush" not in str(told.value)
     assert len(str(told.value).splitlines()) == 1
 
 
-def test_bytes_that_are_no_text_and_a_file_that_is_not_there_are_told_too(tmp_path: Path) -> None:
+def test_unreadable_or_missing_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         read_pool(path, DirectorSettings())

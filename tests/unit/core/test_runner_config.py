@@ -1,5 +1,3 @@
-"""Configurations of runners: what is understood, and what is said of what is not."""
-
 from pathlib import Path
 
 import pytest
@@ -39,7 +37,7 @@ def test_json_and_toml_say_the_same() -> None:
     assert decode_runner_config(HTTP_TOML, is_toml=True) == expected
 
 
-def test_what_nobody_says_is_a_cog_server() -> None:
+def test_default_runner_is_cog() -> None:
     assert runner_config("cog", "") == CogConfig()
 
 

@@ -1,5 +1,3 @@
-"""Rates that are made of samples, where keepers were there and where none was."""
-
 from typing import Final
 
 import pytest
@@ -40,9 +38,9 @@ def test_what_came_in_the_window_counts_whole() -> None:
 
 @pytest.mark.parametrize("over_s", [60.0, 300.0])
 def test_what_came_while_no_keeper_was_there_came_all_that_time(over_s: float) -> None:
-    """Ten in a second for half an hour, and nobody noted it: not 300 in a second for the last minute."""
+    """Count ten a second for half an hour without a keeper, not 300 a second for the last minute."""
     assert rate(came(1810, 100), came(0, 18_100), over_s=over_s) == pytest.approx(10)
 
 
-def test_what_came_after_an_idle_time_came_lately() -> None:
+def test_arrivals_after_idle_time_are_recent() -> None:
     assert rate(replace(IDLE, at_ms=NOW_MS - 1_800_000), came(5, 600)) == 10.0

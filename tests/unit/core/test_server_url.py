@@ -1,5 +1,3 @@
-"""Which URLs of model servers are taken, and that a secret in one that is not is never told."""
-
 import pytest
 
 from director.core.errors import SettingsError

@@ -1,5 +1,3 @@
-"""Settings: what an environment variable does, and what is said when it is wrong."""
-
 import pytest
 
 from director.core.errors import SettingsError
@@ -81,6 +79,6 @@ def test_every_setting_is_described_for_people(cls: type[CommonSettings]) -> Non
     assert all(text.endswith(".") for _, _, text in rows)
 
 
-def test_nobody_can_change_settings_that_were_read() -> None:
+def test_loaded_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         load(ApiSettings, {}).port = 1  # type: ignore[misc]

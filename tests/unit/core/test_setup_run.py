@@ -1,5 +1,3 @@
-"""How a setup went, as it is kept: bounded, and read for what it means."""
-
 import msgspec
 import pytest
 
@@ -35,7 +33,7 @@ def test_of_what_was_printed_the_end_is_kept() -> None:
     assert setup.logs.endswith("éx")
 
 
-def test_it_is_read_as_it_was_written_and_what_is_not_understood_is_none() -> None:
+def test_setup_run_is_read_back_and_unreadable_ones_are_missing() -> None:
     setup = told(logs="loading\n")
     assert read_setup_run(msgspec.json.encode(setup)) == setup
     for stored in (None, b"", b"{}", b"\xff", b'{"status": "odd"}'):

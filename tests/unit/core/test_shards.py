@@ -1,5 +1,3 @@
-"""Shards: the same few streams for a tenant on every machine and in every release."""
-
 from collections import Counter
 from itertools import combinations
 

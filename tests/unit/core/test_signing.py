@@ -1,5 +1,3 @@
-"""What is signed is what the standard's own library and Replicate's own client accept."""
-
 import base64
 import time
 from datetime import UTC, datetime

@@ -1,5 +1,3 @@
-"""The file of sites: every mistake is told with its place, before anything is connected to."""
-
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ BASE = ApiSettings(redis_url="redis://eu/0", files_dir="/files")
 WRONG = {
     "no TOML": ("[[site", "is not TOML"),
     "nothing": ("", "site"),
-    "a word that is none": (f"{HOME}colour = 1\n", "colour"),
-    "a placement that is none": (f'placement = "nearest"\n{HOME}', "placement"),
+    "an unknown field": (f"{HOME}colour = 1\n", "colour"),
+    "an unknown placement": (f'placement = "nearest"\n{HOME}', "placement"),
     "a number beyond the bits of an id": (HOME.replace("0", "64"), "site"),
     "a name for no label": (HOME.replace("eu", "E U"), "site"),
     "no weight": (f"{HOME}weight = 0\n", "site"),
@@ -28,7 +26,7 @@ WRONG = {
     "one server twice": (HOME + FAR + FAR.replace('"us"', '"asia"').replace("= 1", "= 2"), "address of REDIS_US"),
     "a model of a site that is not there": (f'{HOME}[models]\n"acme/echo" = ["mars"]\n', "models: acme/echo"),
     "a model of none": (f'{HOME}[models]\n"acme/echo" = []\n', "models: acme/echo"),
-    "a model that is none": (f'{HOME}[models]\n"echo" = ["eu"]\n', "models"),
+    "a malformed model": (f'{HOME}[models]\n"echo" = ["eu"]\n', "models"),
 }
 
 
@@ -46,7 +44,7 @@ def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
         read_sites(tmp_path / "none")
 
 
-def test_the_home_is_as_the_environment_says_and_each_other_has_its_own_server_and_files(tmp_path: Path) -> None:
+def test_home_uses_the_environment_and_other_sites_their_own_settings(tmp_path: Path) -> None:
     path = tmp_path / "sites.toml"
     path.write_text(f'{HOME}{FAR}files_url = "s3://us"\n')
     home, far = read_sites(path).settings(BASE, {"REDIS_US": "redis://us/0"})

@@ -1,5 +1,3 @@
-"""The statuses that end a prediction."""
-
 from director.broker.gatherer import source
 from director.core.states import TERMINAL, Status
 

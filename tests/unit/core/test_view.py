@@ -1,5 +1,3 @@
-"""View: from what is stored to what a caller sees."""
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -27,7 +25,6 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size
 
 
 def shown(record: Record = MADE, **parts: object) -> dict[str, object]:
-    """As it goes over the wire."""
     stored = msgspec.structs.replace(Stored(record=record, input=Raw(b"{}")), **parts)
     return dict(msgspec.json.decode(msgspec.json.encode(view(stored))))
 

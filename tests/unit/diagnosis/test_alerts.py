@@ -1,5 +1,3 @@
-"""Every alert fires for the fault that it is named after, names it and says what to ask next; and else it is silent."""
-
 import contextlib
 import io
 import re
@@ -34,7 +32,7 @@ class Fault(Struct, frozen=True):
 
 
 ABSENT = "absent"
-# What is well: two keepers, work that waits a little, runs that end
+# A healthy service: two keepers, work that waits a little, runs that end
 WELL = {
     'director_info{process="keeper", instance="k1"}': "1x90",
     **{f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "3x90" for k in ("k1", "k2")},
@@ -78,7 +76,7 @@ WELL = {
     'director_loop_lag_seconds_bucket{job="api", instance="a1", le="+Inf"}': "0+120x90",
 }
 HERE = {"job": "api", "instance": "a1"}
-# What is different where something is wrong
+# Series that differ in each fault
 FAULTS = {
     "DirectorQueueNotServed": Fault(
         {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "2x9 0x80" for k in ("k1", "k2")}, "20m", {"queue": Q}
@@ -140,20 +138,20 @@ OTHERWISE = {
     "DirectorPoisonInput": Fault({f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x29 1x60"}, "35m", {"queue": Q}),
     "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "_x29 1x60"}, "35m", {"queue": Q}),
 }
-NOBODY = {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "0x90" for k in ("k1", "k2")}
+NO_DIRECTORS = {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "0x90" for k in ("k1", "k2")}
 NOTHING_WAITS = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "0x90" for k in ("k1", "k2")}
 A_CROWD = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "900x90" for k in ("k1", "k2")}
 ONE_HAS_MOST = {f"director_queue_largest_share{{{OF_Q}}}": "0.95x90"}
 BURNS = {f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90"}
-# What looks like a fault, and is none
+# Series that look like a fault and are harmless
 HARMLESS = {
-    "nothing waits where nobody is": ("DirectorQueueNotServed", NOBODY | NOTHING_WAITS),
-    "it is paused": ("DirectorQueueNotServed", NOBODY | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
+    "nothing waits where no director is": ("DirectorQueueNotServed", NO_DIRECTORS | NOTHING_WAITS),
+    "it is paused": ("DirectorQueueNotServed", NO_DIRECTORS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
     "paused without work": ("DirectorQueuePaused", NOTHING_WAITS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
     "it burns since a moment": ("DirectorObjectiveBurning", BURNS),
     "it burnt before": ("DirectorObjectiveBurning", {name.replace("5m", "1h"): each for name, each in BURNS.items()}),
     "few wait": ("DirectorTenantFlooding", ONE_HAS_MOST),
-    "nobody else waits": (
+    "no other account waits": (
         "DirectorTenantFlooding",
         ONE_HAS_MOST | A_CROWD | {f"director_queue_tenants{{{OF_Q}}}": "1x90"},
     ),
@@ -217,14 +215,14 @@ def test_an_alert_names_the_cause_and_what_to_ask_next(name: str) -> None:
 
 
 def is_a_command(words: list[str]) -> bool:
-    """Does the command line know it, with its second word where its first one takes any?"""
+    """Return whether the command line knows these words."""
     first = asked_for_help(words[:1])
     takes_more = first is not None and "COMMAND ..." in first
     return first is not None and (not takes_more or len(words) == 1 or asked_for_help(words[:2]) is not None)
 
 
 def asked_for_help(words: list[str]) -> str | None:
-    """What is said; None where it is no command."""
+    """Return the help of a command, or None if the command is unknown."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -259,7 +257,6 @@ def case(name: str, fault: Fault | None, harmless: Mapping[str, str] | None = No
 
 
 def told(name: str, fault: Fault) -> dict[str, Any]:
-    """The alert, with its words."""
     rule = RULES[name]
     words = {
         what: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: fault.labels[match[1]], text)

@@ -1,7 +1,3 @@
-"""Check the doctor's judgement of facts that no test server can show: vulnerabilities, and servers open to the
-network.
-"""
-
 from typing import Any
 
 import pytest

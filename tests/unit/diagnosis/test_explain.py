@@ -1,5 +1,3 @@
-"""`director explain`: the story that a person reads."""
-
 import json
 
 import msgspec
@@ -131,5 +129,5 @@ def test_duration_has_a_fitting_unit(seconds: float, words: str) -> None:
     assert span(seconds) == words
 
 
-def test_share_of_nothing_is_none_yet() -> None:
+def test_share_of_nothing_has_words() -> None:
     assert (share(3, 1), share(0, 0)) == ("3 of 4 (75 %)", "none yet")

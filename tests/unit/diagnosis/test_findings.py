@@ -1,7 +1,3 @@
-"""Check that each fault of a situation becomes a finding with its code, numbers and ages, and that nothing else
-does.
-"""
-
 from collections.abc import Mapping
 from typing import Any
 

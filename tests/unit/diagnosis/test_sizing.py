@@ -1,5 +1,3 @@
-"""Check how many directors a queue wants: at least one while there is work, and never fewer for more work."""
-
 import math
 
 import pytest
@@ -40,9 +38,7 @@ def test_idle_queue_wants_no_director() -> None:
 
 
 @given(load=loads, objectives=objectives, least=st.integers(0, 9), most=st.none() | st.integers(0, 9))
-def test_queue_with_runnable_or_running_work_wants_at_least_one(
-    load: Load, objectives: Objectives, least: int, most: int | None
-) -> None:
+def test_queue_with_work_wants_at_least_one(load: Load, objectives: Objectives, least: int, most: int | None) -> None:
     has_work = load.running or (load.runnable and not load.is_paused)
     assert not has_work or wanted(load, objectives, Bounds(least=least, most=most)) >= 1
 

@@ -1,5 +1,3 @@
-"""Check the story that is told from what the queue knows of one prediction."""
-
 from typing import Any
 
 import msgspec
@@ -59,9 +57,6 @@ SPENT_ONCE = f"1 d1 {s(2)} {s(5)} director_lost"
 RUNS = {"status": Status.PROCESSING, "token": "t", "holder": "d2", "claimed": s(8), "started": s(9), "begun": True}
 
 
-# ── acceptance and waiting ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_waiting_prediction_shows_reason_and_first_estimate() -> None:
     story = tell(known(outlook=TURN, place="3 41", eta50=12_000, eta90=30_500))
     assert (story.submitted.at, story.submitted.lane, story.submitted.account) == (f"{AT}00.000Z", "low", "acme")
@@ -116,7 +111,7 @@ def test_backoff_shows_next_attempt_and_its_time() -> None:
         ({"late": "aborted"}, "aborted if it has not ended by then"),
         ({"late": "aborted", "begun": True}, "canceled if it has not ended by then"),
     ],
-    ids=["nobody asked for it", "its caller asked for it", "it ran before"],
+    ids=["no caller asked for it", "its caller asked for it", "it ran before"],
 )
 def test_deadline_shows_the_status_it_leads_to(facts: dict[str, Any], detail: str) -> None:
     assert tell(known(deadline=s(50), **facts)).next[-1] == Coming("deadline", f"{AT}50.000Z", detail)
@@ -125,9 +120,6 @@ def test_deadline_shows_the_status_it_leads_to(facts: dict[str, Any], detail: st
 def test_start_by_counts_until_the_first_start() -> None:
     assert comes(tell(known(start_by=s(40))))[1:] == [("start_by", f"{AT}40.000Z")]
     assert "start_by" not in dict(comes(tell(known(start_by=s(40), begun=True))))
-
-
-# ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_running_prediction_shows_director_and_times() -> None:
@@ -197,8 +189,6 @@ def test_revived_prediction_waits_and_counts_from_its_revival() -> None:
     assert story.next[0].detail == "attempt 1 of 3, when its turn has come"
 
 
-# ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
 DONE = {"status": Status.SUCCEEDED, "holder": "d2", "claimed": s(8), "started": s(9), "begun": True, "ended": "t"}
 
 
@@ -241,8 +231,6 @@ def test_without_events_only_the_record_counts() -> None:
     revived = tell(known(log=(), attempt=1, completed=s(12), revivals=1, history=SPENT_ONCE, **DONE))
     assert [one.waited_s for one in revived.held] == [None, None]
 
-
-# ── its webhook ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 HOOK = {"webhook": "https://Receiver.example:8443/secret?token=secret#secret", "events": "start,completed"}
 

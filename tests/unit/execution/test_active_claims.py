@@ -1,6 +1,5 @@
-"""How a run is reached from outside it: stopped again and again, let go of, and left alone once it is over."""
-
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec import Raw
@@ -51,24 +50,30 @@ class Run:
             self.tracker.apply(event, self.clock.monotonic())
 
     async def canceled(self, times: int) -> None:
-        """Wait until the server was asked that often."""
         await eventually(lambda: self.runner.cancels, "cancels", until=times.__eq__)
 
+    async def end(self) -> None:
+        self.runner.goes_on.set()
+        await self.over()
+
     async def over(self) -> None:
-        """Wait until nobody follows it any more."""
         await asyncio.wait_for(self.following, 5)
 
 
-async def test_a_run_is_asked_to_stop_until_it_has_ended_and_never_after() -> None:
-    run = Run()
+async def started(**given: Any) -> Run:
+    run = Run(**given)
     await run.runner.started.wait()
+    return run
+
+
+async def test_run_is_asked_to_stop_until_it_ends_and_not_after() -> None:
+    run = await started()
     run.held.stop(Stop.USER)
     for times, pause in enumerate((*CANCEL_AGAIN_S, 1.0), 1):
         await run.canceled(times)
         run.clock.pass_time(pause)
     await run.canceled(len(CANCEL_AGAIN_S) + 2)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
     asked = run.runner.cancels
     run.held.stop(Stop.DEADLINE)
     run.clock.pass_time(10)
@@ -78,42 +83,35 @@ async def test_a_run_is_asked_to_stop_until_it_has_ended_and_never_after() -> No
 
 
 async def test_a_second_reason_to_stop_asks_no_louder() -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.held.stop(Stop.DRAIN)
     run.held.stop(Stop.USER)
     await run.canceled(1)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
     assert run.runner.cancels == 1
     assert run.tracker.stopped is Stop.USER
 
 
 async def test_a_cancel_that_fails_is_only_one_of_many() -> None:
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.runner.is_rude = True
     run.held.stop(Stop.USER)
     await run.canceled(1)
     run.clock.pass_time(0.1)
     await run.canceled(2)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
 
 
 class Hanging(ScriptedRunner):
-    """It takes cancels, and answers none."""
-
     async def cancel(self, prediction_id: str) -> bool:
         await super().cancel(prediction_id)
         await asyncio.Event().wait()
         return True
 
 
-async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_cancel_does_not_prevent_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.execution.active_claims.CANCEL_ANSWER_S", 0.01)
-    run = Run(runner=Hanging())
-    await run.runner.started.wait()
+    run = await started(runner=Hanging())
     run.held.stop(Stop.USER)
 
     def asked() -> int:
@@ -121,13 +119,11 @@ async def test_a_cancel_that_is_not_answered_keeps_nobody_from_asking_again(monk
         return run.runner.cancels
 
     await eventually(asked, "it is asked again and again", until=(3).__eq__)
-    run.runner.goes_on.set()
-    await run.over()
+    await run.end()
 
 
-async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
-    run = Run()
-    await run.runner.started.wait()
+async def test_run_that_ignores_its_cancel_is_abandoned() -> None:
+    run = await started()
     run.held.stop(Stop.USER)
     await run.canceled(1)
     run.clock.pass_time(CANCEL_WAIT_S)
@@ -137,9 +133,8 @@ async def test_a_run_that_heeds_no_cancel_is_abandoned() -> None:
 
 
 @pytest.mark.parametrize("before", [None, Stop.USER, Stop.DEADLINE, Stop.RUN_LIMIT])
-async def test_a_drain_gives_up_sooner_on_a_run_that_heeds_no_cancel(before: Stop | None) -> None:
-    run = Run()
-    await run.runner.started.wait()
+async def test_drain_gives_up_sooner_on_a_run_that_ignores_its_cancel(before: Stop | None) -> None:
+    run = await started()
     if before is not None:
         run.held.stop(before)
     run.held.stop(Stop.DRAIN)
@@ -166,9 +161,8 @@ class Resuming(ScriptedRunner):
     capabilities = Capabilities(resumes=True)
 
 
-async def test_a_drain_waits_for_the_name_of_a_run_and_cancels_nothing_that_another_director_would_follow() -> None:
-    run = Run(runner=Resuming())
-    await run.runner.started.wait()
+async def test_drain_waits_for_the_remote_id_of_a_resumable_run() -> None:
+    run = await started(runner=Resuming())
     run.held.stop(Stop.DRAIN)
     await asyncio.sleep(0)
     run.tracker.apply(Accepted("remote"), 0.0)
@@ -183,14 +177,12 @@ def test_a_drain_has_time_left_to_hand_back_what_it_gave_up() -> None:
     assert parts.HAND_BACK_S > HAND_BACK_S + TELL_S  # before `up` kills it
 
 
-async def test_who_let_go_of_a_run_goes_on_and_can_be_let_go_of_itself() -> None:
-    run = Run()
-    await run.runner.started.wait()
+async def test_follower_of_a_lost_claim_continues_and_can_be_canceled() -> None:
+    run = await started()
     run.held.lose()
     await run.over()
     assert (run.following.cancelled(), run.following.cancelling()) == (False, 0)
-    run = Run()
-    await run.runner.started.wait()
+    run = await started()
     run.held.lose()
     run.following.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -198,18 +190,16 @@ async def test_who_let_go_of_a_run_goes_on_and_can_be_let_go_of_itself() -> None
     assert run.following.cancelled()
 
 
-async def test_a_run_that_has_not_begun_is_let_go_of_at_once() -> None:
-    run = Run(began=False)
-    await run.runner.started.wait()
+async def test_run_that_has_not_begun_is_released_at_once() -> None:
+    run = await started(began=False)
     run.held.stop(Stop.USER)
     await run.over()
     assert run.held.never_began
     assert run.runner.cancels == 0
 
 
-async def test_a_lost_claim_lets_go_of_its_run_and_stops_nothing() -> None:
-    run = Run()
-    await run.runner.started.wait()
+async def test_lost_claim_releases_its_run_without_a_cancel() -> None:
+    run = await started()
     run.held.lose()
     run.held.stop(Stop.USER)
     await run.over()
@@ -238,7 +228,7 @@ async def test_a_claim_is_found_by_its_token_while_it_is_held() -> None:
     await run.over()
 
 
-async def test_a_newer_claim_of_the_same_prediction_takes_the_place_of_the_older_one_which_is_lost() -> None:
+async def test_newer_claim_of_a_prediction_replaces_the_older() -> None:
     older, newer, claims = Run(), Run(), ActiveClaims()
     await older.runner.started.wait()
     newer.held.claim = Claim(replace(CLAIM.record, token="nonce-2"), CLAIM.input)
@@ -275,7 +265,7 @@ async def test_a_run_that_ended_by_itself_is_not_stopped() -> None:
     await run.over()
 
 
-async def test_a_fault_while_a_run_is_let_go_of_hides_no_cancel_of_the_whole_claim() -> None:
+async def test_fault_while_a_run_is_released_hides_no_cancel() -> None:
     """Else the claim would go on, and who waits for it with it: for as long as Redis is away."""
 
     async def fails() -> None:
@@ -299,7 +289,7 @@ async def test_a_fault_while_a_run_is_let_go_of_hides_no_cancel_of_the_whole_cla
             assert isinstance(following.exception(), RuntimeError)
 
 
-async def test_a_claim_that_is_lost_as_its_answer_comes_is_not_let_go_of_later() -> None:
+async def test_claim_lost_at_the_moment_of_its_answer_interrupts_nothing_later() -> None:
     answer = asyncio.get_running_loop().create_future()
 
     async def read() -> None:

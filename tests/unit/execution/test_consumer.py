@@ -1,7 +1,6 @@
-"""How claims come in: never more than there are permits, never twice, and whole also at the end."""
-
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -42,6 +41,7 @@ class Counter:
         planner: ClaimPlanner | None = None,
         gather_s: float = 0,
         also: Sequence[QueueName] = (),
+        carries: bool = False,
     ) -> None:
         self.answers: list[int | Ceased | Exception | asyncio.Event] = []
         self.asked: list[tuple[str, int]] = []
@@ -50,7 +50,7 @@ class Counter:
         self.bounds: list[tuple[float | None, bool]] = []
         self.cost = 1.0
         self.heard = 0
-        self.carries = False
+        self.carries = carries
         self.carried: list[object] = []
         self.released: list[Claim | str] = []
         self.executed: list[Claim] = []
@@ -134,26 +134,37 @@ class Counter:
         if self.away:
             raise self.away.pop(0)
 
+    @asynccontextmanager
+    async def consuming(self) -> AsyncGenerator[asyncio.Task[None]]:
+        consuming = asyncio.create_task(self.consumer.run())
+        yield consuming
+        self.consumer.stop()
+        self.run_ends.set()
+        await asyncio.wait_for(consuming, 5)
+
+    async def all_released(self) -> None:
+        self.run_ends.set()
+        await eventually(lambda: self.servers.permits.busy, "permits are released", until=(0).__eq__)
+
 
 @pytest.fixture
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found out after some seconds at the latest is not found out in time for a test."""
+    """Keep periodic looks out of the test."""
     monkeypatch.setattr("director.execution.consumer.LEAST_S", 3600)
     monkeypatch.setattr("director.execution.consumer.LONGEST_S", 3600)
 
 
-async def test_it_asks_for_as_many_as_there_are_permits_and_leaves_those_it_does_not_need() -> None:
+async def test_claim_asks_for_all_permits_and_releases_the_unused() -> None:
     counter = Counter(slots=3)
     counter.answers = [2]
     assert await counter.consumer.run_once() == 2
     assert [count for _, count in counter.asked] == [3]
     await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
     assert counter.servers.permits.busy == 2
-    counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
+    await counter.all_released()
 
 
-async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahead() -> None:
+async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
     counter = Counter(slots=2)
     counter.servers.all[0].run_s = 0.1
     counter.answers = [2, 1]
@@ -163,14 +174,11 @@ async def test_where_more_waits_than_there_are_slots_a_short_run_is_claimed_ahea
     assert counter.servers.permits.busy == 2
     counter.consumer.stop()
     await asyncio.wait_for(consuming, 5)
-    counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
+    await counter.all_released()
 
 
 @pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])
-async def test_once_nothing_more_waits_nothing_is_claimed_ahead_and_the_bell_is_left_to_others(
-    answers: list[int | Ceased | Exception | asyncio.Event],
-) -> None:
+async def test_empty_queue_gets_no_claim_ahead(answers: list[int | Ceased | Exception | asyncio.Event]) -> None:
     counter = Counter(slots=2)
     counter.servers.all[0].run_s = 0.1
     asked = len(answers)
@@ -178,45 +186,37 @@ async def test_once_nothing_more_waits_nothing_is_claimed_ahead_and_the_bell_is_
     if asked == 1:  # and then another one rings, which takes the last slot
         counter.answers.append(1)
         counter.bell.set()
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
-    await eventually(lambda: len(counter.answers), "all was asked", until=(0).__eq__)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert counter.heard == (asked == 1), "only while a slot was free"
-    counter.run_ends.set()
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
+        await eventually(lambda: len(counter.answers), "all was asked", until=(0).__eq__)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert counter.heard == (asked == 1), "only while a slot was free"
 
 
 async def test_where_costs_are_bounded_nothing_is_claimed_ahead() -> None:
     counter = Counter(slots=1, planner=ClaimPlanner(batch_cost=5))
     counter.servers.all[0].run_s = 0.1
     counter.answers = [1, 1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.executed, "it runs")
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert len(counter.asked) == 1
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
-    counter.run_ends.set()
+    async with counter.consuming():
+        await eventually(lambda: counter.executed, "it runs")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(counter.asked) == 1
 
 
 async def test_without_a_permit_nothing_is_asked_for() -> None:
     counter = Counter()
     counter.answers = [1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.executed, "it runs")
-    await asyncio.sleep(0.01)
-    assert len(counter.asked) == 1
-    counter.run_ends.set()
-    await eventually(lambda: len(counter.asked), "it asks again", until=(2).__eq__)
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: counter.executed, "it runs")
+        await asyncio.sleep(0.01)
+        assert len(counter.asked) == 1
+        counter.run_ends.set()
+        await eventually(lambda: len(counter.asked), "it asks again", until=(2).__eq__)
 
 
-async def test_a_claim_without_an_answer_is_repeated_with_its_nonce_on_the_same_permits() -> None:
+async def test_unanswered_claim_is_repeated_with_its_nonce_and_permits() -> None:
     counter = Counter(slots=2)
     counter.answers = [BackendUnavailable("lost"), 2]
     claiming = asyncio.create_task(counter.consumer.run_once())
@@ -227,8 +227,7 @@ async def test_a_claim_without_an_answer_is_repeated_with_its_nonce_on_the_same_
     (first, one), (second, two) = counter.asked
     assert (first, one) == (second, two)
     assert first != ""
-    counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
+    await counter.all_released()
 
 
 async def test_every_claim_has_a_nonce_of_its_own() -> None:
@@ -237,66 +236,52 @@ async def test_every_claim_has_a_nonce_of_its_own() -> None:
     await counter.consumer.run_once()
     await counter.consumer.run_once()
     assert len({nonce for nonce, _ in counter.asked}) == 2
-    counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
+    await counter.all_released()
 
 
-async def test_what_comes_to_an_empty_queue_waits_for_company_and_what_waits_already_does_not() -> None:
+async def test_new_prediction_in_an_empty_queue_waits_for_company() -> None:
     counter = Counter(slots=4, gather_s=0.002)
     counter.servers.all[0].places = 8
     counter.answers = [1, 2]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "the queue is empty", until=(1).__eq__)
-    assert len(counter.asked) == 1, "nobody waited before"
-    counter.bell.set()
-    await asyncio.sleep(0.01)
-    assert len(counter.asked) == 1
-    counter.clock.pass_time(0.002)
-    await eventually(lambda: len(counter.executed), "they run", until=(3).__eq__)
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "the queue is empty", until=(1).__eq__)
+        assert len(counter.asked) == 1, "none waited before"
+        counter.bell.set()
+        await asyncio.sleep(0.01)
+        assert len(counter.asked) == 1
+        counter.clock.pass_time(0.002)
+        await eventually(lambda: len(counter.executed), "they run", until=(3).__eq__)
 
 
-async def test_an_unknown_queue_is_registered_again_also_when_redis_is_away_just_then() -> None:
+async def test_unknown_queue_is_registered_again_despite_an_outage() -> None:
     counter = Counter()
     counter.bell.set()
     counter.away = [BackendUnavailable("away")]
     counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE), 1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.registered, "it tried", until=(1).__eq__)
-    assert counter.servers.permits.busy == 0
-    counter.clock.pass_time(1)
-    await eventually(lambda: counter.executed, "it runs")
-    assert counter.registered == 2
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: counter.registered, "it tried", until=(1).__eq__)
+        assert counter.servers.permits.busy == 0
+        counter.clock.pass_time(1)
+        await eventually(lambda: counter.executed, "it runs")
+        assert counter.registered == 2
 
 
-async def test_a_claim_that_breaks_is_logged_with_its_traceback_and_the_next_one_runs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_broken_claim_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter()
-    counter.answers = [ValueError("an answer that nobody foresaw"), 1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: caplog.records, "it is logged")
-    assert "an answer that nobody foresaw" in caplog.text
-    assert counter.servers.permits.busy == 0
-    counter.clock.pass_time(1)
-    await eventually(lambda: counter.executed, "it runs")
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
+    counter.answers = [ValueError("an unexpected answer"), 1]
+    async with counter.consuming():
+        await eventually(lambda: caplog.records, "it is logged")
+        assert "an unexpected answer" in caplog.text
+        assert counter.servers.permits.busy == 0
+        counter.clock.pass_time(1)
+        await eventually(lambda: counter.executed, "it runs")
 
 
 async def test_stopped_after_a_claim_that_broke_it_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter()
-    counter.answers = [ValueError("an answer that nobody foresaw")]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: caplog.records, "it is logged")
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+    counter.answers = [ValueError("an unexpected answer")]
+    async with counter.consuming():
+        await eventually(lambda: caplog.records, "it is logged")
 
 
 async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
@@ -318,78 +303,65 @@ async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
     assert len(counter.asked) == 1
 
 
-async def test_where_the_queue_had_less_than_was_asked_for_it_waits_at_the_bell_and_asks_nothing_again() -> None:
+async def test_partly_filled_claim_is_followed_by_a_wait() -> None:
     counter = Counter(slots=2)
     counter.answers = [1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
-    assert (len(counter.asked), len(counter.executed)) == (1, 1)
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
+        assert (len(counter.asked), len(counter.executed)) == (1, 1)
 
 
-async def test_where_one_queue_of_two_may_have_more_it_is_asked_before_the_bell() -> None:
+async def test_queue_that_may_have_more_is_asked_before_waiting() -> None:
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 4, OLD: 1}
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: len(counter.executed), "all slots are used", until=(4).__eq__)
-    assert counter.heard == 0
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: len(counter.executed), "all slots are used", until=(4).__eq__)
+        assert counter.heard == 0
 
 
 @pytest.mark.parametrize("why", ["empty", "paused", "open"])
-async def test_a_queue_that_hands_out_nothing_is_asked_again_when_the_bell_rings(why: Ceased) -> None:
+async def test_queue_without_claims_is_asked_again_at_a_wakeup(why: Ceased) -> None:
     counter = Counter()
     counter.answers = [why]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
-    assert len(counter.asked) == 1
-    counter.answers = [1]
-    counter.bell.set()
-    await eventually(lambda: counter.executed, "it asks again")
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
+        assert len(counter.asked) == 1
+        counter.answers = [1]
+        counter.bell.set()
+        await eventually(lambda: counter.executed, "it asks again")
 
 
 @pytest.mark.usefixtures("no_poll")
-async def test_where_the_next_does_not_fit_it_asks_again_when_a_run_has_ended_and_leaves_the_bell_to_others() -> None:
+async def test_prediction_over_the_budget_is_claimed_when_a_run_ends() -> None:
     counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
     counter.cost = 3
     counter.answers = [1, "budget", 1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: len(counter.asked), "it asked for another beside it", until=(2).__eq__)
-    assert counter.bounds == [(4, True), (1, False)]
-    await asyncio.sleep(0.01)
-    assert len(counter.asked) == 2
-    counter.run_ends.set()
-    await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
-    assert counter.bounds[2] == (4, True)
-    assert counter.heard <= 1  # once all has been handed out
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: len(counter.asked), "it asked for another beside it", until=(2).__eq__)
+        assert counter.bounds == [(4, True), (1, False)]
+        await asyncio.sleep(0.01)
+        assert len(counter.asked) == 2
+        counter.run_ends.set()
+        await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
+        assert counter.bounds[2] == (4, True)
+        assert counter.heard <= 1  # once all has been handed out
 
 
 @pytest.mark.usefixtures("no_poll")
 async def test_while_the_batch_is_full_nothing_is_asked_for() -> None:
     counter = Counter(slots=2, planner=ClaimPlanner(batch_size=1))
     counter.answers = [1, 1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.executed, "one runs")
-    await asyncio.sleep(0.01)
-    assert [count for _, count in counter.asked] == [1]
-    assert counter.heard == 0
-    counter.run_ends.set()
-    await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: counter.executed, "one runs")
+        await asyncio.sleep(0.01)
+        assert [count for _, count in counter.asked] == [1]
+        assert counter.heard == 0
+        counter.run_ends.set()
+        await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
 
 
 @pytest.mark.usefixtures("no_poll")
-async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_again() -> None:
+async def test_run_that_ends_during_the_claim_is_not_awaited() -> None:
     counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
     counter.cost = 3
     asked = counter.claim
@@ -403,11 +375,9 @@ async def test_a_run_that_ends_while_the_claim_is_under_way_is_not_waited_for_ag
 
     counter.claim = claim  # type: ignore[method-assign]
     counter.answers = [1, "budget", 1]
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
-    assert counter.heard <= 1
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: len(counter.executed), "the next one runs", until=(2).__eq__)
+        assert counter.heard <= 1
 
 
 @pytest.mark.parametrize("answers", [[], [BackendUnavailable("away")], ["budget"]])
@@ -422,7 +392,7 @@ async def test_stopped_while_it_waits_it_ends_at_once(answers: list[Any]) -> Non
     assert counter.servers.permits.busy == 0
 
 
-async def test_canceled_by_its_owner_it_does_not_pretend_to_have_ended_by_itself() -> None:
+async def test_canceled_consumer_raises_the_cancellation() -> None:
     counter = Counter()
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.asked, "it asked")
@@ -440,10 +410,7 @@ async def test_what_is_abandoned_is_over_afterwards() -> None:
     await asyncio.wait_for(counter.consumer.abandon(), 5)  # safe to repeat
 
 
-# ── queues that are read beside its own ──────────────────────────────────────────────────────────────────────────
-
-
-async def test_free_permits_are_shared_between_the_queues_and_each_single_one_goes_to_them_in_turn() -> None:
+async def test_free_permits_are_shared_between_the_queues() -> None:
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 9, OLD: 9}
     assert await counter.consumer.run_once() == 4
@@ -463,12 +430,9 @@ async def test_free_permits_are_shared_between_the_queues_and_each_single_one_go
 async def test_what_one_queue_has_no_use_for_the_other_gets(empty: QueueName) -> None:
     counter = Counter(slots=4, also=[OLD])
     counter.depth = {QUEUE: 9, OLD: 9} | {empty: 0}
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: len(counter.executed), "all permits are used", until=(4).__eq__)
-    assert {claim.record.queue for claim in counter.executed} == {QUEUE, OLD} - {empty}
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: len(counter.executed), "all permits are used", until=(4).__eq__)
+        assert {claim.record.queue for claim in counter.executed} == {QUEUE, OLD} - {empty}
 
 
 async def test_a_batch_that_one_claim_fills_is_of_one_queue() -> None:
@@ -481,8 +445,7 @@ async def test_a_batch_that_one_claim_fills_is_of_one_queue() -> None:
         batches.append(counter.queues[-1])
     assert sorted(batches) == [QUEUE, OLD]
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
-    counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
+    await counter.all_released()
 
 
 async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -504,77 +467,56 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
     assert await counter.consumer.run_once() == 1
     assert counter.bounds == [(4, True), (1, False)]
     await eventually(lambda: counter.executed, "it runs")
-    counter.run_ends.set()
-    await eventually(lambda: counter.servers.permits.busy, "permits are left", until=(0).__eq__)
+    await counter.all_released()
 
 
-# ── a claim that waits behind the bell ───────────────────────────────────────────────────────────────────────────
-
-
-async def test_at_an_empty_queue_a_claim_waits_behind_the_bell_and_holds_no_permit() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
-    assert counter.servers.permits.busy == 0
-    counter.answers = [1]
-    counter.bell.set()
-    await eventually(lambda: counter.executed, "it runs")
-    await eventually(lambda: counter.heard, "it waits again, and asked nothing meanwhile", until=(2).__eq__)
-    assert [count for _, count in counter.asked] == [2, 2]
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
-
-
-async def test_a_claim_behind_the_bell_that_was_lost_is_asked_for_again_under_its_nonce() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
-    counter.answers, counter.away = [1], [exceptions.ConnectionError("lost")]
-    counter.bell.set()
-    await eventually(lambda: counter.executed, "it runs")
-    assert counter.asked[1][0].encode() == counter.carried[0]
-    counter.consumer.stop()
-    counter.run_ends.set()
-    await asyncio.wait_for(consuming, 5)
-
-
-async def test_a_bell_that_cannot_be_waited_at_is_not_asked_again_at_once() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
-    counter.away = [exceptions.ConnectionError("no more clients") for _ in range(3)]
-    counter.bell.set()
-    for heard in (1, 2, 3):
-        await anyio.wait_all_tasks_blocked()
-        assert counter.heard == heard
+async def test_claim_behind_a_wakeup_holds_no_permit() -> None:
+    counter = Counter(slots=2, carries=True)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+        assert counter.servers.permits.busy == 0
+        counter.answers = [1]
         counter.bell.set()
-        counter.clock.pass_time(1)
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+        await eventually(lambda: counter.executed, "it runs")
+        await eventually(lambda: counter.heard, "it waits again, and asked nothing meanwhile", until=(2).__eq__)
+        assert [count for _, count in counter.asked] == [2, 2]
 
 
-async def test_a_queue_that_is_gone_while_a_claim_waits_at_its_bell_is_registered_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
-    counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE)]
-    counter.bell.set()
-    await eventually(lambda: counter.registered, "it is made known", until=(1).__eq__)
-    assert [record.message for record in caplog.records] == ["redis does not know the queue, registering it again"]
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+async def test_lost_claim_behind_a_wakeup_is_repeated_with_its_nonce() -> None:
+    counter = Counter(slots=2, carries=True)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+        counter.answers, counter.away = [1], [exceptions.ConnectionError("lost")]
+        counter.bell.set()
+        await eventually(lambda: counter.executed, "it runs")
+        assert counter.asked[1][0].encode() == counter.carried[0]
 
 
-async def test_stopped_at_the_bell_it_runs_what_the_bell_had_brought_and_asks_for_nothing_more() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
+async def test_failed_wait_is_not_repeated_at_once() -> None:
+    counter = Counter(slots=2, carries=True)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+        counter.away = [exceptions.ConnectionError("no more clients") for _ in range(3)]
+        counter.bell.set()
+        for heard in (1, 2, 3):
+            await anyio.wait_all_tasks_blocked()
+            assert counter.heard == heard
+            counter.bell.set()
+            counter.clock.pass_time(1)
+
+
+async def test_queue_removed_during_a_wait_is_registered_again(caplog: pytest.LogCaptureFixture) -> None:
+    counter = Counter(slots=2, carries=True)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+        counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE)]
+        counter.bell.set()
+        await eventually(lambda: counter.registered, "it is made known", until=(1).__eq__)
+        assert [record.message for record in caplog.records] == ["redis does not know the queue, registering it again"]
+
+
+async def test_stopped_consumer_asks_for_nothing_more_than_its_waiting_claim() -> None:
+    counter = Counter(slots=2, carries=True)
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
     counter.consumer.stop()
@@ -582,28 +524,22 @@ async def test_stopped_at_the_bell_it_runs_what_the_bell_had_brought_and_asks_fo
     assert (counter.asked[-1][0].encode(), counter.asked[-1][1]) == (counter.carried[0], 0)
 
 
-async def test_what_comes_from_behind_the_bell_once_no_server_can_run_it_is_given_back_uncounted() -> None:
-    counter = Counter(slots=2)
-    counter.carries = True
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
-    counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))
-    counter.answers = [2]
-    counter.bell.set()
-    await eventually(lambda: len(counter.released), "both are given back", until=(2).__eq__)
-    assert counter.executed == []
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+async def test_claims_without_a_ready_server_are_released_unspent() -> None:
+    counter = Counter(slots=2, carries=True)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+        counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))
+        counter.answers = [2]
+        counter.bell.set()
+        await eventually(lambda: len(counter.released), "both are given back", until=(2).__eq__)
+        assert counter.executed == []
 
 
 @pytest.mark.parametrize("why", ["a lost claim fails it", "bounded", "batches"])
-async def test_no_claim_waits_behind_the_bell_where_it_could_do_harm(why: str) -> None:
-    counter = Counter(slots=2, planner=ClaimPlanner(batch_size=2) if why == "bounded" else None)
-    counter.carries = True
+async def test_no_claim_waits_behind_a_wakeup_where_it_does_harm(why: str) -> None:
+    counter = Counter(slots=2, carries=True, planner=ClaimPlanner(batch_size=2) if why == "bounded" else None)
     counter.servers.permits.may_wait = why != "a lost claim fails it"
     counter.servers.all[0].places = 8 if why == "batches" else 0
-    consuming = asyncio.create_task(counter.consumer.run())
-    await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
-    assert counter.carried == []
-    counter.consumer.stop()
-    await asyncio.wait_for(consuming, 5)
+    async with counter.consuming():
+        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+        assert counter.carried == []

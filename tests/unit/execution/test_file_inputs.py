@@ -1,5 +1,3 @@
-"""Which strings of an input are addresses of callers' files, and what is put in their place."""
-
 import json
 from typing import Any
 
@@ -39,42 +37,28 @@ def test_an_address_of_a_file_is_replaced_wherever_it_stands(base: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        of(ONE) + "/download",
-        of(ONE) + "?x=1",
-        of(ONE) + "#x",
-        " " + of(ONE),
-        f"see {of(ONE)}",
-        of(ONE.upper()),
-        of(new_prediction_id(model="acme/echo", now_ms=1)),
-        f"ftp://x/files/{ONE}",
-        f"/v1/files/{ONE}",
-        f"https:/files/{ONE}",
-        f'say "{of(ONE)}"',
-        f"data:,https://x/files/{ONE}",
-    ],
-    ids=[
-        "below",
-        "query",
-        "fragment",
-        "space",
-        "text",
-        "upper",
-        "prediction",
-        "ftp",
-        "path",
-        "no host",
-        "quoted",
-        "data",
-    ],
-)
+OTHERS = {
+    "below": of(ONE) + "/download",
+    "query": of(ONE) + "?x=1",
+    "fragment": of(ONE) + "#x",
+    "space": " " + of(ONE),
+    "text": f"see {of(ONE)}",
+    "upper": of(ONE.upper()),
+    "prediction": of(new_prediction_id(model="acme/echo", now_ms=1)),
+    "ftp": f"ftp://x/files/{ONE}",
+    "path": f"/v1/files/{ONE}",
+    "no host": f"https:/files/{ONE}",
+    "quoted": f'say "{of(ONE)}"',
+    "data": f"data:,https://x/files/{ONE}",
+}
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=list(OTHERS))
 def test_what_is_no_address_of_a_file_stays(text: str) -> None:
     assert replaced({"x": text}) == {"x": text}
 
 
-def test_the_names_of_members_stay_and_so_do_files_that_nobody_knows() -> None:
+def test_member_names_and_unknown_files_stay() -> None:
     unknown = of(new_file_id(3))
     assert replaced({of(ONE): of(ONE), "x": unknown}) == {of(ONE): SIGNED[ONE], "x": unknown}
 

@@ -1,5 +1,3 @@
-"""How the beat goes on: through a Redis that is away, and through what nobody foresaw; and what it tells of servers."""
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -25,7 +23,7 @@ LEASE_S = 15.0
 
 
 class Beating:
-    """A heartbeat whose beats go as `answers` say, one each; after them all go well. Nobody can listen for kicks.
+    """A heartbeat whose beats go as `answers` say, one each; after them all go well. Subscriptions fail.
 
     `told`: (slots, state) of each beat. `held` lets beats wait until it is set.
     """
@@ -60,7 +58,6 @@ class Beating:
         return len(self.told)
 
     def see(self, status: HealthStatus) -> None:
-        """The watch looks at the server."""
         self.servers.saw(self.servers.all[0], Health(status=status))
 
     def pubsub(self) -> object:
@@ -77,7 +74,7 @@ class Beating:
 
 
 @pytest.mark.parametrize(("fault", "shows_traceback"), [(BackendUnavailable("away"), False), (ValueError("odd"), True)])
-async def test_a_beat_that_fails_is_logged_and_repeated_well_before_the_lease_ends(
+async def test_failed_heartbeat_is_repeated(
     fault: Exception, shows_traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     beating = Beating(fault)
@@ -132,7 +129,7 @@ async def test_it_ends_also_where_the_client_loses_a_cancellation(monkeypatch: p
     assert deaf.lost == 2
 
 
-async def test_how_the_servers_stand_is_told_at_once_when_it_changes_and_only_then() -> None:
+async def test_changed_standing_of_servers_is_reported_at_once() -> None:
     beating = Beating()
     async with beating.running():
         await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
@@ -159,7 +156,7 @@ async def test_a_server_that_a_run_made_us_doubt_is_not_counted_on() -> None:
         await eventually(lambda: beating.told[-1], "it is told", until=(0, "starting").__eq__)
 
 
-async def test_what_changes_and_changes_back_during_a_beat_is_told_as_it_is() -> None:
+async def test_change_during_a_heartbeat_is_reported_by_the_next() -> None:
     beating = Beating()
     async with beating.running():
         await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
@@ -180,7 +177,7 @@ async def test_a_drain_is_told_at_once_and_from_then_on() -> None:
         draining = asyncio.create_task(beating.heartbeat.drain())
         await eventually(lambda: beating.beats, "it tries", until=(2).__eq__)
         await asyncio.sleep(0.01)
-        assert not draining.done(), "nobody heard it"
+        assert not draining.done(), "no call was answered"
         beating.clock.pass_time(1)
         await asyncio.wait_for(draining, 5)
         beating.see(HealthStatus.READY)

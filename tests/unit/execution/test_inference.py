@@ -1,5 +1,3 @@
-"""What is measured of a run, and what of it stays the model's."""
-
 import msgspec
 
 from director.core.ids import PredictionId, QueueName
@@ -22,7 +20,7 @@ RECORD = Record(
 )
 
 
-def test_times_are_told_from_the_claim_and_from_the_beginning_of_the_run() -> None:
+def test_metrics_have_times_from_the_claim_and_the_start() -> None:
     tracker = Tracker(RECORD, Limits())
     tracker.apply(Began(), 10.0)
     for index, at in enumerate((10.5, 11.0, 11.5)):
@@ -39,12 +37,12 @@ def test_times_are_told_from_the_claim_and_from_the_beginning_of_the_run() -> No
     }
 
 
-def test_what_it_waited_for_a_slot_after_its_claim_is_time_in_the_queue() -> None:
+def test_wait_for_a_slot_counts_as_queue_time() -> None:
     found = metrics_of(RECORD, Tracker(RECORD, Limits()), setup_wait_s=0, ahead_s=0.25)
     assert found["queue_time"] == 2.75
 
 
-def test_of_a_run_that_its_server_began_anew_the_last_beginning_counts() -> None:
+def test_restarted_run_counts_from_its_last_start() -> None:
     tracker = Tracker(RECORD, Limits())
     tracker.apply(Began(), 10.0)
     for index, at in enumerate((10.5, 11.0, 11.5)):
@@ -56,7 +54,7 @@ def test_of_a_run_that_its_server_began_anew_the_last_beginning_counts() -> None
     assert (found["output_count"], found["time_to_first_output"], found["outputs_per_second"]) == (2, 3.0, 0.5)
 
 
-def test_of_a_run_that_never_began_there_is_no_time_but_that_in_the_queue() -> None:
+def test_run_that_never_began_has_only_queue_time() -> None:
     assert metrics_of(RECORD, Tracker(RECORD, Limits()), setup_wait_s=0) == {"queue_time": 2.5, "setup_wait_time": 0}
 
 

@@ -1,5 +1,3 @@
-"""Data URIs in outputs: which are files, and what an output is once they have addresses."""
-
 import base64
 import json
 from typing import Any

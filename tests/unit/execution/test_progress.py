@@ -1,5 +1,3 @@
-"""Progress on its way to a real Valkey: gathered, in order, and never twice, whatever becomes of an answer."""
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
@@ -78,27 +76,23 @@ async def progress(held: ActiveClaim, wire: Wire) -> AsyncGenerator[Progress]:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered leaves when the test writes it."""
     monkeypatch.setattr(director.execution.active_claims, "GATHER_S", 60.0)
 
 
 def output(number: int) -> NewEvent:
-    """May leave at once."""
     return ("output", b"%d" % number)
 
 
 def log(number: int) -> NewEvent:
-    """Is gathered."""
     return ("logs", b'"%d"' % number)
 
 
 async def finish(driver: QueueDriver, claim: Claim, progress: Progress) -> None:
-    """What the executor writes last."""
     left = await progress.close()
     assert await driver.finish(claim, Status.SUCCEEDED, seq=progress.seq, events=left, ran_ms=1)
 
 
-async def test_events_of_one_moment_leave_in_one_write(
+async def test_simultaneous_events_are_one_write(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
 ) -> None:
     for event in (STARTED, output(0), output(1)):
@@ -145,7 +139,7 @@ async def test_a_write_whose_answer_was_lost_is_not_written_twice(
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_the_last_write_knows_what_a_lost_answer_had_written(
+async def test_last_write_repeats_nothing_written(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
 ) -> None:
     wire.after.append(lose_the_answer)
@@ -157,9 +151,7 @@ async def test_the_last_write_knows_what_a_lost_answer_had_written(
     assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
 
 
-async def test_closing_waits_for_a_write_under_way_and_returns_only_what_is_left(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
-) -> None:
+async def test_closing_waits_for_a_write(driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire) -> None:
     written, answered = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
@@ -179,16 +171,14 @@ async def test_closing_waits_for_a_write_under_way_and_returns_only_what_is_left
     assert len(wire.sent) == 1
 
 
-async def test_a_short_run_has_no_write_of_its_own(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
-) -> None:
+async def test_short_run_has_no_extra_write(driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire) -> None:
     progress.add((STARTED, output(0)))
     await finish(driver, claim, progress)
     assert wire.sent == []
     assert await driver.kinds(claim.id) == ["created", "started", "output", "completed"]
 
 
-async def test_a_fault_of_ours_in_a_write_leaves_all_to_the_last_one(
+async def test_own_fault_in_a_write_leaves_all_to_the_last_write(
     driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, caplog: Any
 ) -> None:
     wire.after.append(fail)
@@ -200,7 +190,7 @@ async def test_a_fault_of_ours_in_a_write_leaves_all_to_the_last_one(
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_an_answer_that_the_caller_canceled_stops_the_run(
+async def test_answer_canceled_stops_the_run(
     driver: QueueDriver, claim: Claim, held: ActiveClaim, progress: Progress
 ) -> None:
     await driver.cancel(claim.id)
@@ -210,7 +200,7 @@ async def test_an_answer_that_the_caller_canceled_stops_the_run(
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_written(
+async def test_lost_claim_writes_nothing(
     driver: QueueDriver, claim: Claim, held: ActiveClaim, progress: Progress
 ) -> None:
     await driver.release(claim)
@@ -221,8 +211,6 @@ async def test_an_answer_that_the_claim_is_lost_is_heeded_and_nothing_was_writte
 
 
 class Ear:
-    """An outbox that only counts."""
-
     def __init__(self) -> None:
         self.heard: list[WebhookEvent] = []
 
@@ -230,7 +218,7 @@ class Ear:
         self.heard.append(event)
 
 
-async def test_what_is_to_be_told_does_not_pile_up_while_nothing_is_written(held: ActiveClaim, wire: Wire) -> None:
+async def test_webhook_events_do_not_accumulate(held: ActiveClaim, wire: Wire) -> None:
     ear: Any = Ear()
     progress = Progress(held, wire, ear)
     for _ in range(1000):

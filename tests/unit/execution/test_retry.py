@@ -1,5 +1,3 @@
-"""How long another attempt waits."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,12 +9,12 @@ def test_a_backoff_stays_between_nothing_and_its_cap(attempt: int, dice: float, 
     assert 0 <= backoff_s(ErrorClass.INFRASTRUCTURE, attempt, base_s=1, cap_s=cap, dice=dice) <= cap
 
 
-def test_the_most_it_can_be_doubles_with_each_attempt_up_to_the_cap() -> None:
+def test_maximum_backoff_doubles_with_each_attempt_up_to_the_cap() -> None:
     most = [backoff_s(ErrorClass.INFRASTRUCTURE, n, base_s=1, cap_s=10, dice=1.0) for n in range(1, 7)]
     assert most == [1, 2, 4, 8, 10, 10]
 
 
-def test_what_a_server_asks_for_is_the_least_but_never_more_than_the_cap() -> None:
+def test_requested_delay_is_the_minimum_within_the_cap() -> None:
     assert backoff_s(ErrorClass.INFRASTRUCTURE, 1, base_s=1, cap_s=60, dice=0.5, asked_s=7) == 7
     assert backoff_s(ErrorClass.INFRASTRUCTURE, 1, base_s=1, cap_s=60, dice=0.5, asked_s=9_999) == 60
 

@@ -1,5 +1,3 @@
-"""What a director says of itself: what operators look for, and never more than a bound."""
-
 import msgspec
 import pytest
 
@@ -23,7 +21,7 @@ def told(report: SelfReport, held: int = 0) -> About:
     return msgspec.json.decode(report.encoded(held=held), type=About)
 
 
-def test_it_says_its_release_since_when_it_is_there_and_what_it_holds() -> None:
+def test_report_has_release_start_and_claims() -> None:
     clock = FakeClock()
     report, began_ms = SelfReport(Servers([server()]), clock), clock.now_ms()
     clock.pass_time(60)
@@ -44,7 +42,7 @@ def test_a_state_has_the_time_at_which_it_began() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [-3_600_000, 0, 3_600_000])
-def test_what_began_when_is_told_by_the_clock_of_redis_however_wrong_its_own_is(ahead_ms: int) -> None:
+def test_reported_times_follow_the_clock_of_redis(ahead_ms: int) -> None:
     clock = FakeClock()
     report = SelfReport(Servers([server()]), clock)
     clock.pass_time(60)
@@ -55,7 +53,7 @@ def test_what_began_when_is_told_by_the_clock_of_redis_however_wrong_its_own_is(
     assert (about.since_ms, about.servers[0].since_ms) == (at_ms - 90_000, at_ms - 30_000)
 
 
-def test_a_director_of_another_release_is_taken_at_its_word_or_says_nothing() -> None:
+def test_report_of_another_release_is_read_or_empty() -> None:
     assert about_of(b'{"since_ms": 7}', at_ms=1_000_000).since_ms == 7
     assert about_of(b"of another release", at_ms=1) == about_of(None, at_ms=1) == About()
 

@@ -1,5 +1,3 @@
-"""What the tracker promises, for each row of its tables and for any order of what can happen."""
-
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -11,7 +9,7 @@ from msgspec.structs import replace
 
 from director.core.ids import PredictionId, QueueName
 from director.core.schema import Record
-from director.core.states import TERMINAL, Status, WebhookEvent
+from director.core.states import Status, WebhookEvent
 from director.execution import tracker as tracker_module
 from director.execution.tracker import (
     DRAINED,
@@ -94,9 +92,6 @@ def give_back(run: Tracker, *events: RunEvent) -> GiveBack:
     return end
 
 
-# ---- one by one ----
-
-
 def test_a_run_begins_once_whatever_shows_it_first() -> None:
     run = tracker()
     assert follow(run, Logged("hi"))[:2] == [STARTED, Tell(WebhookEvent.START)]
@@ -117,7 +112,7 @@ def test_output_logs_and_metrics_are_written_and_told_of_as_they_come() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_an_output_that_was_told_twice_or_out_of_turn_is_passed_over(index: int) -> None:
+def test_repeated_or_out_of_order_output_is_ignored(index: int) -> None:
     run = tracker()
     follow(run, Produced(Raw(b"1"), 0))
     assert follow(run, Produced(Raw(b"9"), index)) == []
@@ -140,7 +135,7 @@ def test_a_run_that_did_not_end_by_itself_may_run_again(outcome: Outcome) -> Non
     assert end == GiveBack(fault=fault.kind, error=f"{fault.error} (reset)", code=fault.code, asked_s=7)
 
 
-def test_every_outcome_but_success_is_a_fault_with_a_code_and_a_rule() -> None:
+def test_each_outcome_except_success_has_a_code_and_a_rule() -> None:
     assert set(FAULTS) == set(Outcome) - {Outcome.SUCCEEDED}
     assert set(RULES) == {fault.kind for fault in FAULTS.values()} == set(ErrorClass)
     assert set(STOPS) | {Stop.DRAIN} == set(Stop)
@@ -149,7 +144,7 @@ def test_every_outcome_but_success_is_a_fault_with_a_code_and_a_rule() -> None:
 
 @pytest.mark.parametrize("outcome", Outcome)
 @pytest.mark.parametrize("why", STOPS)
-def test_a_run_that_was_stopped_ends_as_its_stopper_meant_whatever_the_server_says(why: Stop, outcome: Outcome) -> None:
+def test_stopped_run_ends_by_its_reason_whatever_the_server_says(why: Stop, outcome: Outcome) -> None:
     run = tracker()
     follow(run, Began())
     assert run.stop(why)
@@ -177,7 +172,7 @@ def test_a_drained_run_is_given_back_unspent_unless_it_ended_by_itself(outcome: 
 
 
 @pytest.mark.parametrize("why", STOPS)
-def test_whoever_stops_a_run_outranks_a_drain(why: Stop) -> None:
+def test_every_other_reason_outranks_a_drain(why: Stop) -> None:
     run = tracker()
     assert run.stop(Stop.DRAIN)
     assert run.stop(why)
@@ -217,11 +212,8 @@ def test_what_the_server_did_not_tell_at_the_end_is_what_progress_showed() -> No
     assert (end.output, end.logs) == (b"[1]", "early\n")
 
 
-def test_no_output_is_none_not_the_word_null() -> None:
+def test_null_output_is_stored_as_empty() -> None:
     assert finish(tracker(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).output == b""
-
-
-# ---- bounds ----
 
 
 def test_output_beyond_its_limit_halts_the_run_once_and_fails_it() -> None:
@@ -248,7 +240,7 @@ def test_output_that_is_too_large_only_at_the_end_says_how_large() -> None:
     assert end.error == "The output has 1,500 bytes: more than the 1,000 that are kept."
 
 
-def test_a_failure_keeps_its_own_error_when_its_output_is_too_large_too() -> None:
+def test_failure_keeps_its_error_despite_a_too_large_output() -> None:
     end = finish(tracker(output=10), Ended(outcome=Outcome.FAILED, error="mine", output=Raw(b"1" * 11)))
     assert (end.code, end.error, end.output) == ("model_failed", "mine", b"")
 
@@ -271,7 +263,7 @@ def test_one_endless_line_of_logs_keeps_its_end() -> None:
 
 
 @given(text=st.text("aé€😀\n", min_size=200), is_told_at_the_end=st.booleans())
-def test_the_limit_of_logs_is_in_bytes_and_cuts_no_character_in_two(text: str, is_told_at_the_end: bool) -> None:
+def test_limit_of_logs_counts_bytes_and_splits_no_character(text: str, is_told_at_the_end: bool) -> None:
     events = [Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"), logs=text if is_told_at_the_end else None)]
     shown = [] if is_told_at_the_end else [Logged(text[at : at + 7]) for at in range(0, len(text), 7)]
     logs = finish(tracker(logs=150), *shown, *events).logs
@@ -313,8 +305,6 @@ def test_beyond_so_many_bytes_progress_is_no_longer_written() -> None:
     effects = follow(tracker(output=100, logs=100), *(Logged("x" * 48) for _ in range(20)))
     assert len(written(effects, "logs")) == 4
 
-
-# ---- files ----
 
 PNG = Raw(b'"data:image/png;base64,iVBORw=="')
 URL = "http://director.test/v1/outputs/a.png"
@@ -377,7 +367,7 @@ def test_an_output_is_as_large_as_it_is_with_its_addresses() -> None:
     assert (end.status, end.output) == (Status.SUCCEEDED, bytes(FILE))
 
 
-def test_a_run_whose_file_cannot_be_stored_is_stopped_once_and_fails_with_what_was_shown() -> None:
+def test_run_with_an_unstored_file_stops_once_and_fails() -> None:
     run = storing()
     follow(run, Produced(Raw(b"1"), 0), Produced(PNG, 1), Produced(PNG, 2))
     assert run.apply(Uploaded(0, None), 0.0) == [Halt(Stop.UNSTORED)]
@@ -408,7 +398,7 @@ NAMED = Raw(b'"%b"' % NAME.encode())
 RECEIVED = ServerFile(content_type="image/png", size=9, digest="0" * 64, blocks=contents)
 
 
-def test_a_file_that_came_beside_the_output_is_stored_once_something_names_it() -> None:
+def test_separate_file_is_stored_once_an_output_names_it() -> None:
     run = storing()
     assert follow(run, Received(NAME, RECEIVED)) == [STARTED, Tell(WebhookEvent.START)]
     assert upload(follow(run, Produced(NAMED, 0))).files == (RECEIVED,)
@@ -416,7 +406,7 @@ def test_a_file_that_came_beside_the_output_is_stored_once_something_names_it() 
     assert upload(follow(run, Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"[%b]" % NAMED)))).files == (RECEIVED,)
 
 
-def test_a_name_that_no_file_came_with_is_a_text_like_any_other() -> None:
+def test_name_without_a_file_stays_text() -> None:
     run = storing()
     assert written(follow(run, Received(NAME, RECEIVED), Produced(OTHER, 0)), "output") == [bytes(OTHER)]
 
@@ -429,9 +419,7 @@ def test_a_name_that_no_file_came_with_is_a_text_like_any_other() -> None:
     ],
     ids=["no room", "too large"],
 )
-def test_a_run_whose_file_could_not_be_taken_fails_whatever_the_server_says(
-    event: Unreceived, why: Stop, code: str
-) -> None:
+def test_run_with_a_refused_file_fails_whatever_the_server_says(event: Unreceived, why: Stop, code: str) -> None:
     run = storing()
     assert follow(run, Began(), event)[-1] == Halt(why)
     end = finish(run, Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null")))
@@ -488,7 +476,7 @@ def test_what_is_given_back_waits_for_no_file(outcome: Outcome) -> None:
     assert run.apply(Uploaded(0, (URL,)), 0.0) == []
 
 
-def test_a_cancel_while_files_are_stored_is_heeded() -> None:
+def test_cancel_while_files_are_stored_takes_effect() -> None:
     run = storing()
     follow(run, Produced(PNG, 0), Ended(outcome=Outcome.SUCCEEDED))
     assert run.stop(Stop.USER)
@@ -497,16 +485,13 @@ def test_a_cancel_while_files_are_stored_is_heeded() -> None:
     assert end.status is Status.CANCELED
 
 
-def test_a_run_lasts_until_its_own_end_and_not_until_its_files_are_stored() -> None:
+def test_run_time_ends_before_its_files_are_stored() -> None:
     run = storing()
     assert run.over_ms(1.0) == 0
     run.apply(Produced(PNG, 0), 1.0)
     run.apply(Ended(outcome=Outcome.SUCCEEDED), 3.0)
     run.apply(Uploaded(0, (URL,)), 9.0)
     assert (run.ran_ms(9.0), run.over_ms(9.0)) == (8000, 6000)
-
-
-# ---- moderation ----
 
 
 def moderated() -> Tracker:
@@ -552,7 +537,7 @@ def test_a_refused_output_is_a_failure_without_it(reason: str, error: str) -> No
         (Stop.USER, Status.CANCELED, ""),
     ],
 )
-def test_an_output_that_nobody_judged_is_not_released(stop: Stop | None, status: Status, code: str) -> None:
+def test_output_without_a_verdict_is_not_shown(stop: Stop | None, status: Status, code: str) -> None:
     run = moderated()
     follow(run, Began(), SUCCEEDED)
     if stop is not None:
@@ -562,7 +547,7 @@ def test_an_output_that_nobody_judged_is_not_released(stop: Stop | None, status:
     assert (end.status, end.code, end.output) == (status, code, b"")
 
 
-def test_an_output_that_nobody_judged_before_a_drain_is_made_again() -> None:
+def test_output_without_a_verdict_is_released_by_a_drain() -> None:
     run = moderated()
     follow(run, Began(), SUCCEEDED)
     assert run.stop(Stop.DRAIN)
@@ -570,7 +555,7 @@ def test_an_output_that_nobody_judged_before_a_drain_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in LASTING if outcome is not Outcome.SUCCEEDED])
-def test_what_a_moderated_run_had_when_it_failed_is_shown_to_nobody(outcome: Outcome) -> None:
+def test_failed_moderated_run_shows_no_output(outcome: Outcome) -> None:
     end = finish(moderated(), Produced(Raw(b"1"), 0), Ended(outcome=outcome, output=Raw(b"[1]"), error="because"))
     assert (end.status, end.output, end.error) == (Status.FAILED, b"", "because")
 
@@ -579,61 +564,7 @@ def test_a_success_without_an_output_needs_no_verdict() -> None:
     assert finish(moderated(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).status is Status.SUCCEEDED
 
 
-# ---- any order of anything ----
-
-json_items = st.sampled_from([b"1", b'"text"', b"[]", b"{}", b"null", b'"\xc3\xbc"', b'"%s"' % (b"x" * 60)]).map(Raw)
-events = st.one_of(
-    st.just(Began()),
-    st.builds(Produced, json_items, st.integers(0, 4)),
-    st.builds(Logged, st.text(max_size=40)),
-    st.builds(Measured, st.just("n"), json_items),
-    st.builds(
-        Ended,
-        outcome=st.sampled_from(Outcome),
-        output=st.none() | json_items,
-        logs=st.none() | st.text(max_size=40),
-        error=st.none() | st.text(max_size=10),
-    ),
-)
-steps = st.lists(events | st.sampled_from(Stop), max_size=30)
-
-
-@given(steps=steps, last=st.sampled_from(Outcome))
-def test_whatever_happens_there_is_one_end_and_it_is_allowed(steps: list[RunEvent | Stop], last: Outcome) -> None:
-    run = tracker(output=120, logs=60)
-    effects: list[Effect] = []
-    shown = b""
-    for at, step in enumerate([*steps, Ended(outcome=last)]):
-        if isinstance(step, Stop):
-            run.stop(step)
-        else:
-            effects += run.apply(step, at=at)
-        now = bytes(run.output or b"[]")
-        assert now.startswith(shown)  # what was seen is never taken back
-        shown = now[:-1] if now != b"[]" else b""
-
-    ends = [effect for effect in effects if isinstance(effect, Finish | GiveBack)]
-    assert len(ends) == 1
-    assert effects[-1] is ends[0]
-    assert effects.count(Halt(Stop.TOO_LARGE)) <= 1
-
-    kinds = [kind for effect in effects if isinstance(effect, Write) for kind, _ in effect.events]
-    assert kinds.count("started") <= 1
-    assert "started" not in kinds[1:]
-    assert ("started" in kinds) == (run.began_at is not None) == (Tell(WebhookEvent.START) in effects)
-    assert not kinds or kinds[0] == "started"
-
-    if isinstance(end := ends[0], Finish):
-        assert end.status in TERMINAL
-        assert end.status is not Status.ABORTED
-        assert len(end.output) <= 120
-        assert (end.error == "") == (end.status in (Status.SUCCEEDED, Status.CANCELED))
-        msgspec.json.decode(end.output or b"null")
-    if run.stopped is Stop.USER:
-        assert ends[0] == Finish(status=Status.CANCELED, output=end.output, logs=end.logs, metrics=end.metrics)
-
-
-def test_what_was_shown_before_the_server_began_anew_is_no_part_of_the_end() -> None:
+def test_progress_before_a_restart_is_not_in_the_end() -> None:
     run = tracker()
     effects = follow(
         run, Began(), Produced(Raw(b"1"), 0), Logged("a"), Restarted("stream_lagged"), Produced(Raw(b"2"), 0)
@@ -649,7 +580,7 @@ def test_what_was_shown_before_the_server_began_anew_is_no_part_of_the_end() -> 
     assert (end.output, end.logs) == (b"[2]", "b")
 
 
-def test_a_file_of_a_run_that_began_anew_is_waited_for_no_more() -> None:
+def test_file_from_before_a_restart_is_not_awaited() -> None:
     run = Tracker(RECORD, Limits(output=1000, logs=1000, inline=10))
     picture = Raw(b'"data:image/png;base64,aGk="')
     *_, upload = follow(run, Produced(picture, 0))

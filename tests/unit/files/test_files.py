@@ -1,5 +1,3 @@
-"""The folder behind the files of outputs: what is put is had again, and nobody reaches beyond their own."""
-
 import asyncio
 import os
 import threading
@@ -129,7 +127,7 @@ def test_what_is_no_name_never_becomes_a_path(text: str) -> None:
 async def test_what_is_not_ours_in_the_folder_is_not_entered(store: LocalFiles, tmp_path: Path) -> None:
     await put(store, MINE, b"mine")
     for name in ("lost+found", "0"):
-        (tmp_path / "files" / name).symlink_to(name)  # cannot be listed, whoever asks
+        (tmp_path / "files" / name).symlink_to(name)  # not even root can list it
     assert await holders(store) == [[MINE]]
 
 
@@ -165,7 +163,7 @@ async def test_unwritable_store_is_reported_at_the_start(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "url",
     ["http://bucket", "s3://", "s3://key:secret@bucket", "s3://bucket?secret=x"],
-    ids=["no s3", "no bucket", "a key in it", "an option that is none"],
+    ids=["no s3", "no bucket", "a key in it", "an unknown option"],
 )
 def test_what_names_no_bucket_is_said_at_the_start(url: str) -> None:
     with pytest.raises(SettingsError, match="DIRECTOR_FILES_URL") as refused:
@@ -173,7 +171,7 @@ def test_what_names_no_bucket_is_said_at_the_start(url: str) -> None:
     assert "key:secret" not in str(refused.value)
 
 
-async def test_nobody_sees_half_a_file(store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_appears_when_complete(store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = file_name(MINE, b"data", content_type="image/png")
     seen: list[Any] = []
     sync = os.fsync
@@ -185,9 +183,6 @@ async def test_nobody_sees_half_a_file(store: LocalFiles, tmp_path: Path, monkey
     monkeypatch.setattr(os, "fsync", look)
     await store.put(name, b"data", content_type="image/png")
     assert seen[:2] == [False, True]
-
-
-# ---- addresses ----
 
 
 async def test_address_is_valid_for_its_file_until_it_expires(redis: Redis) -> None:

@@ -1,5 +1,3 @@
-"""The check of a file store: its words, how rarely it asks, and what it never raises."""
-
 import asyncio
 import logging
 from pathlib import Path
@@ -16,8 +14,6 @@ pytestmark = pytest.mark.anyio
 
 
 class ToldStore(LocalFiles):
-    """Says what it is told to say."""
-
     def __init__(self) -> None:
         self.says: str | Exception = ""
         self.asked = 0
@@ -44,9 +40,7 @@ def check(store: ToldStore, clock: FakeClock) -> StoreCheck:
     return StoreCheck(store, clock)
 
 
-async def test_a_store_that_works_is_asked_again_after_a_minute(
-    check: StoreCheck, store: ToldStore, clock: FakeClock
-) -> None:
+async def test_working_store_is_asked_after_a_minute(check: StoreCheck, store: ToldStore, clock: FakeClock) -> None:
     assert [await check.missing() for _ in range(3)] == ["", "", ""]
     clock.pass_time(59)
     await check.missing()
@@ -77,9 +71,7 @@ async def test_whatever_it_raises_is_told_without_its_words(check: StoreCheck, s
     assert await check.missing() == "the file store fails: RuntimeError"
 
 
-async def test_one_that_hangs_is_told_to_hang(
-    check: StoreCheck, store: ToldStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_store_is_reported(check: StoreCheck, store: ToldStore, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang() -> str:
         await asyncio.Event().wait()
         return ""
@@ -89,13 +81,10 @@ async def test_one_that_hangs_is_told_to_hang(
     assert await check.missing() == "the file store did not answer within 0.01 s"
 
 
-async def test_who_asks_at_once_is_answered_by_one_look(check: StoreCheck, store: ToldStore) -> None:
+async def test_concurrent_checks_share_one_probe(check: StoreCheck, store: ToldStore) -> None:
     store.says = "full"
     assert await asyncio.gather(*(check.missing() for _ in range(3))) == ["full"] * 3
     assert store.asked == 1
-
-
-# ---- a folder ----
 
 
 @pytest.fixture

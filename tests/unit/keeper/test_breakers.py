@@ -1,5 +1,3 @@
-"""Check that an absent host gets one attempt per interval, and each delayed webhook an interval."""
-
 import pytest
 
 from director.keeper.courier import AFTER, INTERVAL_S, LATEST_S, MOST_HOSTS, Breakers

@@ -1,5 +1,3 @@
-"""When the reaper may believe what looks expired."""
-
 import pytest
 
 from director.keeper.reaper import Contact
@@ -28,12 +26,12 @@ def test_one_whole_lease_of_answers_proves_it_and_less_does_not() -> None:
     assert listened(*each_second(100, 115)).is_proven
 
 
-def test_another_run_of_the_server_begins_anew() -> None:
+def test_another_run_of_the_server_resets_the_contact() -> None:
     assert not listened(*each_second(0, 100, "a"), *each_second(101, 115, "b")).is_proven
     assert listened(*each_second(0, 100, "a"), *each_second(101, 116, "b")).is_proven
 
 
-def test_a_failed_call_begins_anew() -> None:
+def test_failed_call_resets_the_contact() -> None:
     contact = listened(*each_second(0, 100))
     contact.lost()
     assert not contact.is_proven
@@ -44,7 +42,7 @@ def test_a_failed_call_begins_anew() -> None:
     assert contact.is_proven
 
 
-def test_a_silence_of_more_than_half_a_lease_begins_anew_though_no_call_failed() -> None:
+def test_silence_of_half_a_lease_resets_the_contact() -> None:
     assert not listened(*each_second(0, 100), (107.6, "a")).is_proven
     assert listened(*each_second(0, 100), (107.4, "a")).is_proven
 
@@ -72,7 +70,7 @@ def test_after_a_failed_call_what_others_heard_meanwhile_counts() -> None:
 
 
 @pytest.mark.parametrize("step_s", [60.0, -600.0])
-def test_a_step_of_the_servers_clock_begins_anew(step_s: float) -> None:
+def test_step_of_the_server_clock_resets_the_contact(step_s: float) -> None:
     contact = listened(*each_second(0, 100))
     for at_s in range(101, 116):
         contact.heard("a", at_s=at_s, server_s=at_s + step_s, others_s=100)
@@ -81,7 +79,7 @@ def test_a_step_of_the_servers_clock_begins_anew(step_s: float) -> None:
     assert contact.is_proven
 
 
-def test_a_machine_that_slept_begins_anew_though_its_own_clock_stood_still() -> None:
+def test_sleep_of_the_machine_resets_the_contact() -> None:
     contact = listened(*each_second(0, 100))
     contact.heard("a", at_s=100.1, server_s=160)
     assert not contact.is_proven

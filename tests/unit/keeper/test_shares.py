@@ -1,5 +1,3 @@
-"""Check that each host has its own part of the courier's places, and a bounded line."""
-
 import asyncio
 
 import pytest

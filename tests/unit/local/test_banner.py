@@ -1,5 +1,3 @@
-"""What `up` prints when all is ready: commands that work as they stand, and no password of Redis."""
-
 import pytest
 
 from director.local.up import banner
@@ -21,7 +19,7 @@ def test_without_examples_it_says_how_to_serve_a_model_on_this_redis() -> None:
     assert "--redis 'unix:///a b/valkey.sock'" in printed("unix:///a b/valkey.sock", has_examples=False)
 
 
-def test_a_command_names_the_program_as_it_was_called_and_another_home_than_the_usual_one() -> None:
+def test_printed_command_has_the_program_and_an_unusual_home() -> None:
     usual = printed("unix:///valkey.sock", has_examples=True)
     assert "Or: .venv/bin/director predict example/hello -i text=hello -i n=3\n" in usual
     other = printed("unix:///valkey.sock", has_examples=True, home="/my data")

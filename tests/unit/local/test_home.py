@@ -1,5 +1,3 @@
-"""The home of an `up`: one at a time, its secrets kept, its logs bounded; and the server and ports that go with it."""
-
 import os
 import re
 import socket
@@ -28,9 +26,6 @@ def home(tmp_path: Path) -> Home:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-# ---- up.json ----
 
 
 def test_state_is_read_back_and_readable_by_this_user_only(home):
@@ -73,20 +68,6 @@ def test_a_home_that_cannot_be_made_is_one_clear_line(tmp_path):
         Home(tmp_path / "file" / "home").make()
 
 
-# ---- one at a time ----
-
-
-def test_second_up_of_a_home_is_refused_with_the_first_ones_address(home):
-    home.write(State(url="http://127.0.0.1:8080"))
-    with home.locked(), pytest.raises(UpError, match=r"up already at http://127.0.0.1:8080.*director down"):
-        Home(home.path).locked().__enter__()
-    with home.locked():
-        pass  # free again
-
-
-# ---- logs ----
-
-
 def test_only_the_end_of_a_long_log_is_kept(home):
     home.log("api").write_bytes(b"old\n" * 1_000_000 + b"the last line\n")
     os.close(home.open_log("api"))
@@ -101,9 +82,6 @@ def test_a_short_log_is_added_to(home):
     os.close(descriptor)
     assert home.last_lines("api") == ["before", "after"]
     assert home.last_lines("never started") == []
-
-
-# ---- down ----
 
 
 def test_down_ends_what_a_killed_up_left_and_may_be_repeated(home):
@@ -128,9 +106,6 @@ def test_down_spares_another_process_with_the_same_pid(home):
 def test_down_where_nothing_ever_was_is_fine(tmp_path):
     assert not down(Home(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
-
-
-# ---- the server ----
 
 
 def test_server_loses_nothing_evicts_nothing_and_serves_this_user_only(home):
@@ -171,16 +146,6 @@ def test_the_wheel_brings_a_server_and_a_wrong_program_is_named():
     assert "server v=" in version.stdout
     with pytest.raises(UpError, match="no program no-such-server"):
         find_binary("no-such-server")
-
-
-# ---- ports and limits ----
-
-
-def test_a_port_that_is_taken_is_one_clear_line():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UpError, match=rf"Port {port} of 127\.0\.0\.1 is taken.*--port"):
-            claimable("127.0.0.1", port)
 
 
 def test_a_free_port_is_itself_and_zero_is_any():

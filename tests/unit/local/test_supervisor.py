@@ -1,5 +1,3 @@
-"""The supervisor: what dies is started again, stages end in order, and nothing outlives it."""
-
 import os
 import re
 import signal
@@ -23,7 +21,7 @@ Supervise = Callable[[], AbstractAsyncContextManager[Supervisor]]
 
 
 class Heard:
-    """What the supervisor said, and every start of a part that it reported."""
+    """Lines and starts that the supervisor reported."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -85,6 +83,15 @@ def says(path: Path, name: str) -> str:
     """
 
 
+def deaf(notes: Path) -> str:
+    return f"""
+    import pathlib, signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path({str(notes)!r}).touch()
+    time.sleep(600)
+    """
+
+
 async def test_dead_part_is_restarted_and_a_line_says_so(supervise, part, heard):
     async with supervise() as supervisor:
         supervisor.start([part("sleeper", "import time; time.sleep(60)")])
@@ -121,14 +128,8 @@ async def test_last_stage_ends_before_the_stage_before_it(supervise, part, tmp_p
 
 async def test_stubborn_part_is_killed_after_its_grace(supervise, part, tmp_path):
     notes = tmp_path / "notes"
-    deaf = f"""
-    import pathlib, signal, time
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pathlib.Path({str(notes)!r}).touch()
-    time.sleep(600)
-    """
     async with supervise() as supervisor:
-        supervisor.start([part("deaf", deaf, grace_s=0.05)])
+        supervisor.start([part("deaf", deaf(notes), grace_s=0.05)])
         await until(notes.exists)
         alive = supervisor.marks["deaf"]
     assert not is_alive(alive)
@@ -136,14 +137,8 @@ async def test_stubborn_part_is_killed_after_its_grace(supervise, part, tmp_path
 
 async def test_force_does_not_wait_for_any_grace(supervise, part, tmp_path):
     notes = tmp_path / "notes"
-    deaf = f"""
-    import pathlib, signal, time
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pathlib.Path({str(notes)!r}).touch()
-    time.sleep(600)
-    """
     async with supervise() as supervisor, anyio.create_task_group() as tasks:
-        supervisor.start([part("deaf", deaf, grace_s=3600)])
+        supervisor.start([part("deaf", deaf(notes), grace_s=3600)])
         await until(notes.exists)
         alive = supervisor.marks["deaf"]
         tasks.start_soon(supervisor.stop)

@@ -1,5 +1,3 @@
-"""Garbage in cycles is looked for seldom, and still found."""
-
 import gc
 import weakref
 from collections.abc import Iterator
@@ -18,8 +16,6 @@ def as_before() -> Iterator[None]:
 
 
 class Knot:
-    """It holds itself."""
-
     def __init__(self) -> None:
         self.me = self
 

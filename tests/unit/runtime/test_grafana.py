@@ -1,5 +1,3 @@
-"""The dashboard asks for what there is, shows every metric, and no panel lies upon another."""
-
 import itertools
 import json
 import re

@@ -1,5 +1,3 @@
-"""Every line of the log has a constant message, with the facts beside it: nothing is ever put into the words."""
-
 import ast
 from collections.abc import Iterator
 
@@ -30,7 +28,6 @@ def is_of_a_logger(called: ast.expr) -> bool:
 
 
 def loggers(module: ast.Module) -> list[str]:
-    """The names of what it logs with."""
     return [
         target.id
         for node in ast.walk(module)
@@ -41,7 +38,6 @@ def loggers(module: ast.Module) -> list[str]:
 
 
 def told(module: ast.Module) -> Iterator[ast.Call]:
-    """Every call of a logger."""
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and is_of_a_logger(node.func):
             yield node
@@ -63,8 +59,7 @@ def test_every_message_is_constant() -> None:
     assert {module: found for module in MODULES if (found := faults(tree(module)))} == {}
 
 
-def test_whoever_logs_calls_its_logger_log() -> None:
-    """Else its messages would not be looked at."""
+def test_each_module_names_its_logger_log() -> None:
     assert [module for module in MODULES if loggers(tree(module)) not in ([], ["log"])] == []
 
 

@@ -1,5 +1,3 @@
-"""One record, one line of JSON, whatever is in it."""
-
 import json
 import logging
 from collections.abc import Iterator
@@ -120,7 +118,7 @@ def test_no_library_logs_a_url_at_any_level(level: str, capsys: pytest.CaptureFi
 @pytest.mark.usefixtures("as_before")
 def test_the_level_is_the_least_that_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     configure("warning", process="api")
-    logging.getLogger("api.server").info("nobody reads this")
+    logging.getLogger("api.server").info("this is not read")
     logging.getLogger("api.server").warning("redis is away")
     [said] = capsys.readouterr().err.splitlines()
     assert json.loads(said)["process"] == "api"

@@ -1,5 +1,3 @@
-"""What is counted is what the table says, in few series, and nothing of a caller is in it."""
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +39,7 @@ LABELS = {
 
 
 def stats(**given: int) -> QueueStats:
-    """Of a queue with nothing in it, but for what is given."""
+    """Return the statistics of an empty queue with these values."""
     nothing = dict.fromkeys(QueueStats.__struct_fields__, 0)
     return QueueStats(
         **{**nothing, "mode": "absorb", "max_queued": None, "breaker": "", "tally": {}, "objectives": {}, **given}
@@ -53,7 +51,6 @@ def queues(count: int) -> list[QueueName]:
 
 
 def table_of_metrics() -> str:
-    """Return the table as the README shows it."""
     lines = ["| metric | type | labels | of | what |", "|---|---|---|---|---|"]
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)

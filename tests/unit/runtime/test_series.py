@@ -1,5 +1,3 @@
-"""What is counted in plain numbers is shown as prometheus_client shows its own."""
-
 import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -53,7 +51,7 @@ def test_the_page_is_the_one_of_prometheus_client() -> None:
     assert pages(ours) == pages(theirs)
 
 
-def test_a_row_that_is_removed_begins_anew_and_the_others_stay() -> None:
+def test_removed_row_starts_at_zero_and_others_stay() -> None:
     registry = CollectorRegistry()
     runs = Series(row("runs_total", "counter"), Counter)
     registry.register(runs)

@@ -1,5 +1,3 @@
-"""Tracing is off unless it is asked for and can be had; and a collector that is away costs nobody anything."""
-
 import importlib.util
 import logging
 import os
@@ -17,6 +15,8 @@ from tests.support.cog import free_port
 from tests.support.sink import sink
 from tests.support.traces import Traces
 
+pytestmark = pytest.mark.anyio
+
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 URL = "http://127.0.0.1:4318"
 TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
@@ -24,7 +24,6 @@ TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Give the loggers of libraries back as they were."""
     before = [(logger, logger.level) for logger in map(logging.getLogger, SILENT)]
     yield
     for logger, level in before:
@@ -65,7 +64,7 @@ def test_every_process_begins_where_it_is_not_installed() -> None:
     assert said.stdout == "False\n"
 
 
-def test_what_is_not_installed_is_told_and_stops_nothing(
+def test_missing_extra_is_logged_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -94,11 +93,8 @@ def test_invalid_variable_is_logged_by_name_and_stops_nothing(
     assert "s3cret" not in str(record.__dict__)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("named", "called"), [("", "director-keeper"), ("painters", "painters")])
-async def test_spans_reach_the_collector_that_the_environment_names(
-    monkeypatch: pytest.MonkeyPatch, named: str, called: str
-) -> None:
+async def test_spans_reach_the_configured_collector(monkeypatch: pytest.MonkeyPatch, named: str, called: str) -> None:
     async with sink() as collector:
         monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{collector.port}")
         if named:
@@ -122,8 +118,7 @@ def test_trace_of_another_release_has_no_spans_and_is_passed_on(parent: str) -> 
     assert traces.all == ()
 
 
-@pytest.mark.anyio
-async def test_unreachable_collector_is_logged_once_without_its_url(
+async def test_unreachable_collector_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")

@@ -1,5 +1,3 @@
-"""What one answer says of each of those that went together: its own end, or nobody's where the numbers do not fit."""
-
 import json
 
 import msgspec

@@ -1,5 +1,3 @@
-"""What one claim may bring: never over the batch, and never for ever what is warm."""
-
 from random import Random
 
 from hypothesis import given
@@ -32,7 +30,6 @@ def asked(planner: ClaimPlanner, number: int) -> ClaimRequest:
 
 
 def run(planner: ClaimPlanner, *keys: str, cost: float = 1) -> tuple[ClaimRequest, list[Permit]]:
-    """Ask for so many, and they come."""
     request = asked(planner, len(keys))
     return request, planner.take(request, claims(*keys, cost=cost), permits(len(keys)))
 
@@ -43,14 +40,11 @@ def leave(*taken: Permit) -> None:
 
 
 class Running(ScriptedRunner):
-    """It runs something under this name."""
-
     def knows(self, remote: str) -> bool:
-        """That one."""
         return remote == "job 7"
 
 
-def test_what_a_server_runs_already_gets_a_seat_there() -> None:
+def test_remote_run_gets_a_permit_of_its_own_server() -> None:
     there = Server(Running(), 1, health=Health(status=HealthStatus.READY))
     new, taken_over = Claim(RECORD, Raw(b"{}")), Claim(replace(RECORD, remote="job 7"), Raw(b"{}"))
     free = [*permits(1, there), *permits(1)]
@@ -60,11 +54,11 @@ def test_what_a_server_runs_already_gets_a_seat_there() -> None:
     ]
 
 
-def test_without_a_batch_there_is_no_bound_but_the_seats() -> None:
+def test_only_permits_bound_a_claim_without_a_batch() -> None:
     assert asked(ClaimPlanner(), 5) == ClaimRequest(count=5)
 
 
-def test_of_many_seats_one_claim_asks_for_a_few_so_that_they_are_begun_while_the_next_is_carried_out() -> None:
+def test_one_claim_asks_for_only_a_few_of_many_permits() -> None:
     assert asked(ClaimPlanner(), MOST_AT_ONCE + 1).count == MOST_AT_ONCE
 
 
@@ -105,7 +99,7 @@ def test_what_ran_last_is_asked_for_first() -> None:
     assert asked(planner, 2).warm == ""
 
 
-def test_after_so_many_warm_ones_in_a_row_one_claim_goes_by_turn() -> None:
+def test_claim_ignores_warm_keys_after_too_many_in_a_row() -> None:
     planner = ClaimPlanner()
     run(planner, "a")
     for _ in range(MOST_SKIPS):
@@ -115,7 +109,7 @@ def test_after_so_many_warm_ones_in_a_row_one_claim_goes_by_turn() -> None:
     assert asked(planner, 1).warm == "a"
 
 
-def test_many_seats_at_once_skip_no_more_than_one_by_one() -> None:
+def test_many_permits_skip_no_more_than_single_ones() -> None:
     planner = ClaimPlanner()
     run(planner, "a")
     run(planner, *["a"] * (MOST_SKIPS - 3))
@@ -129,7 +123,6 @@ def another_server() -> Server:
 
 
 def warmed(planner: ClaimPlanner, key: str, server: Server) -> None:
-    """It runs one with this key."""
     request = planner.next(permits(1, server))
     assert request is not None
     leave(*planner.take(request, claims(key), permits(1, server)))
@@ -165,7 +158,7 @@ def test_what_is_warm_on_another_server_is_no_hit() -> None:
     assert planner.figures == {"warm_hit_ratio": "0.333"}
 
 
-def test_a_server_that_was_started_anew_is_warm_for_nothing() -> None:
+def test_restarted_server_is_warm_for_no_key() -> None:
     planner = ClaimPlanner()
     leave(*run(planner, "a")[1])
     assert planner.next(permits(1, since="second")) == ClaimRequest(count=1)
@@ -186,9 +179,7 @@ def test_the_figures_tell_warm_hits_and_how_full_the_batches_were() -> None:
     waiting=st.lists(st.floats(0.1, 30), max_size=30),
     dice=st.randoms(use_true_random=False),
 )
-def test_in_flight_never_passes_the_batch_but_for_one_alone(
-    batch: float, size: int, waiting: list[float], dice: Random
-) -> None:
+def test_batch_is_exceeded_only_by_a_single_claim(batch: float, size: int, waiting: list[float], dice: Random) -> None:
     planner = ClaimPlanner(batch_cost=batch, batch_size=size)
     running: list[tuple[Permit, float]] = []
     while waiting:
@@ -216,7 +207,7 @@ def batch_seats(number: int) -> list[Permit]:
     return [Permit(SERVER, "first", place=place) for place in Batch(number).places]
 
 
-def test_where_a_server_takes_batches_one_claim_fills_one_of_them_whatever_runs_beside_it() -> None:
+def test_one_claim_fills_one_batch_of_a_server() -> None:
     planner = ClaimPlanner(batch_cost=10, batch_size=3)
     one, other = batch_seats(4), batch_seats(4)
     assert planner.next([*one, *other]) == ClaimRequest(count=3, budget=10)

@@ -1,5 +1,3 @@
-"""A claim made ahead of a slot waits for the slot, is held like any claim, and is not started before."""
-
 import asyncio
 from typing import Any
 
@@ -64,7 +62,7 @@ STOPS = {Stop.USER: ("canceled", 1), Stop.DRAIN: ("starting", 0)}
 
 
 @pytest.mark.parametrize(("why", "then"), STOPS.items(), ids=[why.value for why in STOPS])
-async def test_claim_stopped_while_it_waits_is_never_started(
+async def test_claim_stopped_in_line_never_starts(
     bench: Bench, driver: QueueDriver, why: Stop, then: tuple[str, int]
 ) -> None:
     claim = await claimed(driver)
@@ -90,7 +88,7 @@ async def test_claim_lost_while_it_waits_is_never_started(bench: Bench, driver: 
     assert not waiting.server.waiting
 
 
-async def test_claim_that_waits_too_long_is_given_back_unspent(
+async def test_overlong_wait_releases_unspent(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.server.TURN_WITHIN_S", 0.01)

@@ -1,5 +1,3 @@
-"""Each answer that a Cog server was seen to give has one meaning, and any other has one too."""
-
 import msgspec
 import pytest
 from hypothesis import given

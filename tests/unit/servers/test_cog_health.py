@@ -1,5 +1,3 @@
-"""What a Cog server says of itself is read for what it means, and nonsense for what it is."""
-
 import msgspec
 import pytest
 

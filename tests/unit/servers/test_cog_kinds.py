@@ -1,5 +1,3 @@
-"""What a Cog server can do goes by its version, and one that tells none is of the oldest."""
-
 import pytest
 
 from director.servers.runners.cog_answers import COGLET, python_kind

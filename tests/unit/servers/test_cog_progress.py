@@ -1,5 +1,3 @@
-"""Progress only grows, whatever order the callbacks come in."""
-
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st

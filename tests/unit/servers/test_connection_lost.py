@@ -1,5 +1,3 @@
-"""What a connection that broke, or was never made, means for a run and for its server."""
-
 import httpx
 import pytest
 
@@ -10,7 +8,7 @@ BROKEN = [httpx.ReadError("broke"), httpx.WriteError("broke"), httpx.RemoteProto
 
 
 @pytest.mark.parametrize(
-    ("exc", "is_dead"), [(httpx.ConnectError("nobody there"), True), (httpx.ConnectTimeout("slow"), False)]
+    ("exc", "is_dead"), [(httpx.ConnectError("refused"), True), (httpx.ConnectTimeout("slow"), False)]
 )
 def test_unsent_run_is_refused_and_a_gone_server_is_dead(exc: httpx.TransportError, is_dead: bool) -> None:
     ended = connection_lost(exc, has_begun=False)
@@ -18,7 +16,7 @@ def test_unsent_run_is_refused_and_a_gone_server_is_dead(exc: httpx.TransportErr
 
 
 def test_begun_run_is_lost_if_its_server_is_gone_on_retry() -> None:
-    ended = connection_lost(httpx.ConnectError("nobody there"), has_begun=True)
+    ended = connection_lost(httpx.ConnectError("refused"), has_begun=True)
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
 
 

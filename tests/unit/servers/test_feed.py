@@ -1,5 +1,3 @@
-"""The feed of one run: `Began` once and first, `Ended` once and last, and a slow reader slows the server down."""
-
 import asyncio
 
 import pytest

@@ -1,5 +1,3 @@
-"""The fleet is what is wanted of it; no server ends while something runs on it, and no slot is used twice."""
-
 import asyncio
 from collections.abc import AsyncIterator
 
@@ -60,7 +58,7 @@ async def watched() -> AsyncIterator[Watched]:
 async def test_unwanted_server_is_removed_with_its_watch(watched: Watched) -> None:
     watched.fleet.want([Driven("b", SLOW), Driven("c", SLOW)], slots=2)
     await eventually(lambda: watched.has("b", "c"), "one came and one went")
-    assert [driven.url for driven, _ in watched.runners] == ["a", "b", "c"], "the one that stays is not made anew"
+    assert [driven.url for driven, _ in watched.runners] == ["a", "b", "c"], "the one that stays is not made again"
 
 
 async def test_reconfigured_server_begins_after_the_former_ended_its_runs(watched: Watched) -> None:
@@ -83,7 +81,7 @@ async def test_more_slots_hold_at_once_and_fewer_as_runs_end(watched: Watched) -
     assert len(permits) == 6
     watched.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=1)
     await eventually(lambda: sum(server.slots for server in watched.servers.all) == 2, "fewer slots")
-    assert len(watched.runners) == 2, "no runner was made anew for that"
+    assert len(watched.runners) == 2, "no runner was made again for that"
     for permit in permits[:4]:
         watched.servers.permits.release(permit)
     assert watched.servers.permits.busy == 2

@@ -1,5 +1,3 @@
-"""The inbox takes callbacks from those who know its address, hands them on unread, and answers at once."""
-
 import asyncio
 
 import httpx

@@ -1,5 +1,3 @@
-"""A run followed in the task of the caller: hung up, canceled, or both at the same moment."""
-
 import asyncio
 from collections.abc import Callable
 
@@ -16,7 +14,7 @@ DONE = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"))
 
 
 class Heard:
-    """A run that waits for `answers`, and takes until `is_clean` to let go of its server."""
+    """A run that waits for `answers`, and releases its server once `is_clean` is set."""
 
     def __init__(self) -> None:
         self.runs = OpenRuns(read_ahead=1)

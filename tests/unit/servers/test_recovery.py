@@ -1,5 +1,3 @@
-"""When a server that does not get well by itself is asked to end."""
-
 from director.servers.fleet import LONGEST_S, Recovery
 from director.servers.runners.runner import Health, HealthStatus
 

@@ -1,5 +1,3 @@
-"""The requests of one batch: never two at once, halved after a failure, and no run waits for a late one."""
-
 import asyncio
 from collections.abc import Sequence
 
@@ -131,11 +129,11 @@ async def test_own_fault_reaches_every_waiting_run(monkeypatch: pytest.MonkeyPat
     slot = Slot(2)
 
     async def broken() -> bool:
-        raise ValueError("nobody foresaw it")
+        raise ValueError("an unexpected fault")
 
     monkeypatch.setattr(slot.answers, "wait", broken)
     for run in slot.start("ab"):
-        with pytest.raises(ValueError, match="nobody foresaw it"):
+        with pytest.raises(ValueError, match="an unexpected fault"):
             await run
 
 
@@ -152,9 +150,7 @@ async def test_unsent_runs_are_not_sent_to_a_dead_server() -> None:
     assert [end.outcome for end in found].count(Outcome.REFUSED) == 4 - len("".join(slot.sent))
 
 
-async def test_claim_lost_during_a_hang_up_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_claim_lost_during_a_hang_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     given = '{"kind": "http", "path": "/", "input": {"$each": ""}, "output": "/out", "batch": {}}'
     config = decode_runner_config(given)
     assert isinstance(config, HttpConfig)

@@ -1,5 +1,3 @@
-"""Permits: one for each slot, of the least busy server first, of no server that is not ready or in doubt."""
-
 import asyncio
 from typing import Any
 
@@ -19,8 +17,12 @@ pytestmark = pytest.mark.anyio
 READY = Health(status=HealthStatus.READY)
 
 
-def server(slots: int, *, health: Health = READY, since: str = "first") -> Server:
-    return Server(ScriptedRunner(), slots, health=health, since=since)
+def server(slots: int, *, health: Health = READY, rests_after: int | None = None, places: int = 0) -> Server:
+    server = Server(ScriptedRunner(), slots, health=health, since="first")
+    server.places = places
+    if rests_after is not None:
+        server.trust = Trust(rests_after)
+    return server
 
 
 async def taken(servers: Servers) -> list[Permit]:
@@ -146,7 +148,7 @@ NO_SLOT = Ended(outcome=Outcome.REFUSED, server_is_dead=True, has_no_slot=True)
 
 
 async def full(servers: Servers, runs: int = 1) -> None:
-    """Every permit is used, and there is no slot for the last one; so many runs find that."""
+    """Use every permit. The server has no slot for the last one, as this many runs find."""
     permits = await taken(servers)
     for permit in permits:
         servers.permits.start(permit)
@@ -186,12 +188,9 @@ async def test_foreign_run_in_the_only_slot_restarts_the_server_each_time() -> N
         assert servers.any_ready()
 
 
-async def test_failing_server_rests_and_returns_with_one_run_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_failing_server_rests_and_returns_with_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.servers.server.FIRST_S", 0.01)
-    one, other = server(2), server(1)
-    one.trust = Trust(2)
+    one, other = server(2, rests_after=2), server(1)
     servers = Servers([one, other])
     first, beside, second = await taken(servers)
     assert [first.server, beside.server, second.server] == [one, other, one]
@@ -209,8 +208,7 @@ async def test_failing_server_rests_and_returns_with_one_run_at_a_time(
 
 
 async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> None:
-    one = server(64)
-    one.trust = Trust(5)
+    one = server(64, rests_after=5)
     servers = Servers([one])
     for permit in await taken(servers):
         servers.ended(permit, Ended(outcome=Outcome.REFUSED), unasked=True)
@@ -222,10 +220,7 @@ async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> No
 
 
 class Running(ScriptedRunner):
-    """It runs something under this name."""
-
     def knows(self, remote: str) -> bool:
-        """That one."""
         return remote == "job 7"
 
 
@@ -251,8 +246,7 @@ async def test_run_that_no_server_knows_keeps_its_permit() -> None:
 
 
 async def test_stopped_run_does_not_count_against_its_server() -> None:
-    one = server(1)
-    one.trust = Trust(1)
+    one = server(1, rests_after=1)
     servers = Servers([one])
     [permit] = await taken(servers)
     servers.ended(permit, Ended(outcome=Outcome.CANCELED), unasked=False)
@@ -264,9 +258,7 @@ async def test_stopped_run_does_not_count_against_its_server() -> None:
     steps=st.lists(st.none() | st.integers(0, 20), max_size=40),
     run_s=st.sampled_from([0.1, 1.0]),
 )
-def test_slots_are_never_exceeded_in_any_order_of_take_and_release(
-    slots: list[int], steps: list[int | None], run_s: float
-) -> None:
+def test_no_order_of_takes_exceeds_the_slots(slots: list[int], steps: list[int | None], run_s: float) -> None:
     servers = Servers([server(each) for each in slots])
     for each in servers.all:
         each.run_s = run_s
@@ -285,7 +277,7 @@ async def test_short_runs_get_permits_ahead_which_take_slots_in_order() -> None:
     one = server(8)
     servers = Servers([one])
     running = await taken(servers)
-    assert servers.permits.take_ahead() == []  # nobody knows yet how long they are
+    assert servers.permits.take_ahead() == []  # the run time is unknown yet
     one.run_s = 0.1
     first, second = servers.permits.take_ahead()
     assert servers.permits.take_ahead() == []
@@ -341,8 +333,7 @@ async def test_waiting_permit_gets_its_slot_once_the_doubted_server_is_back() ->
 
 
 async def test_batch_frees_its_slot_with_its_last_place() -> None:
-    one = server(2)
-    one.places = 3
+    one = server(2, places=3)
     servers = Servers([one])
     permits = await taken(servers)
     first, second = permits[:3], permits[3:]
@@ -356,8 +347,7 @@ async def test_batch_frees_its_slot_with_its_last_place() -> None:
 
 
 async def test_failed_batch_request_counts_as_one_failure() -> None:
-    one = server(1)
-    one.places, one.trust = 4, Trust(3)
+    one = server(1, places=4, rests_after=3)
     servers = Servers([one])
     for permit in await taken(servers):
         servers.ended(permit, Ended(outcome=Outcome.FAILED), unasked=True)
@@ -366,8 +356,7 @@ async def test_failed_batch_request_counts_as_one_failure() -> None:
 
 
 async def test_server_on_trial_gets_one_run_and_no_batch() -> None:
-    one = server(2)
-    one.places, one.trust = 4, Trust(1)
+    one = server(2, places=4, rests_after=1)
     one.trust.note(Outcome.FAILED, since="first")
     assert len(await taken(Servers([one]))) == 1
 
@@ -386,22 +375,9 @@ async def run(servers: Servers, server: Server, ended: Ended, account: str) -> N
         servers.permits.release(each)
 
 
-async def test_failures_of_one_account_do_not_make_a_server_rest() -> None:
-    one = server(1)
-    one.trust = Trust(2)
-    servers = Servers([one])
-    await run(servers, one, Ended(outcome=Outcome.SUCCEEDED), "b")
-    for _ in range(10):
-        await run(servers, one, FAILED, "a")
-    assert one.can_run
-    await run(servers, one, FAILED, "b")
-    assert not one.can_run, "it fails for whoever comes"
-
-
 async def test_each_failure_counts_after_an_hour_with_one_account() -> None:
     clock = FakeClock()
-    one = server(1)
-    one.trust = Trust(3)
+    one = server(1, rests_after=3)
     servers = Servers([one], clock.monotonic)
     await run(servers, one, FAILED, "b")
     await run(servers, one, FAILED, "a")
@@ -411,8 +387,7 @@ async def test_each_failure_counts_after_an_hour_with_one_account() -> None:
 
 
 async def test_server_rests_if_an_account_fails_only_there() -> None:
-    bad, good = server(1), server(1)
-    bad.trust = Trust(3)
+    bad, good = server(1, rests_after=3), server(1)
     servers = Servers([bad, good])
     await run(servers, good, Ended(outcome=Outcome.SUCCEEDED), "b")
     for _ in range(3):
@@ -423,9 +398,8 @@ async def test_server_rests_if_an_account_fails_only_there() -> None:
 
 
 async def test_locked_server_rests_at_once_and_says_why(caplog: Any) -> None:
-    one, other = server(2), server(1)
+    one, other = server(2, rests_after=0), server(1)
     servers = Servers([one, other])
-    one.trust = Trust(0)
     await run(servers, one, LOCKED, "a")
     assert one.trouble == "server_auth: it answered 401"
     assert servers.standing == Standing(1, "ready"), "the other one goes on"

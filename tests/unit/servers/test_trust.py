@@ -1,5 +1,3 @@
-"""How many failures a server may have, how long it rests, and what is not a failure of the server."""
-
 import pytest
 
 from director.servers.runners.runner import Outcome

@@ -1,5 +1,3 @@
-"""What a request for several used is split over them: by what each tells, else by cost, and to the last unit."""
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""What a look at a model server leads to: permits, registration, and a new start where one is needed."""
-
 import asyncio
 from typing import Any
 
@@ -153,7 +151,7 @@ async def test_doubted_server_is_not_ended_during_another_run(watched: Watched) 
 
 
 class Enduring(ScriptedRunner):
-    """It cannot be asked to end: each wish counts as a new start."""
+    """A runner that cannot be asked to end. Each request counts as a new start."""
 
     capabilities = Capabilities()
 
@@ -234,7 +232,7 @@ async def test_it_says_why_a_server_is_not_ready(watched: Watched, caplog: Any) 
     assert said.setup_logs == "Traceback …"
 
 
-# What is seen of a server: is it given work, is it asked to end, what are those told who wait, how loud is the log
+# Health: does the server get work, is it asked to end, the standing that callers see, the level of the log
 SEEN = {
     HealthStatus.STARTING: (False, False, "starting", "INFO"),
     HealthStatus.READY: (True, False, "ready", "INFO"),

@@ -1,5 +1,3 @@
-"""What goes into a simulation and what comes out of it, without the play."""
-
 import json
 import os
 import threading
@@ -25,8 +23,6 @@ from director.simulate.show import check, plot, told
 from director.simulate.trace import SHAPES, Builder, MadeOptions, Trace, made
 
 QUEUE = "acme/echo:a1a1a1a1a1a1"
-
-# ── a trace ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def write(path: Path, *lines: dict[str, Any]) -> Path:
@@ -126,9 +122,6 @@ def test_memory_has_a_bound(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
         read(file)
 
 
-# ── an audit log ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Logged:
     """Lines of an audit log, one step after the other."""
 
@@ -208,9 +201,6 @@ def test_log_with_several_queues_needs_a_choice(file: Path, log: Logged) -> None
         read(file, queue="acme/none:a1a1a1a1a1a1")
 
 
-# ── made ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_same_seed_makes_the_same_and_another_another(shape: str) -> None:
     first, again, other = (made(MadeOptions(shape=shape, seed=seed, minutes=5)) for seed in (1, 1, 2))
@@ -227,9 +217,6 @@ def test_the_heavy_account_sends_three_fifths() -> None:
     trace = made(MadeOptions(shape="heavy-light", minutes=240))
     heavy = sum(ms for ms, who in zip(trace.run_ms, trace.account, strict=True) if trace.accounts[who] == "heavy")
     assert heavy / sum(trace.run_ms) == pytest.approx(0.6, abs=0.05)
-
-
-# ── a policy ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_policy_file_sets_the_queue_and_the_limits_of_accounts(tmp_path: Path) -> None:
@@ -265,9 +252,6 @@ def test_policy_that_is_neither_known_nor_a_file_is_refused() -> None:
         tried("unfair")
 
 
-# ── fair shares ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_what_one_leaves_goes_to_the_others_by_weight() -> None:
     shares = fair_shares({0: 10.0, 1: 100.0, 2: 100.0}, weights=[1.0, 1.0, 2.0], capacity=100.0)
     assert shares == pytest.approx({0: 10.0, 1: 30.0, 2: 60.0})
@@ -282,7 +266,6 @@ def test_fair_shares_exceed_neither_wishes_nor_capacity(wants: list[tuple[float,
 
 
 def of(*came: tuple[int, str, int]) -> Trace:
-    """A trace of (arrival, account, run), in ms."""
     builder = Builder()
     for at, account, run in came:
         builder.add(at_ms=at, account=account, lane="normal", run_ms=run)
@@ -302,12 +285,9 @@ def test_turns_are_fairer_than_one_after_the_other(order: str, index: str) -> No
     assert found > 0.99 if index == "all" else found < 0.7
 
 
-def test_where_all_fits_nobody_had_to_be_fair() -> None:
+def test_fairness_is_undefined_while_slots_suffice() -> None:
     trace = of((0, "a", 100), (0, "b", 100))
     assert fairness(trace, array("q", [0, 0]), weights=[1, 1], limits=[None, None], slots=2) is None
-
-
-# ── a report ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def played(*started: int, codes: Sequence[str] = ()) -> PlayResult:
@@ -360,9 +340,6 @@ def test_a_table_fits(plays: int) -> None:
     assert all(f"fair × {slots}" in text for slots in range(1, plays + 1))
 
 
-# ── a picture ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_picture_names_the_plays_and_is_reproducible(tmp_path: Path) -> None:
     first, again = tmp_path / "first.svg", tmp_path / "again.svg"
     for path in (first, again):
@@ -382,9 +359,6 @@ def test_a_picture_is_a_png_where_its_name_says_so(tmp_path: Path) -> None:
 def test_where_no_picture_can_be_is_said_before_the_play(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         check(tmp_path / name)
-
-
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Check when an owed webhook is tried again, and when it is given up."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
