@@ -1,36 +1,24 @@
-"""Test how operators manage accounts and tokens over HTTP: what they see, what is shown once, and who may do it."""
+"""Test that operators manage accounts and tokens over HTTP, and read the log of their changes in pages."""
 
 import logging
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.account_limits import AccountLimits
-from director.core.ids import PredictionId, QueueName
-from director.core.settings import ApiSettings
+from director.core.ids import PredictionId
 from director.store.accounts import Accounts
-from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
 ADMIN = "operators"
-
-
-@pytest.fixture
-async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield an operator's client of an API without a cache."""
-    token = await Accounts(redis).create_token(ADMIN, scopes=("admin",), label="on call")
-    async with api_client(replace(settings, cache_s=0), token=token) as client:
-        yield client
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -80,13 +68,6 @@ async def test_secret_of_a_token_is_shown_only_once(admin: httpx.AsyncClient, re
     for name in await redis.keys("*token*"):
         content = await redis.execute_command("DUMP", name)
         assert secret.encode() not in name + content
-
-
-async def test_token_may_do_only_what_its_scopes_allow(admin: httpx.AsyncClient) -> None:
-    looks = bearer(await made(admin, scopes=["read"]))
-    assert (await admin.get("/v1/predictions", headers=looks)).status_code == 200
-    assert (await admin.post("/v1/predictions", headers=looks, json={})).status_code == 403
-    assert (await admin.get("/v1/admin/accounts", headers=looks)).status_code == 403
 
 
 async def test_revoked_token_is_refused(admin: httpx.AsyncClient) -> None:
@@ -253,3 +234,53 @@ async def test_log_names_the_operator_of_each_change_and_no_secret(
     assert {vars(line)["by"] for line in lines} == {f"{ADMIN}/{operator.id}"}
     assert {vars(line)["account"] for line in lines} == {"umbrella"}
     assert not [line for line in lines if secret in repr(vars(line))]
+
+
+PATH = "/v1/admin/audit"
+
+
+async def read(admin: httpx.AsyncClient, **query: Any) -> dict[str, Any]:
+    answer = await admin.get(PATH, params=query)
+    assert answer.status_code == 200, answer.text
+    page: dict[str, Any] = answer.json()
+    return page
+
+
+async def test_change_is_shown_with_its_operator(admin: httpx.AsyncClient, redis: Redis) -> None:
+    assert await read(admin) == {"changes": [], "next": "0-0"}
+    await admin.post("/v1/admin/accounts", json={"name": "umbrella", "type": "user"})
+    page = await read(admin)
+    [change] = page["changes"]
+    [operator] = await Accounts(redis).tokens.of("operators")
+    assert (change["kind"], change["account"], change["queue"]) == ("account_created", "umbrella", None)
+    assert (change["by"], change["detail"]) == (f"operators/{operator.id}", {"type": "user"})
+    assert page["next"] == change["entry"]
+
+
+async def test_pages_continue_and_wait_for_new_entries(admin: httpx.AsyncClient) -> None:
+    for name in ("a", "b", "c"):
+        await admin.post("/v1/admin/accounts", json={"name": name})
+    first = await read(admin, limit=2)
+    second = await read(admin, limit=2, after=first["next"])
+    assert [change["account"] for page in (first, second) for change in page["changes"]] == ["a", "b", "c"]
+    assert await read(admin, after=second["next"]) == {"changes": [], "next": second["next"]}
+    await admin.post("/v1/admin/accounts", json={"name": "d"})
+    assert [change["account"] for change in (await read(admin, after=second["next"]))["changes"]] == ["d"]
+
+
+async def test_newest_entries_can_come_first(admin: httpx.AsyncClient) -> None:
+    assert await read(admin, order="desc") == {"changes": [], "next": None}
+    for name in ("a", "b", "c"):
+        await admin.post("/v1/admin/accounts", json={"name": name})
+    first = await read(admin, order="desc", limit=2)
+    second = await read(admin, order="desc", limit=2, after=first["next"])
+    assert [change["account"] for page in (first, second) for change in page["changes"]] == ["c", "b", "a"]
+    assert second["next"] is None
+
+
+@pytest.mark.parametrize(
+    "query", ["after=x", "after=-1", "after=1", f"after={'9' * 30}-0", "limit=0", "limit=1001", "order=x"]
+)
+async def test_invalid_page_is_refused(admin: httpx.AsyncClient, query: str) -> None:
+    answer = await admin.get(f"{PATH}?{query}")
+    assert (answer.status_code, answer.json()["invalid_fields"][0]["field"]) == (422, query.partition("=")[0])

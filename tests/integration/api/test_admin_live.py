@@ -97,7 +97,7 @@ async def test_snapshot_has_every_queue_and_every_director(admin: httpx.AsyncCli
     assert second["at"] > first["at"]
 
 
-async def test_all_watchers_share_one_reader(watching: Watching, queues: CountedQueues, driver: QueueDriver) -> None:
+async def test_all_watchers_share_one_reader(watching: Watching, queues: CountedQueues) -> None:
     await anyio.lowlevel.checkpoint()
     assert queues.looks == 0
     with watching.watcher(), watching.watcher(), watching.watcher():
@@ -158,9 +158,7 @@ async def test_revoked_token_ends_the_watch(admin: httpx.AsyncClient, redis: Red
             await anyio.sleep_forever()
 
 
-async def test_watchers_have_the_same_bound_as_stream_readers(
-    admin: httpx.AsyncClient, settings: ApiSettings, token: str
-) -> None:
+async def test_watchers_have_the_same_bound_as_stream_readers(settings: ApiSettings, token: str) -> None:
     async with (
         api_client(replace(settings, max_streams=1), token=token) as client,
         anyio.create_task_group() as tasks,

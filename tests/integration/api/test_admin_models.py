@@ -1,19 +1,13 @@
 """Test that operators configure how a model is run over HTTP: whole, with a revision, and only with usable values."""
 
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.core.ids import QueueName
-from director.core.settings import ApiSettings
-from director.store.accounts import Accounts
-from tests.support.api import api_client
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL
 
@@ -21,13 +15,6 @@ pytestmark = pytest.mark.anyio
 
 PATH = f"/v1/admin/models/{MODEL}/config"
 CONFIG: dict[str, Any] = {"runner": {"kind": "http", "path": "/run"}, "slots": 2, "attempts": 5, "run_limit_s": 60.0}
-
-
-@pytest.fixture
-async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    token = await Accounts(redis).create_token("operators", scopes=("admin",))
-    async with api_client(replace(settings, cache_s=0), token=token) as client:
-        yield client
 
 
 async def test_written_configuration_is_read_back_with_its_author(

@@ -1,35 +1,24 @@
 """Test that operators see every queue over HTTP: its numbers, its streams, its accounts and its live predictions."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import About, ServerFound
-from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
 QUEUES = "/v1/admin/queues"
 ONE = f"{QUEUES}/{MODEL}/{VERSION[:12]}"
-
-
-@pytest.fixture
-async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    token = await Accounts(redis).create_token("operators", scopes=("admin",))
-    async with api_client(replace(settings, cache_s=0), token=token) as client:
-        yield client
 
 
 async def read(admin: httpx.AsyncClient, path: str, **query: Any) -> Any:
@@ -126,7 +115,7 @@ async def test_queue_shows_waiting_accounts_and_their_limits(admin: httpx.AsyncC
     assert (basalt["account"], basalt["paused"], basalt["max_running"]) == ("basalt", True, None)
 
 
-async def test_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient) -> None:
     assert (await read(admin, ONE))["config"] is None
     await admin.put(f"/v1/admin/models/{MODEL}/config", json={"attempts": 5})
     assert (await read(admin, ONE))["config"]["config"] == {"attempts": 5}
@@ -165,7 +154,7 @@ async def test_live_predictions_are_listed_by_state(admin: httpx.AsyncClient, dr
 
 @pytest.mark.parametrize("state", ["", "waiting", "running", "delayed"])
 async def test_live_predictions_are_paged_oldest_first(
-    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis, state: str
+    admin: httpx.AsyncClient, driver: QueueDriver, state: str
 ) -> None:
     wanted = []
     for _ in range(230):
@@ -316,7 +305,7 @@ async def test_drained_queue_keeps_its_waiting_predictions(admin: httpx.AsyncCli
     assert [kind for kind, _, _ in await changes(admin)] == ["queue_paused"]
 
 
-async def test_queue_is_resized_and_bounded(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_is_resized_and_bounded(admin: httpx.AsyncClient) -> None:
     assert (await act(admin, "resize", {"streams": 4}))["streams"] == 4
     shown = await act(admin, "bound", {"mode": "bounded", "max_queued": 7})
     assert (shown["mode"], shown["max_queued"]) == ("bounded", 7)

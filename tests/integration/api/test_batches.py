@@ -11,14 +11,14 @@ from redis.asyncio import Redis
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
-from tests.support.api import PlayedDirector, api_client
+from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
 
 
 def one(text: str = "hi", **members: Any) -> dict[str, Any]:
-    return {"version": VERSION, "input": {"text": text}, **members}
+    return {"version": VERSION, "input": {"text": text}} | members
 
 
 async def send(api: httpx.AsyncClient, bodies: Sequence[Any], **headers: str) -> list[dict[str, Any]]:
@@ -82,8 +82,9 @@ async def test_each_entry_takes_a_token_and_the_rest_is_refused(
         assert (await api.post("/v1/predictions/batch", json={"predictions": [one()]})).status_code == 429
 
 
-async def test_headers_apply_to_each_entry(api: httpx.AsyncClient, director: PlayedDirector) -> None:
-    [made] = await send(api, [one()], **{"Cancel-After": "90s", "Prefer": "wait"})
+async def test_headers_and_latest_version_apply_to_each_entry(api: httpx.AsyncClient) -> None:
+    [made] = await send(api, [one(version=MODEL)], **{"Cancel-After": "90s", "Prefer": "wait"})
+    assert made["prediction"]["version"] == VERSION
     assert made["prediction"]["status"] == "starting"
     assert made["prediction"]["deadline"] > made["prediction"]["created_at"]
 
@@ -111,8 +112,3 @@ async def test_batch_may_exceed_one_body_within_a_bound(settings: ApiSettings, t
         assert len(await send(api, [one("x" * 1000) for _ in range(20)])) == 20
         answer = await api.post("/v1/predictions/batch", json={"predictions": [one("x" * 1000)] * 100})
     assert answer.status_code == 413
-
-
-async def test_model_name_means_its_latest_version(api: httpx.AsyncClient) -> None:
-    [made] = await send(api, [{"version": MODEL, "input": {}}])
-    assert made["prediction"]["version"] == VERSION

@@ -1,8 +1,10 @@
-"""Test create, get and cancel: the caller's input comes back unchanged, and the shown state is true."""
+"""Test create, get, cancel and delete: input comes back unchanged, the shown state is true, deletion leaves nothing."""
 
 import asyncio
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,17 +14,21 @@ from redis.asyncio import Redis
 from api.app import create_app
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.signing import new_secret
 from director.core.states import Status
+from director.files.choose import store_in
+from director.files.store import file_name
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.integration.api.conftest import HELLO_VERSION, THUMBNAIL_VERSION
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
+from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
@@ -131,36 +137,23 @@ async def test_bytes_of_an_input_are_returned_unchanged(
     assert f'"input":{given},"output":{given},'.encode() in got.content
 
 
-async def test_webhook_without_a_filter_gets_every_event(api: httpx.AsyncClient) -> None:
+async def test_filter_of_events_is_kept(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+    made = (await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])).json()
+    assert (made["webhook"], made["webhook_events_filter"]) == (HOOK, ["completed", "start"])
+    claim = await director.claim()
+    assert (claim.record.webhook, claim.record.events) == (HOOK, "completed,start")
     made = (await create(api, webhook=HOOK)).json()
-    assert made["webhook"] == HOOK
     assert made["webhook_events_filter"] == ["start", "output", "logs", "completed"]
 
 
-async def test_filter_of_events_is_kept(api: httpx.AsyncClient, director: PlayedDirector) -> None:
-    await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])
+async def test_headers_set_the_deadline_and_the_latest_start(
+    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
+    made = (await create(api, headers={"Cancel-After": "1m30s", "X-Start-By": "90"})).json()
     claim = await director.claim()
-    assert (claim.record.webhook, claim.record.events) == (HOOK, "completed,start")
-
-
-async def test_header_sets_the_deadline(api: httpx.AsyncClient, director: PlayedDirector) -> None:
-    made = (await create(api, headers={"Cancel-After": "1m30s"})).json()
-    claim = await director.claim()
-    assert claim.record.deadline == claim.record.created + 90_000
-    assert claim.record.late == "aborted"
+    assert (claim.record.deadline, claim.record.late) == (claim.record.created + 90_000, "aborted")
+    assert int(await redis.hget(keys.record(claim.id), "start_by") or 0) == claim.record.created + 90_000
     assert made["deadline"] > made["created_at"]
-
-
-async def test_header_sets_the_latest_start(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
-    made = (await create(api, headers={"X-Start-By": "90"})).json()
-    claim = await director.claim()
-    assert (
-        await redis.hget(keys.record(PredictionId(made["id"])), "start_by")
-        == str(claim.record.created + 90_000).encode()
-    )
-
-
-# ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("asked", "lane"), [("high", "high"), ("low", "low"), (None, "normal")])
@@ -180,9 +173,6 @@ async def test_lane_without_permission_is_refused(api: httpx.AsyncClient, redis:
     assert taken.status_code == 201
 
 
-# ── idempotency ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_repeated_key_creates_once(api: httpx.AsyncClient, redis: Redis) -> None:
     first = await create(api, headers={"Idempotency-Key": "order 7"})
     again = await create(api, headers={"Idempotency-Key": "order 7"})
@@ -200,13 +190,6 @@ async def test_replay_shows_the_current_state(api: httpx.AsyncClient, director: 
     assert (again.status_code, again.json()["status"], again.json()["output"]) == (201, "succeeded", "done")
 
 
-async def test_key_with_another_body_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
-    await create(api, headers={"Idempotency-Key": "k"})
-    other = await create(api, input={"text": "other"}, headers={"Idempotency-Key": "k"})
-    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
-    assert await redis.zcard(keys.listing(ACCOUNT)) == 1
-
-
 async def test_key_holds_for_every_base_address_and_across_a_deploy(
     api: httpx.AsyncClient, settings: ApiSettings, token: str, catalog: Catalog
 ) -> None:
@@ -218,11 +201,33 @@ async def test_key_holds_for_every_base_address_and_across_a_deploy(
     assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
 
 
-@pytest.mark.parametrize("changed", [{"Cancel-After": "10s"}, {"X-Priority": "high"}, {"X-Start-By": "10"}])
-async def test_key_with_another_deadline_or_lane_is_refused(api: httpx.AsyncClient, changed: dict[str, str]) -> None:
-    await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait=0"})
-    other = await create(api, headers={"Idempotency-Key": "k"} | changed)
-    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, {"input": {"text": "other"}}),
+        ({"Cancel-After": "10s"}, {}),
+        ({"X-Priority": "high"}, {}),
+        ({"X-Start-By": "10"}, {}),
+        ({"X-Cost": "8"}, {}),
+        ({"X-Affinity-Key": "8"}, {}),
+    ],
+    ids=str,
+)
+async def test_key_with_another_request_is_refused(
+    api: httpx.AsyncClient, redis: Redis, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    plain, changed = {"headers": key}, {"headers": key | headers, **body}
+    for number, (first, second) in enumerate([(plain, changed), (changed, plain)]):
+        key["Idempotency-Key"] = f"k{number}"
+        changed["headers"] = key | headers
+        made = await create(api, **first)
+        assert (await create(api, **first)).json()["id"] == made.json()["id"]
+        other = await create(api, **second)
+        assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+    assert await redis.zcard(keys.listing(ACCOUNT)) == 2
+    theirs = {"Authorization": f"Bearer {await Accounts(redis).create_token('umbrella')}"}
+    assert (await create(api, headers=key | theirs)).json()["id"] != made.json()["id"]
 
 
 async def test_concurrent_creates_with_one_key_make_one_prediction(api: httpx.AsyncClient) -> None:
@@ -230,16 +235,6 @@ async def test_concurrent_creates_with_one_key_make_one_prediction(api: httpx.As
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
-
-
-async def test_two_accounts_may_use_the_same_key(api: httpx.AsyncClient, redis: Redis) -> None:
-    other = await Accounts(redis).create_token("umbrella")
-    mine = await create(api, headers={"Idempotency-Key": "k"})
-    theirs = await create(api, headers={"Idempotency-Key": "k", "Authorization": f"Bearer {other}"})
-    assert mine.json()["id"] != theirs.json()["id"]
-
-
-# ── get and cancel ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_get_shows_the_progress_of_a_run(api: httpx.AsyncClient, director: PlayedDirector) -> None:
@@ -288,9 +283,6 @@ async def test_cancel_does_not_change_an_ended_prediction(api: httpx.AsyncClient
     await director.finish(await director.claim(), output=b"1")
     answer = await api.post(f"/v1/predictions/{made['id']}/cancel")
     assert (answer.status_code, answer.json()["status"], answer.json()["output"]) == (200, "succeeded", 1)
-
-
-# ── account, and the public address ──────────────────────────────────────────────────────────────────────────────
 
 
 async def test_answers_use_the_public_url(settings: ApiSettings, token: str, queue: QueueName) -> None:
@@ -346,23 +338,13 @@ def test_invalid_proxy_address_is_reported_at_the_start(settings: ApiSettings) -
         create_app(replace(settings, trusted_proxies=("the-proxy",)))
 
 
-async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> None:
     account = (await api.get("/v1/account")).json()
-    secret = (await api.get("/v1/webhooks/default/secret")).json()
     assert (account["username"], account["name"]) == (ACCOUNT, ACCOUNT)
+    secret = (await api.get("/v1/webhooks/default/secret")).json()
     assert secret == {"key": (await Accounts(redis).webhook_secrets(ACCOUNT))[0]}
-
-
-async def test_rotation_shows_the_new_webhook_secret(api: httpx.AsyncClient, scripts: Scripts) -> None:
-    new = new_secret()
-    await scripts.rotate(ACCOUNT, secret=new, keep_s=60)
+    await scripts.rotate(ACCOUNT, secret=(new := new_secret()), keep_s=60)
     assert (await api.get("/v1/webhooks/default/secret")).json() == {"key": new}
-
-
-async def test_read_only_token_cannot_read_the_webhook_secret(api: httpx.AsyncClient, redis: Redis) -> None:
-    looks = await Accounts(redis).create_token(ACCOUNT, scopes=["read"])
-    answer = await api.get("/v1/webhooks/default/secret", headers={"Authorization": f"Bearer {looks}"})
-    assert answer.status_code == 403
 
 
 async def test_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) -> None:
@@ -393,7 +375,51 @@ async def test_versions_are_paged_and_only_one_page_of_schemas_is_read(
     assert (len(first["results"]), second["next"]) == (100, None)
 
 
-async def test_refused_upload_makes_the_client_send_a_data_uri(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/files", files={"content": b"x"})
-    assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
-    assert answer.headers["content-type"] == "application/problem+json"
+ASKED = {"version": VERSION, "input": {"text": "mine"}}
+
+
+async def made(api: httpx.AsyncClient) -> Any:
+    return (await api.post("/v1/predictions", json=ASKED)).json()
+
+
+async def ended(api: httpx.AsyncClient, director: PlayedDirector) -> Any:
+    prediction = await made(api)
+    await director.finish(await director.claim(), output=b'"private"')
+    return prediction
+
+
+async def test_deletion_leaves_nothing(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    gone = await ended(api, director)
+    assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 204
+    for path in ("", "/explain", "/events", "/webhooks"):
+        assert (await api.get(f"/v1/predictions/{gone['id']}{path}")).status_code == 404
+    assert (await api.get(gone["urls"]["stream"])).status_code == 404
+    assert (await api.get("/v1/predictions")).json()["results"] == []
+    assert not [key for key, value in (await dump(redis)).items() if gone["id"] in str(key) or "private" in str(value)]
+    assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 404
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_active_prediction_must_be_canceled_before_deletion(
+    api: httpx.AsyncClient, director: PlayedDirector, runs: bool
+) -> None:
+    prediction = await made(api)
+    if runs:
+        await director.begin(await director.claim())
+    answer = await api.delete(f"/v1/predictions/{prediction['id']}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_terminal")
+    assert answer.headers["x-should-retry"] == "false"
+    assert (await api.get(f"/v1/predictions/{prediction['id']}")).status_code == 200
+
+
+async def test_deletion_removes_its_files(
+    settings: ApiSettings, token: str, queue: QueueName, director: PlayedDirector, redis: Redis, tmp_path: Path
+) -> None:
+    store = store_in(str(tmp_path), redis, SystemClock())
+    assert store is not None
+    async with api_client(replace(settings, files_dir=str(tmp_path)), token=token) as api:
+        gone = await ended(api, director)
+        name = file_name(PredictionId(gone["id"]), b"picture", content_type="image/png")
+        await store.put(name, b"picture", content_type="image/png")
+        assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 204
+    assert await store.open(name) is None

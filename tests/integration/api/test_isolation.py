@@ -114,7 +114,7 @@ TRIES: Final[Mapping[Route, Sequence[Try]]] = {
         Try(answer=404, at=HIDDEN, body={"description": "mine"}),
         Try(answer=403, at=SHOWN, body={"description": "mine"}),
     ],
-    ("DELETE", "/models/{owner}/{name}"): [Try(answer=404, at=HIDDEN, owner=422)],
+    ("DELETE", "/models/{owner}/{name}"): [Try(answer=404, at=HIDDEN, owner=422), Try(answer=403, at=SHOWN, owner=403)],
     ("GET", "/models/{owner}/{name}/readme"): [Try(answer=404, at=HIDDEN)],
     ("GET", "/models/{owner}/{name}/examples"): [Try(answer=404, at=HIDDEN)],
     ("POST", "/models/{owner}/{name}/predictions"): [

@@ -15,7 +15,6 @@ from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
-from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 
 pytestmark = pytest.mark.anyio
@@ -72,11 +71,8 @@ async def test_previous_leads_back_to_the_newest(api: httpx.AsyncClient, filed: 
     pages = await walk(api, last["previous"], "previous")
     assert pages == [filed[100:200], filed[:100]]
     first = (await api.get(second["previous"])).json()
+    assert first["previous"] is None
     assert (await api.get(first["next"])).json()["results"] == second["results"]
-
-
-async def test_first_page_has_no_previous(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
-    assert (await api.get("/v1/predictions")).json()["previous"] is None
 
 
 async def test_account_without_predictions_has_an_empty_page(api: httpx.AsyncClient) -> None:
@@ -97,11 +93,7 @@ async def test_filters_are_kept_in_every_link(api: httpx.AsyncClient, filed: lis
     query = "created_after=2025-06-15T15:07:00Z&created_before=2025-06-15T15:10:00%2B00:00"
     pages = await walk(api, f"/v1/predictions?{query}")
     assert [*chain(*pages)] == filed[50:230]
-
-
-async def test_time_without_an_offset_is_utc(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
-    pages = await walk(api, "/v1/predictions?created_after=2025-06-15T15:10:00")
-    assert [*chain(*pages)] == filed[:50]
+    assert [*chain(*await walk(api, "/v1/predictions?created_after=2025-06-15T15:10:00"))] == filed[:50], "it is UTC"
 
 
 async def test_index_entry_without_a_prediction_is_skipped(
@@ -191,8 +183,6 @@ async def test_only_operators_list_another_account(
     async with api_client(settings, token=operator) as ops:
         assert [*chain(*await walk(ops, "/v1/predictions"))] == []
         assert [*chain(*await walk(ops, f"/v1/predictions?account={ACCOUNT}"))] == filed
-    async with api_client(settings, token=await Accounts(redis).create_token("rival")) as rival:
-        assert (await rival.get(f"/v1/predictions?account={ACCOUNT}")).status_code == 403
     assert [*chain(*await walk(api, f"/v1/predictions?account={ACCOUNT}"))] == filed
 
 
@@ -201,32 +191,3 @@ async def test_invalid_filter_is_named(api: httpx.AsyncClient, name: str) -> Non
     answer = await api.get(f"/v1/predictions?{name}=no:such thing")
     assert answer.status_code == 422
     assert [fault["field"] for fault in answer.json()["invalid_fields"]] == [name]
-
-
-@pytest.mark.heavy
-async def test_ten_thousand_are_listed_while_a_hundred_a_second_are_added(
-    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, redis: Redis
-) -> None:
-    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(10_000)]
-    for first in range(0, len(ids), 500):
-        await asyncio.gather(*(file(scripts, queue, one) for one in ids[first : first + 500]))
-    added: list[PredictionId] = []
-
-    async def add() -> None:
-        while True:
-            added.append(new_prediction_id(model=MODEL, now_ms=START_MS + 10**6 + len(added)))
-            await file(scripts, queue, added[-1])
-            await asyncio.sleep(0.01)
-
-    adding = asyncio.create_task(add())
-    try:
-        await eventually(lambda: len(added), "some are added", until=lambda count: count > 10)
-        pages = await walk(api, "/v1/predictions")
-    finally:
-        adding.cancel()
-    seen = [*chain(*pages)]
-    print(f"\n{len(seen)} on {len(pages)} pages, while {len(added)} were added")
-    assert len(seen) == len(set(seen))
-    assert [one for one in seen if one in set(ids)] == ids[::-1]
-    assert len(added) > len(pages) // 10
-    await redis.flushall()  # the fixture would check each of their keys

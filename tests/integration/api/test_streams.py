@@ -19,9 +19,10 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.states import Status
-from tests.support.api import LiveApi, PlayedDirector, eventually, live_api
+from tests.support.api import LiveApi, PlayedDirector, live_api
 from tests.support.cog import free_port
 from tests.support.event_stream import Comment, Told, read_events
+from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION
 from tests.support.servers import RedisServer
 
@@ -69,21 +70,11 @@ async def listeners(redis: Redis) -> int:
 
 
 async def is_read(redis: Redis) -> None:
-    """Wait until there is a subscriber."""
-
-    async def now() -> bool:
-        return await listeners(redis) == 1
-
-    await eventually(now)
+    await eventually(lambda: listeners(redis), "it is read", until=(1).__eq__)
 
 
 async def is_silent(redis: Redis) -> None:
-    """Wait until there is no subscriber."""
-
-    async def now() -> bool:
-        return await listeners(redis) == 0
-
-    await eventually(now)
+    await eventually(lambda: listeners(redis), "no reader is left", until=(0).__eq__)
 
 
 async def all_of(http: httpx.AsyncClient, url: str, *, after: str = "") -> list[Told]:
@@ -118,12 +109,7 @@ class Listener:
             await self.read()
 
     async def has(self, count: int) -> None:
-        """Wait until this number of events has arrived."""
-
-        async def has_now() -> bool:
-            return len(self.events) >= count
-
-        await eventually(has_now)
+        await eventually(lambda: len(self.events), f"{count} events came", until=lambda many: many >= count)
 
 
 async def test_stream_shows_events_live_and_then_ends(
@@ -398,9 +384,6 @@ async def test_next_api_continues_the_stream_of_an_ending_one(
         await listener.has(3)
         await director.finish(claim, output=b'["a","b","c"]', seq=advanced.seq)
     assert [one.data for one in listener.events] == ["a", "b", "c", "{}"]
-
-
-# ── slow readers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def connect(url: str) -> socket.socket:

@@ -26,7 +26,7 @@ from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("painter")]
 
 MODEL = f"{ACCOUNT}/painter"
 OLD, NEW = "a" * 64, "b" * 64
@@ -76,7 +76,7 @@ async def test_newest_remaining_version_becomes_latest_and_runs_stay_counted(
     assert not [name for name in await redis.keys("*") if NEW[:12].encode() in name]
 
 
-async def test_model_without_remaining_versions_can_be_deleted(api: httpx.AsyncClient, painter: QueueName) -> None:
+async def test_model_without_remaining_versions_can_be_deleted(api: httpx.AsyncClient) -> None:
     assert [(await delete(api, version)).status_code for version in (OLD, NEW)] == [202, 202]
     assert (await model(api))["latest_version"] is None
     assert (await api.delete(f"/v1/models/{MODEL}")).status_code == 204
@@ -102,7 +102,7 @@ async def test_version_in_use_is_kept_and_the_reason_given(
 
 
 async def test_version_whose_deletion_was_refused_can_still_be_trained(
-    api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts, catalog: Catalog
+    api: httpx.AsyncClient, redis: Redis, catalog: Catalog
 ) -> None:
     await catalog.register_kind(MODEL, NEW, "training", schema=OPEN_SCHEMA, server="cog", policy=Policy())
     made = (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).json()
@@ -116,9 +116,7 @@ async def test_version_whose_deletion_was_refused_can_still_be_trained(
     assert not [name for name in await redis.keys("*") if b":q:" in name and NEW[:12].encode() in name]
 
 
-async def test_only_operators_delete_versions_of_public_models(
-    api: httpx.AsyncClient, painter: QueueName, redis: Redis
-) -> None:
+async def test_only_operators_delete_versions_of_public_models(api: httpx.AsyncClient, redis: Redis) -> None:
     await redis.hset(keys.model(MODEL), "visibility", "public")
     assert (await delete(api)).status_code == 403
 
@@ -185,9 +183,7 @@ async def test_owed_webhook_is_delivered_after_its_last_version_is_deleted(
     assert await scripts.deliver(made["id"], outcome="delivered", delay_s=None)
 
 
-async def test_returning_director_restores_its_version(
-    api: httpx.AsyncClient, painter: QueueName, catalog: Catalog
-) -> None:
+async def test_returning_director_restores_its_version(api: httpx.AsyncClient, catalog: Catalog) -> None:
     await delete(api)
     await catalog.register(MODEL, NEW, schema=OPEN_SCHEMA, server="cog", policy=Policy())
     assert ((await model(api))["latest_version"]["id"], (await model(api))["visibility"]) == (NEW, "private")
@@ -195,7 +191,7 @@ async def test_returning_director_restores_its_version(
 
 
 async def test_create_during_a_deletion_keeps_the_version_or_is_refused(
-    api: httpx.AsyncClient, settings: ApiSettings, token: str, painter: QueueName
+    api: httpx.AsyncClient, settings: ApiSettings, token: str
 ) -> None:
     async with api_client(settings, token=token) as another:
         creates = [another.post("/v1/predictions", json={"version": NEW, "input": {}}) for _ in range(20)]
@@ -208,7 +204,7 @@ async def test_create_during_a_deletion_keeps_the_version_or_is_refused(
 
 
 async def test_heavy_pages_of_versions_continue_while_versions_are_deleted(
-    api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts
+    api: httpx.AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
     clock.pass_time(9)
