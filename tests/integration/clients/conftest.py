@@ -4,12 +4,13 @@ The tests of a module share one service. Each test has its own account, which se
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 
 import pytest
+from anyio import to_thread
 from msgspec import Struct
 from redis.asyncio import Redis
 
@@ -22,6 +23,7 @@ from director.store.catalog import Catalog
 from director.store.models import Collection, Collections
 from tests.support.api import live_api
 from tests.support.authority import Authority
+from tests.support.clients import javascript_client, python_2_client
 from tests.support.cog import cog_process, free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Gate, keeping, live_director
@@ -57,6 +59,15 @@ class Caller(Struct, frozen=True, kw_only=True):
         }
         given = {"account": self.account, "token": self.token, "url": self.url, "gate": str(gate), "models": models}
         return json.dumps(given)
+
+    def of_python(self, url: str) -> dict[str, str]:
+        """Return the environment from which the Python clients know the service at this address."""
+        return {
+            "REPLICATE_BASE_URL": url,
+            "REPLICATE_API_TOKEN": self.token,
+            "REPLICATE_POLL_INTERVAL": "0.05",
+            "SSL_CERT_FILE": str(self.authority),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +136,20 @@ async def receiver() -> AsyncIterator[Sink]:
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def env_of(pytestconfig: pytest.Config, caller: Caller, gate: Gate) -> Callable[[str], Awaitable[Mapping[str, str]]]:
+    """Return a function that installs a client and returns the environment of its scripts."""
+    assert pytestconfig.cache is not None
+    cache = Path(pytestconfig.cache.mkdir("clients"))
+
+    async def install(client: str) -> Mapping[str, str]:
+        given = {"GIVEN": caller.as_json(gate)}
+        if client == "javascript":
+            installed = await to_thread.run_sync(javascript_client, cache)
+            return {**installed, **given, "NODE_EXTRA_CA_CERTS": str(caller.authority)}
+        installed = await to_thread.run_sync(python_2_client, cache)
+        return {**installed, **given, **caller.of_python(f"{caller.url}/v1")}
+
+    return install

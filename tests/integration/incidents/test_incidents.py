@@ -1,7 +1,7 @@
 """Test that each incident is named with its cause by the doctor, by explain, by the page's feed and by an alert."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,14 @@ POISON = Incident(
 )
 GONE = Incident(code="director_gone", alert="DirectorLost", metric="director_reaped_total", holds=bool)
 LOOP = Incident(code="setup_loop", alert="DirectorSetupFailing", metric="director_queue_setup_failed", holds=bool)
+
+
+@pytest.fixture(scope="module")
+async def stage() -> AsyncGenerator[Scene]:
+    """Start a server and an API."""
+    with redis_server() as server:
+        async with scene(server.url) as started:
+            yield started
 
 
 @pytest.fixture(scope="module")
