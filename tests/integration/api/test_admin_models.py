@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
-import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -18,7 +18,7 @@ CONFIG: dict[str, Any] = {"runner": {"kind": "http", "path": "/run"}, "slots": 2
 
 
 async def test_written_configuration_is_read_back_with_its_author(
-    admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    admin: AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (await admin.get(PATH)).json() == {"revision": 0, "config": {}, "changed_at": None, "changed_by": None}
     with caplog.at_level(logging.INFO):
@@ -32,7 +32,7 @@ async def test_written_configuration_is_read_back_with_its_author(
     assert (vars(line)["by"], vars(line)["detail"]["fields"]) == (shown["changed_by"], sorted(CONFIG))
 
 
-async def test_put_replaces_all_and_delete_resets_all(admin: httpx.AsyncClient) -> None:
+async def test_put_replaces_all_and_delete_resets_all(admin: AsyncClient) -> None:
     await admin.put(PATH, json=CONFIG)
     assert (await admin.put(PATH, json={"attempts": 1})).json()["config"] == {"attempts": 1}
     assert (await admin.delete(PATH)).status_code == 204
@@ -40,7 +40,7 @@ async def test_put_replaces_all_and_delete_resets_all(admin: httpx.AsyncClient) 
     assert (shown["revision"], shown["config"]) == (3, {})
 
 
-async def test_outdated_revision_changes_nothing(admin: httpx.AsyncClient) -> None:
+async def test_outdated_revision_changes_nothing(admin: AsyncClient) -> None:
     await admin.put(PATH, json=CONFIG)
     for method in ("PUT", "DELETE"):
         answer = await admin.request(method, PATH, json={"slots": 1}, headers={"If-Match": '"0"'})
@@ -53,7 +53,7 @@ async def test_outdated_revision_changes_nothing(admin: httpx.AsyncClient) -> No
 
 
 async def test_configuration_of_a_newer_release_is_reported_and_can_be_replaced(
-    admin: httpx.AsyncClient, redis: Redis
+    admin: AsyncClient, redis: Redis
 ) -> None:
     await admin.put(PATH, json=CONFIG)
     await redis.hset(keys.model(MODEL), "config", b'{"attempts":2,"of_tomorrow":1}')
@@ -77,7 +77,7 @@ async def test_configuration_of_a_newer_release_is_reported_and_can_be_replaced(
     ids=lambda value: str(value) if isinstance(value, int) else None,
 )
 async def test_unusable_configuration_is_refused_with_the_field_name(
-    admin: httpx.AsyncClient, redis: Redis, body: Any, status: int, said: str
+    admin: AsyncClient, redis: Redis, body: Any, status: int, said: str
 ) -> None:
     before = await dump(redis)
     answer = await admin.put(PATH, json=body)
@@ -85,7 +85,7 @@ async def test_unusable_configuration_is_refused_with_the_field_name(
     assert await dump(redis) == before
 
 
-async def test_unknown_model_has_no_configuration(admin: httpx.AsyncClient) -> None:
+async def test_unknown_model_has_no_configuration(admin: AsyncClient) -> None:
     for method, path in (("GET", "acme/none"), ("PUT", "acme/none"), ("DELETE", "acme/none"), ("GET", "Acme/No")):
         answer = await admin.request(method, f"/v1/admin/models/{path}/config", json={"slots": 1})
         assert answer.status_code == 404

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -21,13 +21,13 @@ QUEUES = "/v1/admin/queues"
 ONE = f"{QUEUES}/{MODEL}/{VERSION[:12]}"
 
 
-async def read(admin: httpx.AsyncClient, path: str, **query: Any) -> Any:
+async def read(admin: AsyncClient, path: str, **query: Any) -> Any:
     answer = await admin.get(path, params=query or None)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-async def pages(admin: httpx.AsyncClient, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+async def pages(admin: AsyncClient, path: str, **query: Any) -> list[list[dict[str, Any]]]:
     found, page = [], await read(admin, path, **query)
     while True:
         found.append(page["results"])
@@ -36,7 +36,7 @@ async def pages(admin: httpx.AsyncClient, path: str, **query: Any) -> list[list[
         page = await read(admin, page["next"].removeprefix("http://director.test"))
 
 
-async def test_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_is_shown_with_its_numbers(admin: AsyncClient, driver: QueueDriver) -> None:
     for lane, many in (("high", 2), ("normal", 3), ("low", 1)):
         for _ in range(many):
             await driver.submit(lane=lane)
@@ -60,7 +60,7 @@ async def test_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, driver:
     ids=["nobody", "ready", "starting", "setup_failed", "server_auth", "draining"],
 )
 async def test_state_explains_why_nothing_starts(
-    admin: httpx.AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
+    admin: AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
 ) -> None:
     if stands:
         await driver.scripts.extend(driver.queue, consumer="d1", lease_s=15, claims=[], **stands)
@@ -71,7 +71,7 @@ async def test_state_explains_why_nothing_starts(
 
 
 async def test_queues_are_paged_by_name_and_can_be_searched(
-    admin: httpx.AsyncClient, catalog: Catalog, queue: QueueName
+    admin: AsyncClient, catalog: Catalog, queue: QueueName
 ) -> None:
     made = [f"acme/many-{number:03d}" for number in range(205)]
     for name in made:
@@ -84,7 +84,7 @@ async def test_queues_are_paged_by_name_and_can_be_searched(
 
 
 async def test_queue_shows_positions_of_waiting_predictions_in_its_lanes(
-    admin: httpx.AsyncClient, driver: QueueDriver
+    admin: AsyncClient, driver: QueueDriver
 ) -> None:
     await driver.have_slots(9)  # otherwise it would wait for its account's turn and be in no stream
     for number in (3, 3, 5):
@@ -96,7 +96,7 @@ async def test_queue_shows_positions_of_waiting_predictions_in_its_lanes(
     assert {number for number, many in enumerate(heat["normal"]) if many} in ({3}, {3, 5})
 
 
-async def test_queue_shows_waiting_accounts_and_their_limits(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_waiting_accounts_and_their_limits(admin: AsyncClient, driver: QueueDriver) -> None:
     await driver.submit(account="amber")
     await driver.submit(account="amber")
     await driver.submit(account="basalt")
@@ -115,13 +115,13 @@ async def test_queue_shows_waiting_accounts_and_their_limits(admin: httpx.AsyncC
     assert (basalt["account"], basalt["paused"], basalt["max_running"]) == ("basalt", True, None)
 
 
-async def test_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient) -> None:
+async def test_queue_shows_how_its_model_is_run(admin: AsyncClient) -> None:
     assert (await read(admin, ONE))["config"] is None
     await admin.put(f"/v1/admin/models/{MODEL}/config", json={"attempts": 5})
     assert (await read(admin, ONE))["config"]["config"] == {"attempts": 5}
 
 
-async def test_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_its_last_minutes(admin: AsyncClient, driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
         await driver.scripts.sample(driver.queue, period_s=10, most=360, now_ms=driver.now_ms)
@@ -133,7 +133,7 @@ async def test_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver: Qu
     assert (await admin.get(ONE, params={"history": 361})).status_code == 422
 
 
-async def test_live_predictions_are_listed_by_state(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_live_predictions_are_listed_by_state(admin: AsyncClient, driver: QueueDriver) -> None:
     ids = [await driver.submit(account=name, streams=[0]) for name in ("amber", "basalt", "cobalt")]
     running, delayed = await driver.claim(2, consumer="d7")
     await driver.begin(running)
@@ -153,9 +153,7 @@ async def test_live_predictions_are_listed_by_state(admin: httpx.AsyncClient, dr
 
 
 @pytest.mark.parametrize("state", ["", "waiting", "running", "delayed"])
-async def test_live_predictions_are_paged_oldest_first(
-    admin: httpx.AsyncClient, driver: QueueDriver, state: str
-) -> None:
+async def test_live_predictions_are_paged_oldest_first(admin: AsyncClient, driver: QueueDriver, state: str) -> None:
     wanted = []
     for _ in range(230):
         wanted.append(await driver.submit(streams=[0]))
@@ -170,7 +168,7 @@ async def test_live_predictions_are_paged_oldest_first(
     assert [one["id"] for page in found for one in page] == wanted
 
 
-async def test_page_continues_after_a_deleted_last_entry(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_page_continues_after_a_deleted_last_entry(admin: AsyncClient, driver: QueueDriver) -> None:
     ids = []
     for _ in range(150):
         ids.append(await driver.submit())
@@ -182,7 +180,7 @@ async def test_page_continues_after_a_deleted_last_entry(admin: httpx.AsyncClien
     assert [one["id"] for one in rest["results"]] == ids[100:]
 
 
-async def test_id_without_a_record_is_skipped(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_id_without_a_record_is_skipped(admin: AsyncClient, driver: QueueDriver) -> None:
     lost, kept = await driver.submit(), await driver.submit()
     await driver.redis.delete(keys.record(lost))
     [rows] = await pages(admin, f"{ONE}/predictions")
@@ -200,17 +198,17 @@ async def test_id_without_a_record_is_skipped(admin: httpx.AsyncClient, driver: 
         f"{QUEUES}/a b/c/{VERSION[:12]}",
     ],
 )
-async def test_unknown_queue_is_not_found(admin: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_queue_is_not_found(admin: AsyncClient, path: str) -> None:
     assert (await admin.get(path)).status_code == 404
 
 
-async def test_invalid_query_is_refused(admin: httpx.AsyncClient) -> None:
+async def test_invalid_query_is_refused(admin: AsyncClient) -> None:
     for path in (f"{ONE}/predictions?state=asleep", f"{ONE}/predictions?cursor=bmE=", f"{QUEUES}?q={'a' * 300}"):
         assert (await admin.get(path)).status_code == 422
 
 
 async def test_directors_are_shown_with_slots_and_presence(
-    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
+    admin: AsyncClient, driver: QueueDriver, redis: Redis
 ) -> None:
     await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4, state="ready")
     await driver.scripts.extend(driver.queue, consumer="host-2-bb", lease_s=15, claims=[], slots=0, state="draining")
@@ -226,7 +224,7 @@ async def test_directors_are_shown_with_slots_and_presence(
     assert (await admin.get("/v1/admin/directors?queue=nowhere")).status_code == 422
 
 
-async def test_director_shows_its_release_servers_and_claims(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_director_shows_its_release_servers_and_claims(admin: AsyncClient, driver: QueueDriver) -> None:
     server = ServerFound(url="http://127.0.0.1:5000", state="resting", since_ms=1_800_000_000_000, slots=1)
     about = About(version="1.2.3", since_ms=1_799_999_999_000, held=2, servers=(server,), more=3)
     beat: dict[str, Any] = {"consumer": "host-1-aa", "lease_s": 15, "claims": []}
@@ -241,7 +239,7 @@ async def test_director_shows_its_release_servers_and_claims(admin: httpx.AsyncC
     assert (shown["version"], shown["held"], shown["servers"]) == (None, None, [])
 
 
-async def test_owed_webhooks_are_counted_by_host(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_owed_webhooks_are_counted_by_host(admin: AsyncClient, driver: QueueDriver) -> None:
     assert (await read(admin, "/v1/admin/owed"))["count"] == 0
     told = {"webhook": "https://receiver.example/secret?token=1", "events": "completed"}
     for host in ("receiver.example", "receiver.example", "other.example"):
@@ -255,19 +253,19 @@ async def test_owed_webhooks_are_counted_by_host(admin: httpx.AsyncClient, drive
     assert (one["queue"], one["account"], one["attempts"], one["outcome"]) == (driver.queue, ACCOUNT, 0, None)
 
 
-async def act(admin: httpx.AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
+async def act(admin: AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
     answer = await (admin.post(f"{ONE}/{name}") if body is None else admin.post(f"{ONE}/{name}", json=body))
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-async def changes(admin: httpx.AsyncClient) -> list[tuple[str, str, Any]]:
+async def changes(admin: AsyncClient) -> list[tuple[str, str, Any]]:
     """Return every recorded change of the queue: its kind, its operator and its facts."""
     noted = (await read(admin, "/v1/admin/audit"))["changes"]
     return [(each["kind"], each["by"].partition("/")[0], each["detail"]) for each in noted if each["queue"]]
 
 
-async def test_pausing_and_resuming_a_queue_is_logged(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_pausing_and_resuming_a_queue_is_logged(admin: AsyncClient, driver: QueueDriver) -> None:
     await driver.submit()
     shown = await act(admin, "pause")
     assert (shown["paused"], shown["state"]) == (True, "paused")
@@ -281,7 +279,7 @@ async def test_pausing_and_resuming_a_queue_is_logged(admin: httpx.AsyncClient, 
 
 
 async def test_pausing_one_account_leaves_the_others_running(
-    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
+    admin: AsyncClient, driver: QueueDriver, redis: Redis
 ) -> None:
     await Accounts(redis).create_token("amber")
     mine, other = await driver.submit(account="amber"), await driver.submit(account="basalt")
@@ -292,7 +290,7 @@ async def test_pausing_one_account_leaves_the_others_running(
     await act(admin, "pause", {"account": "nobody"}, status=422)
 
 
-async def test_drained_queue_keeps_its_waiting_predictions(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_drained_queue_keeps_its_waiting_predictions(admin: AsyncClient, driver: QueueDriver) -> None:
     for _ in range(2):
         await driver.submit()
     running = await driver.claim_one()
@@ -305,7 +303,7 @@ async def test_drained_queue_keeps_its_waiting_predictions(admin: httpx.AsyncCli
     assert [kind for kind, _, _ in await changes(admin)] == ["queue_paused"]
 
 
-async def test_queue_is_resized_and_bounded(admin: httpx.AsyncClient) -> None:
+async def test_queue_is_resized_and_bounded(admin: AsyncClient) -> None:
     assert (await act(admin, "resize", {"streams": 4}))["streams"] == 4
     shown = await act(admin, "bound", {"mode": "bounded", "max_queued": 7})
     assert (shown["mode"], shown["max_queued"]) == ("bounded", 7)
@@ -318,7 +316,7 @@ async def test_queue_is_resized_and_bounded(admin: httpx.AsyncClient) -> None:
 
 
 async def test_waiting_predictions_migrate_to_another_version(
-    admin: httpx.AsyncClient, driver: QueueDriver, catalog: Catalog
+    admin: AsyncClient, driver: QueueDriver, catalog: Catalog
 ) -> None:
     newer = await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy(), is_latest=True)
     for _ in range(3):
@@ -335,7 +333,7 @@ async def test_waiting_predictions_migrate_to_another_version(
     await act(admin, "migrate", {"to": "acme/nothing"}, status=422)
 
 
-async def test_change_of_an_unknown_queue_is_not_logged(admin: httpx.AsyncClient) -> None:
+async def test_change_of_an_unknown_queue_is_not_logged(admin: AsyncClient) -> None:
     for name in ("pause", "resume", "drain", "resize", "bound", "migrate"):
         assert (await admin.post(f"{QUEUES}/{MODEL}/000000000000/{name}", json={})).status_code == 404
     assert await changes(admin) == []

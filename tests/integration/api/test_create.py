@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
@@ -36,12 +37,12 @@ pytestmark = pytest.mark.anyio
 HOOK = "https://receiver.example/hook?id=7"
 
 
-async def create(api: httpx.AsyncClient, *, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
+async def create(api: AsyncClient, *, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
     given = {"version": VERSION, "input": {"text": "hi"}, **body}
     return await api.post("/v1/predictions", json=given, headers=headers)
 
 
-async def test_prediction_is_accepted_as_on_replicate(api: httpx.AsyncClient) -> None:
+async def test_prediction_is_accepted_as_on_replicate(api: AsyncClient) -> None:
     answer = await create(api)
     made = answer.json()
     address = f"http://director.test/v1/predictions/{made['id']}"
@@ -80,9 +81,7 @@ async def test_prediction_is_accepted_as_on_replicate(api: httpx.AsyncClient) ->
     assert re.fullmatch(rf"http://director\.test/v1/streams/{made['id']}[a-z2-7]{{26}}", made["urls"]["stream"])
 
 
-async def test_model_without_streaming_has_no_stream(
-    api: httpx.AsyncClient, thumbnail: QueueName, hello: QueueName
-) -> None:
+async def test_model_without_streaming_has_no_stream(api: AsyncClient, thumbnail: QueueName, hello: QueueName) -> None:
     made = await create(api, version=THUMBNAIL_VERSION, input={"image": "https://example.com/a.png"})
     shown = [made, await api.get(made.json()["urls"]["get"]), await api.post(made.json()["urls"]["cancel"])]
     assert [sorted(answer.json()["urls"]) for answer in shown] == [["cancel", "get", "web"]] * 3
@@ -90,7 +89,7 @@ async def test_model_without_streaming_has_no_stream(
     assert "stream" in streamed.json()["urls"]
 
 
-async def test_create_and_get_answer_the_same(api: httpx.AsyncClient) -> None:
+async def test_create_and_get_answer_the_same(api: AsyncClient) -> None:
     made = await create(api, webhook=HOOK, webhook_events_filter=["completed"], headers={"Cancel-After": "5m"})
     got = await api.get(f"/v1/predictions/{made.json()['id']}")
     assert got.status_code == 200
@@ -98,18 +97,18 @@ async def test_create_and_get_answer_the_same(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("version", [VERSION, f"{MODEL}:{VERSION}", MODEL], ids=["bare", "pinned", "latest"])
-async def test_version_has_three_forms(api: httpx.AsyncClient, version: str) -> None:
+async def test_version_has_three_forms(api: AsyncClient, version: str) -> None:
     made = (await create(api, version=version)).json()
     assert (made["model"], made["version"]) == (MODEL, VERSION)
 
 
-async def test_route_of_a_model_uses_its_latest_version(api: httpx.AsyncClient) -> None:
+async def test_route_of_a_model_uses_its_latest_version(api: AsyncClient) -> None:
     answer = await api.post(f"/v1/models/{MODEL}/predictions", json={"input": {}})
     assert (answer.status_code, answer.json()["version"]) == (201, VERSION)
 
 
 @pytest.mark.parametrize("base", ["", "/v1", "/v1/v1"])
-async def test_base_address_works_with_and_without_v1(api: httpx.AsyncClient, base: str) -> None:
+async def test_base_address_works_with_and_without_v1(api: AsyncClient, base: str) -> None:
     made = (await api.post(f"{base}/predictions", json={"version": VERSION, "input": {}})).json()
     assert (await api.get(f"{base}/predictions/{made['id']}")).json()["id"] == made["id"]
     assert made["urls"]["get"] == f"http://director.test/v1/predictions/{made['id']}"
@@ -124,9 +123,7 @@ async def test_base_address_works_with_and_without_v1(api: httpx.AsyncClient, ba
         '{"text":"\\u00e9 \\ud83d\\ude00 é 😀","twice":1,"twice":2}',
     ],
 )
-async def test_bytes_of_an_input_are_returned_unchanged(
-    api: httpx.AsyncClient, director: PlayedDirector, given: str
-) -> None:
+async def test_bytes_of_an_input_are_returned_unchanged(api: AsyncClient, director: PlayedDirector, given: str) -> None:
     body = f'{{"version":"{VERSION}","input":{given}}}'.encode()
     made = await api.post("/v1/predictions", content=body)
     assert f'"input":{given},'.encode() in made.content
@@ -137,7 +134,7 @@ async def test_bytes_of_an_input_are_returned_unchanged(
     assert f'"input":{given},"output":{given},'.encode() in got.content
 
 
-async def test_filter_of_events_is_kept(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_filter_of_events_is_kept(api: AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])).json()
     assert (made["webhook"], made["webhook_events_filter"]) == (HOOK, ["completed", "start"])
     claim = await director.claim()
@@ -147,7 +144,7 @@ async def test_filter_of_events_is_kept(api: httpx.AsyncClient, director: Played
 
 
 async def test_headers_set_the_deadline_and_the_latest_start(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+    api: AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     made = (await create(api, headers={"Cancel-After": "1m30s", "X-Start-By": "90"})).json()
     claim = await director.claim()
@@ -158,13 +155,13 @@ async def test_headers_set_the_deadline_and_the_latest_start(
 
 @pytest.mark.parametrize(("asked", "lane"), [("high", "high"), ("low", "low"), (None, "normal")])
 async def test_priority_selects_the_lane(
-    api: httpx.AsyncClient, director: PlayedDirector, asked: str | None, lane: str
+    api: AsyncClient, director: PlayedDirector, asked: str | None, lane: str
 ) -> None:
     await create(api, headers={} if asked is None else {"X-Priority": asked})
     assert (await director.claim()).record.lane == lane
 
 
-async def test_lane_without_permission_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_lane_without_permission_is_refused(api: AsyncClient, redis: Redis) -> None:
     low = await Accounts(redis).create_token(ACCOUNT, lanes=["low"])
     refused = await create(api, headers={"Authorization": f"Bearer {low}", "X-Priority": "high"})
     taken = await create(api, headers={"Authorization": f"Bearer {low}"})
@@ -173,7 +170,7 @@ async def test_lane_without_permission_is_refused(api: httpx.AsyncClient, redis:
     assert taken.status_code == 201
 
 
-async def test_repeated_key_creates_once(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_repeated_key_creates_once(api: AsyncClient, redis: Redis) -> None:
     first = await create(api, headers={"Idempotency-Key": "order 7"})
     again = await create(api, headers={"Idempotency-Key": "order 7"})
     assert (first.status_code, again.status_code) == (201, 201)
@@ -183,7 +180,7 @@ async def test_repeated_key_creates_once(api: httpx.AsyncClient, redis: Redis) -
     assert await redis.zcard(keys.listing(ACCOUNT)) == 1
 
 
-async def test_replay_shows_the_current_state(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_replay_shows_the_current_state(api: AsyncClient, director: PlayedDirector) -> None:
     await create(api, headers={"Idempotency-Key": "k"})
     await director.finish(await director.claim(), output=b'"done"')
     again = await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait"})
@@ -191,7 +188,7 @@ async def test_replay_shows_the_current_state(api: httpx.AsyncClient, director: 
 
 
 async def test_key_holds_for_every_base_address_and_across_a_deploy(
-    api: httpx.AsyncClient, settings: ApiSettings, token: str, catalog: Catalog
+    api: AsyncClient, settings: ApiSettings, token: str, catalog: Catalog
 ) -> None:
     path, headers = f"/models/{MODEL}/predictions", {"Idempotency-Key": "k"}
     first = await api.post(f"/v1{path}", json={"input": {}}, headers=headers)
@@ -214,7 +211,7 @@ async def test_key_holds_for_every_base_address_and_across_a_deploy(
     ids=str,
 )
 async def test_key_with_another_request_is_refused(
-    api: httpx.AsyncClient, redis: Redis, headers: dict[str, str], body: dict[str, Any]
+    api: AsyncClient, redis: Redis, headers: dict[str, str], body: dict[str, Any]
 ) -> None:
     key = {"Idempotency-Key": "k"}
     plain, changed = {"headers": key}, {"headers": key | headers, **body}
@@ -230,14 +227,14 @@ async def test_key_with_another_request_is_refused(
     assert (await create(api, headers=key | theirs)).json()["id"] != made.json()["id"]
 
 
-async def test_concurrent_creates_with_one_key_make_one_prediction(api: httpx.AsyncClient) -> None:
+async def test_concurrent_creates_with_one_key_make_one_prediction(api: AsyncClient) -> None:
     answers = await asyncio.gather(*[create(api, headers={"Idempotency-Key": "k"}) for _ in range(20)])
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
 
-async def test_get_shows_the_progress_of_a_run(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_get_shows_the_progress_of_a_run(api: AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim, b'"a"', b'"b"')
@@ -247,7 +244,7 @@ async def test_get_shows_the_progress_of_a_run(api: httpx.AsyncClient, director:
     assert running["metrics"] == {}
 
 
-async def test_get_shows_how_a_run_ended(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_get_shows_how_a_run_ended(api: AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim)
@@ -258,7 +255,7 @@ async def test_get_shows_how_a_run_ended(api: httpx.AsyncClient, director: Playe
     assert ended["metrics"]["total_time"] >= ended["metrics"]["predict_time"] >= 0
 
 
-async def test_waiting_prediction_is_canceled_at_once(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
+async def test_waiting_prediction_is_canceled_at_once(api: AsyncClient, redis: Redis, queue: QueueName) -> None:
     made = (await create(api)).json()
     # official clients announce JSON here, and send nothing
     answer = await api.post(f"/v1/predictions/{made['id']}/cancel", headers={"Content-Type": "application/json"})
@@ -267,9 +264,7 @@ async def test_waiting_prediction_is_canceled_at_once(api: httpx.AsyncClient, re
     assert await redis.zcard(keys.live(queue)) == 0
 
 
-async def test_running_prediction_is_asked_to_stop(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
-) -> None:
+async def test_running_prediction_is_asked_to_stop(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim)
@@ -278,7 +273,7 @@ async def test_running_prediction_is_asked_to_stop(
     assert await redis.hget(keys.record(PredictionId(made["id"])), "cancel") == b"user"
 
 
-async def test_cancel_does_not_change_an_ended_prediction(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_cancel_does_not_change_an_ended_prediction(api: AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     await director.finish(await director.claim(), output=b"1")
     answer = await api.post(f"/v1/predictions/{made['id']}/cancel")
@@ -292,7 +287,7 @@ async def test_answers_use_the_public_url(settings: ApiSettings, token: str, que
     assert made["urls"]["get"] == f"https://api.acme.example/v1/predictions/{made['id']}"
 
 
-async def test_forwarded_headers_are_ignored_by_default(api: httpx.AsyncClient) -> None:
+async def test_forwarded_headers_are_ignored_by_default(api: AsyncClient) -> None:
     made = await create(api, headers={"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"})
     assert made.json()["urls"]["get"].startswith("http://director.test/")
 
@@ -338,7 +333,7 @@ def test_invalid_proxy_address_is_reported_at_the_start(settings: ApiSettings) -
         create_app(replace(settings, trusted_proxies=("the-proxy",)))
 
 
-async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> None:
+async def test_account_and_webhook_secret(api: AsyncClient, redis: Redis, scripts: Scripts) -> None:
     account = (await api.get("/v1/account")).json()
     assert (account["username"], account["name"]) == (ACCOUNT, ACCOUNT)
     secret = (await api.get("/v1/webhooks/default/secret")).json()
@@ -347,7 +342,7 @@ async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis, 
     assert (await api.get("/v1/webhooks/default/secret")).json() == {"key": new}
 
 
-async def test_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) -> None:
+async def test_model_and_its_versions(api: AsyncClient, hello: QueueName) -> None:
     model = (await api.get("/v1/models/example/hello")).json()
     versions = (await api.get("/v1/models/example/hello/versions")).json()
     version = (await api.get(f"/v1/models/example/hello/versions/{'b2' * 32}")).json()
@@ -360,7 +355,7 @@ async def test_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) 
 
 
 async def test_versions_are_paged_and_only_one_page_of_schemas_is_read(
-    api: httpx.AsyncClient, redis: Redis, scripts: Scripts
+    api: AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
     catalog, ids = Catalog(redis, scripts, clock), [f"{number:064x}"[::-1] for number in range(1, 131)]
@@ -378,17 +373,17 @@ async def test_versions_are_paged_and_only_one_page_of_schemas_is_read(
 ASKED = {"version": VERSION, "input": {"text": "mine"}}
 
 
-async def made(api: httpx.AsyncClient) -> Any:
+async def made(api: AsyncClient) -> Any:
     return (await api.post("/v1/predictions", json=ASKED)).json()
 
 
-async def ended(api: httpx.AsyncClient, director: PlayedDirector) -> Any:
+async def ended(api: AsyncClient, director: PlayedDirector) -> Any:
     prediction = await made(api)
     await director.finish(await director.claim(), output=b'"private"')
     return prediction
 
 
-async def test_deletion_leaves_nothing(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_deletion_leaves_nothing(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     gone = await ended(api, director)
     assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 204
     for path in ("", "/explain", "/events", "/webhooks"):
@@ -401,7 +396,7 @@ async def test_deletion_leaves_nothing(api: httpx.AsyncClient, director: PlayedD
 
 @pytest.mark.parametrize("runs", [False, True])
 async def test_active_prediction_must_be_canceled_before_deletion(
-    api: httpx.AsyncClient, director: PlayedDirector, runs: bool
+    api: AsyncClient, director: PlayedDirector, runs: bool
 ) -> None:
     prediction = await made(api)
     if runs:

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -30,7 +31,7 @@ SAID = {
 VERSION_A, VERSION_B = "a" * 64, "b" * 64
 
 
-async def make(api: httpx.AsyncClient, **body: Any) -> httpx.Response:
+async def make(api: AsyncClient, **body: Any) -> httpx.Response:
     return await api.post("/v1/models", json={**NEW, **body})
 
 
@@ -38,12 +39,12 @@ async def register(catalog: Catalog, model: str = PAINTER, version: str = VERSIO
     await catalog.register(model, version, schema=OPEN_SCHEMA, server="cog", policy=Policy(), **options)
 
 
-async def names(api: httpx.AsyncClient, query: str = "") -> list[str]:
+async def names(api: AsyncClient, query: str = "") -> list[str]:
     page = (await api.get(f"/v1/models{query}")).json()
     return [f"{model['owner']}/{model['name']}" for model in page["results"]]
 
 
-async def test_new_model_is_shown_with_every_field_of_the_clients(api: httpx.AsyncClient) -> None:
+async def test_new_model_is_shown_with_every_field_of_the_clients(api: AsyncClient) -> None:
     made = await make(api, cover_image_url="https://example.com/x.png", **SAID)
     assert made.status_code == 201
     model = made.json()
@@ -68,7 +69,7 @@ async def test_new_model_is_shown_with_every_field_of_the_clients(api: httpx.Asy
     assert ran.status_code == 404
 
 
-async def test_model_of_another_owner_is_not_created(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_model_of_another_owner_is_not_created(api: AsyncClient, redis: Redis) -> None:
     refused = await make(api, owner="other")
     assert (refused.status_code, refused.json()["detail"]) == (
         403,
@@ -77,7 +78,7 @@ async def test_model_of_another_owner_is_not_created(api: httpx.AsyncClient, red
     assert not await redis.exists(keys.model("other/painter"))
 
 
-async def test_taken_name_is_refused_without_client_retries(api: httpx.AsyncClient) -> None:
+async def test_taken_name_is_refused_without_client_retries(api: AsyncClient) -> None:
     await make(api, **SAID)
     again = await make(api, description="Another.")
     assert (again.status_code, again.json()["code"], again.headers["x-should-retry"]) == (
@@ -103,13 +104,13 @@ async def test_taken_name_is_refused_without_client_retries(api: httpx.AsyncClie
         ({"readme": "no"}, ""),
     ],
 )
-async def test_errors_of_a_new_model_are_named(api: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+async def test_errors_of_a_new_model_are_named(api: AsyncClient, body: dict[str, Any], field: str) -> None:
     refused = await make(api, **body)
     assert refused.status_code == 422
     assert [fault["field"] for fault in refused.json()["invalid_fields"]] == [field]
 
 
-async def test_change_affects_only_the_named_fields(api: httpx.AsyncClient) -> None:
+async def test_change_affects_only_the_named_fields(api: AsyncClient) -> None:
     await make(api, **SAID)
     changed = await api.patch(f"/v1/models/{PAINTER}", json={"description": "It draws.", "paper_url": ""})
     assert changed.status_code == 200
@@ -120,7 +121,7 @@ async def test_change_affects_only_the_named_fields(api: httpx.AsyncClient) -> N
     assert refused.status_code == 422
 
 
-async def test_readme_is_text_where_one_exists(api: httpx.AsyncClient) -> None:
+async def test_readme_is_text_where_one_exists(api: AsyncClient) -> None:
     await make(api)
     assert (await api.get(f"/v1/models/{PAINTER}/readme")).status_code == 404
     await api.patch(f"/v1/models/{PAINTER}", json={"readme": "# Häuser\n<b>"})
@@ -129,7 +130,7 @@ async def test_readme_is_text_where_one_exists(api: httpx.AsyncClient) -> None:
     assert readme.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-async def test_model_without_versions_is_deleted_for_good(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_model_without_versions_is_deleted_for_good(api: AsyncClient, redis: Redis) -> None:
     await make(api)
     gone = await api.delete(f"/v1/models/{PAINTER}")
     assert (gone.status_code, gone.content) == (204, b"")
@@ -140,7 +141,7 @@ async def test_model_without_versions_is_deleted_for_good(api: httpx.AsyncClient
     assert (await make(api)).status_code == 201
 
 
-async def test_public_model_or_one_with_versions_is_not_deleted(api: httpx.AsyncClient, catalog: Catalog) -> None:
+async def test_public_model_or_one_with_versions_is_not_deleted(api: AsyncClient, catalog: Catalog) -> None:
     await make(api, name="shown", visibility="public")
     assert (await api.delete(f"/v1/models/{ACCOUNT}/shown")).status_code == 403
     await make(api)
@@ -151,7 +152,7 @@ async def test_public_model_or_one_with_versions_is_not_deleted(api: httpx.Async
 
 
 async def test_director_adds_a_version_and_keeps_the_account_fields(
-    api: httpx.AsyncClient, other: httpx.AsyncClient, catalog: Catalog
+    api: AsyncClient, other: AsyncClient, catalog: Catalog
 ) -> None:
     made = (await make(api, **SAID)).json()
     await register(catalog)
@@ -161,7 +162,7 @@ async def test_director_adds_a_version_and_keeps_the_account_fields(
     assert (await other.get(f"/v1/models/{PAINTER}")).status_code == 404
 
 
-async def test_run_count_covers_all_versions(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_run_count_covers_all_versions(api: AsyncClient, director: PlayedDirector) -> None:
     for version in (VERSION, VERSION, MODEL):
         made = await api.post("/v1/predictions", json={"version": version, "input": {}})
         assert made.status_code == 201
@@ -169,7 +170,7 @@ async def test_run_count_covers_all_versions(api: httpx.AsyncClient, director: P
     assert (await api.get(f"/v1/models/{MODEL}")).json()["run_count"] == 3
 
 
-async def test_list_has_the_requested_order(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> None:
+async def test_list_has_the_requested_order(api: AsyncClient, redis: Redis, scripts: Scripts) -> None:
     clock = FakeClock()
     catalog = Catalog(redis, scripts, clock)
     await redis.delete(keys.models("created"), keys.models("latest"))
@@ -185,7 +186,7 @@ async def test_list_has_the_requested_order(api: httpx.AsyncClient, redis: Redis
 
 
 async def test_paging_misses_no_model_while_others_come_and_go(
-    api: httpx.AsyncClient, redis: Redis, scripts: Scripts
+    api: AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
     models = Catalog(redis, scripts, clock).models
@@ -213,9 +214,7 @@ async def test_paging_misses_no_model_while_others_come_and_go(
     assert pages[0]["previous"] is None
 
 
-async def test_page_of_heavy_schemas_ends_early_with_a_next(
-    api: httpx.AsyncClient, catalog: Catalog, redis: Redis
-) -> None:
+async def test_page_of_heavy_schemas_ends_early_with_a_next(api: AsyncClient, catalog: Catalog, redis: Redis) -> None:
     schema = bytes(OPEN_SCHEMA)[:-1] + b',"x":"' + b"x" * 1_500_000 + b'"}'
     for number in range(4):
         await register(catalog, f"a/heavy{number}")
@@ -229,7 +228,7 @@ async def test_page_of_heavy_schemas_ends_early_with_a_next(
 
 
 async def test_models_of_the_former_release_are_listed_after_their_director_returns(
-    api: httpx.AsyncClient, catalog: Catalog, redis: Redis
+    api: AsyncClient, catalog: Catalog, redis: Redis
 ) -> None:
     await register(catalog)
     await register(catalog, version=VERSION_B)
@@ -240,7 +239,7 @@ async def test_models_of_the_former_release_are_listed_after_their_director_retu
     assert (await api.get(f"/v1/models/{PAINTER}")).json()["latest_version"]["id"] == VERSION_B
 
 
-async def test_examples_come_in_pages_that_fit_one_answer(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_examples_come_in_pages_that_fit_one_answer(api: AsyncClient, redis: Redis) -> None:
     for number in range(20):
         await redis.hset(keys.examples(MODEL), f"{number:026}", f'"{number} {"x" * 250_000}"')
     pages = [(await api.get(f"/v1/models/{MODEL}/examples")).json()]
@@ -261,7 +260,7 @@ async def test_examples_come_in_pages_that_fit_one_answer(api: httpx.AsyncClient
     ],
 )
 async def test_private_model_looks_nonexistent_to_others_but_not_to_operators(
-    api: httpx.AsyncClient, redis: Redis, hello: QueueName, path: str, body: dict[str, str], refused: int
+    api: AsyncClient, redis: Redis, hello: QueueName, path: str, body: dict[str, str], refused: int
 ) -> None:
     await redis.hset(keys.model(HELLO), "visibility", "private")
 

@@ -1,7 +1,7 @@
 """Test the `queue` member, which explains a wait: it is in every answer about a waiting prediction, and in no other."""
 
-import httpx
 import pytest
+from httpx import AsyncClient
 
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
@@ -18,7 +18,7 @@ async def alive(scripts: Scripts, queue: QueueName, *, slots: int = 1) -> None:
 
 
 async def test_queue_member_is_shown_until_the_claim(
-    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     await alive(scripts, queue)
     made = [(await api.post("/v1/predictions", json=BODY)).json() for _ in range(3)]
@@ -40,7 +40,7 @@ async def test_queue_member_is_shown_until_the_claim(
 
 
 async def test_eta_appears_once_run_times_are_known(
-    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     await alive(scripts, queue)
     await api.post("/v1/predictions", json=BODY)
@@ -54,13 +54,13 @@ async def test_eta_appears_once_run_times_are_known(
     assert 0 <= eta["p50"] <= eta["p90"]
 
 
-async def test_list_omits_the_queue_member(api: httpx.AsyncClient) -> None:
+async def test_list_omits_the_queue_member(api: AsyncClient) -> None:
     await api.post("/v1/predictions", json=BODY)
     [listed] = (await api.get("/v1/predictions")).json()["results"]
     assert (listed["status"], "queue" in listed) == ("starting", False)
 
 
-async def test_replay_shows_the_current_queue_member(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_replay_shows_the_current_queue_member(api: AsyncClient, director: PlayedDirector) -> None:
     headers = {"Idempotency-Key": "k"}
     first = await api.post("/v1/predictions", json=BODY, headers=headers)
     again = await api.post("/v1/predictions", json=BODY, headers=headers)
@@ -71,7 +71,7 @@ async def test_replay_shows_the_current_queue_member(api: httpx.AsyncClient, dir
 
 
 async def test_explain_works_while_waiting_while_running_and_after_the_end(
-    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     await alive(scripts, queue)
     hook = "https://receiver.example/secret-path?token=secret"

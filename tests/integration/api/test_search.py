@@ -2,8 +2,8 @@
 
 from unittest.mock import Mock
 
-import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.core.ids import QueueName
@@ -36,13 +36,13 @@ async def shelf(catalog: Catalog, queue: QueueName) -> None:
         await catalog.models.make(name, said)
 
 
-async def found(api: httpx.AsyncClient, query: str) -> list[str]:
+async def found(api: AsyncClient, query: str) -> list[str]:
     page = (await api.request("QUERY", "/v1/models", content=query, headers={"content-type": "text/plain"})).json()
     return [f"{model['owner']}/{model['name']}" for model in page["results"]]
 
 
 @pytest.mark.usefixtures("shelf")
-async def test_name_ranks_above_prefix_owner_and_text(api: httpx.AsyncClient) -> None:
+async def test_name_ranks_above_prefix_owner_and_text(api: AsyncClient) -> None:
     assert await found(api, "painter") == [f"{ACCOUNT}/painter", "painters/x", "other/camera"]
     assert await found(api, "paint") == [
         "other/paint-mixer",
@@ -55,7 +55,7 @@ async def test_name_ranks_above_prefix_owner_and_text(api: httpx.AsyncClient) ->
 
 
 @pytest.mark.usefixtures("shelf")
-async def test_every_word_must_match_also_when_quoted(api: httpx.AsyncClient) -> None:
+async def test_every_word_must_match_also_when_quoted(api: AsyncClient) -> None:
     assert await found(api, "Pictures PAINTER") == [f"{ACCOUNT}/painter"]
     assert await found(api, '"pictures painter"') == [f"{ACCOUNT}/painter"]
     for nothing in ("nowhere painter", "", '"', "!!!", "*"):
@@ -63,7 +63,7 @@ async def test_every_word_must_match_also_when_quoted(api: httpx.AsyncClient) ->
 
 
 @pytest.mark.usefixtures("shelf")
-async def test_only_the_owner_finds_a_private_model(api: httpx.AsyncClient, other: httpx.AsyncClient) -> None:
+async def test_only_the_owner_finds_a_private_model(api: AsyncClient, other: AsyncClient) -> None:
     assert await found(api, "secret") == []
     assert await found(other, "secret") == ["other/secret-painter"]
     in_search = [(await client.get("/v1/search?query=secret")).json()["models"] for client in (api, other)]
@@ -71,7 +71,7 @@ async def test_only_the_owner_finds_a_private_model(api: httpx.AsyncClient, othe
 
 
 @pytest.mark.usefixtures("shelf")
-async def test_search_answers_with_scores_and_collections_but_no_pages(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_search_answers_with_scores_and_collections_but_no_pages(api: AsyncClient, redis: Redis) -> None:
     await Collections(redis).put("painting", Collection(name="Painting", description="All that paints."))
     answer = (await api.get("/v1/search?query=paint&limit=2")).json()
     assert [each["model"]["name"] for each in answer["models"]] == ["paint-mixer", "painter"]
@@ -84,17 +84,17 @@ async def test_search_answers_with_scores_and_collections_but_no_pages(api: http
 @pytest.mark.parametrize(
     ("query", "status"), [("", 400), ("?query=%20", 400), ("?query=a&limit=0", 422), ("?query=a&limit=51", 422)]
 )
-async def test_empty_or_too_long_search_is_refused(api: httpx.AsyncClient, query: str, status: int) -> None:
+async def test_empty_or_too_long_search_is_refused(api: AsyncClient, query: str, status: int) -> None:
     assert (await api.get(f"/v1/search{query}")).status_code == status
 
 
-async def test_body_that_is_no_text_or_too_long_is_refused(api: httpx.AsyncClient) -> None:
+async def test_body_that_is_no_text_or_too_long_is_refused(api: AsyncClient) -> None:
     assert (await api.request("QUERY", "/v1/models", content=b"\xff")).status_code == 400
     assert (await api.request("QUERY", "/v1/models", content=b"x" * 5_000)).status_code == 413
 
 
 @pytest.mark.usefixtures("shelf")
-async def test_collection_lists_its_visible_models_in_order(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_collection_lists_its_visible_models_in_order(api: AsyncClient, redis: Redis) -> None:
     models = (MODEL, "other/secret-painter", "other/gone", f"{ACCOUNT}/painter")
     collections = Collections(redis)
     await collections.put("best", Collection(name="The best", models=models))
@@ -112,14 +112,14 @@ async def test_collection_lists_its_visible_models_in_order(api: httpx.AsyncClie
     assert (await api.get("/v1/collections")).json()["results"] == []
 
 
-async def test_hardware_is_a_plain_list_written_by_operators(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_hardware_is_a_plain_list_written_by_operators(api: AsyncClient, redis: Redis) -> None:
     assert (await api.get("/v1/hardware")).json() == [{"name": "CPU", "sku": "cpu"}, {"name": "GPU", "sku": "gpu"}]
     await Collections(redis).put_hardware("gpu-t4", "Nvidia T4")
     assert (await api.get("/v1/hardware")).json() == [{"name": "Nvidia T4", "sku": "gpu-t4"}]
 
 
 async def test_all_collections_are_read_in_one_round(
-    api: httpx.AsyncClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(120):
         await Collections(redis).put(f"shelf{number:03}", Collection(name="Painters"))

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 from anyio import to_thread
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -40,16 +41,16 @@ async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
+async def http() -> AsyncIterator[AsyncClient]:
     """Yield a client without a token."""
-    async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+    async with AsyncClient(timeout=30, trust_env=False) as client:
         yield client
 
 
 class Asker:
     """Creates predictions."""
 
-    def __init__(self, http: httpx.AsyncClient, token: str) -> None:
+    def __init__(self, http: AsyncClient, token: str) -> None:
         self.http = http
         self.headers = {"Authorization": f"Bearer {token}"}
 
@@ -61,7 +62,7 @@ class Asker:
 
 
 @pytest.fixture
-def asker(http: httpx.AsyncClient, token: str, queue: QueueName) -> Asker:
+def asker(http: AsyncClient, token: str, queue: QueueName) -> Asker:
     return Asker(http, token)
 
 
@@ -77,7 +78,7 @@ async def is_silent(redis: Redis) -> None:
     await eventually(lambda: listeners(redis), "no reader is left", until=(0).__eq__)
 
 
-async def all_of(http: httpx.AsyncClient, url: str, *, after: str = "") -> list[Told]:
+async def all_of(http: AsyncClient, url: str, *, after: str = "") -> list[Told]:
     """Return every event of a stream."""
     return [one async for one in read_events(http, url, after=after) if isinstance(one, Told)]
 
@@ -89,7 +90,7 @@ def spoken(events: list[Told]) -> list[tuple[str, str]]:
 class Listener:
     """Reads continuously. `told` has the events so far."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, http: AsyncClient, url: str) -> None:
         self._http = http
         self._url = url
         self.told: list[Told | Comment] = []
@@ -357,7 +358,7 @@ async def test_api_short_of_descriptors_refuses_only_new_readers(
     await redis.flushall()
 
 
-async def assert_full(http: httpx.AsyncClient, url: str) -> None:
+async def assert_full(http: AsyncClient, url: str) -> None:
     answer = await http.get(url)
     assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
     assert int(answer.headers["retry-after"]) == answer.json()["retry_after"] >= 1

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -26,7 +26,7 @@ async def nothing_stays_owed(redis: Redis) -> Any:
         await redis.delete(name)
 
 
-async def create(api: httpx.AsyncClient, **fields: Any) -> PredictionId:
+async def create(api: AsyncClient, **fields: Any) -> PredictionId:
     made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}, **fields})
     return PredictionId(made.json()["id"])
 
@@ -37,7 +37,7 @@ async def run(director: PlayedDirector, *outputs: bytes) -> None:
     await director.finish(claim, output=b'["x"]', seq=seq)
 
 
-async def test_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_events_of_a_prediction_come_in_pages(api: AsyncClient, director: PlayedDirector) -> None:
     prediction_id = await create(api)
     await run(director, b'"a"', b'{"b":[]}')
     path = f"/v1/predictions/{prediction_id}/events"
@@ -52,7 +52,7 @@ async def test_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, dire
     }
 
 
-async def test_removed_data_leaves_no_events(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_removed_data_leaves_no_events(api: AsyncClient, redis: Redis) -> None:
     prediction_id = await create(api)
     await redis.delete(keys.events(prediction_id))
     answer = (await api.get(f"/v1/predictions/{prediction_id}/events")).json()
@@ -62,14 +62,14 @@ async def test_removed_data_leaves_no_events(api: httpx.AsyncClient, redis: Redi
 @pytest.mark.parametrize(
     "asked", [{"after": "-1"}, {"after": "x"}, {"after": "٣"}, {"after": "9" * 30}, {"limit": "0"}, {"limit": "1001"}]
 )
-async def test_invalid_number_is_named(api: httpx.AsyncClient, asked: dict[str, str]) -> None:
+async def test_invalid_number_is_named(api: AsyncClient, asked: dict[str, str]) -> None:
     answer = await api.get(f"/v1/predictions/{await create(api)}/events", params=asked)
     assert answer.status_code == 422
     assert [field["field"] for field in answer.json()["invalid_fields"]] == list(asked)
 
 
 async def test_every_attempt_is_shown_with_the_next_delivery(
-    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts
 ) -> None:
     prediction_id = await create(api, **TOLD)
     path = f"/v1/predictions/{prediction_id}/webhooks"
@@ -102,11 +102,11 @@ async def test_every_attempt_is_shown_with_the_next_delivery(
     assert "secret" not in answer.text
 
 
-async def test_prediction_without_a_webhook_shows_none(api: httpx.AsyncClient) -> None:
+async def test_prediction_without_a_webhook_shows_none(api: AsyncClient) -> None:
     assert (await api.get(f"/v1/predictions/{await create(api)}/webhooks")).json()["webhook"] is None
 
 
-async def test_redelivery_is_owed_at_once(api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts) -> None:
+async def test_redelivery_is_owed_at_once(api: AsyncClient, director: PlayedDirector, scripts: Scripts) -> None:
     prediction_id = await create(api, **TOLD)
     await run(director)
     await scripts.deliver(prediction_id, outcome="gone", delay_s=None, status=410, host="receiver.example")
@@ -117,7 +117,7 @@ async def test_redelivery_is_owed_at_once(api: httpx.AsyncClient, director: Play
 
 
 async def test_impossible_redelivery_is_refused_with_a_reason(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+    api: AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     async def asked(prediction_id: str) -> tuple[int, str]:
         answer = await api.post(f"/v1/predictions/{prediction_id}/webhooks/redeliver")
@@ -136,7 +136,7 @@ async def test_impossible_redelivery_is_refused_with_a_reason(
 
 
 async def test_operators_view_and_redeliver_but_read_no_events(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+    api: AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     path = f"/v1/predictions/{await create(api, **TOLD)}"
     await run(director)

@@ -15,6 +15,7 @@ import anyio
 import httpx
 import pytest
 from anyio import to_thread
+from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -56,14 +57,14 @@ async def listeners(redis: Redis) -> int:
     return len(await redis.pubsub_channels("*:ch:*"))
 
 
-async def held(api: httpx.AsyncClient) -> int:
+async def held(api: AsyncClient) -> int:
     """Count the responses that wait for an end."""
     waits: int = (await api.get("/readyz")).json()["load"]["waits"]
     return waits
 
 
 @asynccontextmanager
-async def asked(api: httpx.AsyncClient, prefer: str = "wait=30") -> AsyncGenerator[list[httpx.Response]]:
+async def asked(api: AsyncClient, prefer: str = "wait=30") -> AsyncGenerator[list[httpx.Response]]:
     """Create a prediction while the block runs. Afterwards the list has the answer."""
     answers: list[httpx.Response] = []
     async with anyio.create_task_group() as tasks:
@@ -71,12 +72,12 @@ async def asked(api: httpx.AsyncClient, prefer: str = "wait=30") -> AsyncGenerat
         yield answers
 
 
-async def holds(api: httpx.AsyncClient, count: int) -> None:
+async def holds(api: AsyncClient, count: int) -> None:
     """Wait until this number of responses waits for an end."""
     await eventually(lambda: held(api), f"{count} responses wait", until=count.__eq__)
 
 
-async def ask(api: httpx.AsyncClient, prefer: str, answers: list[httpx.Response]) -> None:
+async def ask(api: AsyncClient, prefer: str, answers: list[httpx.Response]) -> None:
     answers.append(await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer}))
 
 
@@ -85,7 +86,7 @@ async def ask(api: httpx.AsyncClient, prefer: str, answers: list[httpx.Response]
     [(Status.SUCCEEDED, {"output": b'"done"'}), (Status.FAILED, {"error": "boom"}), (Status.CANCELED, {})],
 )
 async def test_prediction_that_ends_in_time_is_201(
-    api: httpx.AsyncClient, director: PlayedDirector, status: Status, ended: dict[str, object]
+    api: AsyncClient, director: PlayedDirector, status: Status, ended: dict[str, object]
 ) -> None:
     async with asked(api) as answers:
         claim = await director.claim()
@@ -98,7 +99,7 @@ async def test_prediction_that_ends_in_time_is_201(
     assert answer.headers["location"] == answer.json()["urls"]["get"]
 
 
-async def test_cancel_ends_the_wait(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
+async def test_cancel_ends_the_wait(api: AsyncClient, redis: Redis, queue: QueueName) -> None:
     async with asked(api, "wait") as answers:
         [name] = await eventually(lambda: redis.zrange(keys.live(queue), 0, 0), "it is queued")
         await api.post(f"/v1/predictions/{name.decode()}/cancel")
@@ -106,7 +107,7 @@ async def test_cancel_ends_the_wait(api: httpx.AsyncClient, redis: Redis, queue:
     assert answers[0].headers["preference-applied"] == "wait"
 
 
-async def test_running_prediction_is_202_without_progress(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_running_prediction_is_202_without_progress(api: AsyncClient, director: PlayedDirector) -> None:
     async with asked(api, "wait=0.5") as answers:
         claim = await director.claim()
         await director.begin(claim, b'"half"')
@@ -116,9 +117,7 @@ async def test_running_prediction_is_202_without_progress(api: httpx.AsyncClient
     assert (await api.get(f"/v1/predictions/{claim.id}")).json()["output"] == ["half"]
 
 
-async def test_replay_of_a_running_prediction_shows_no_progress(
-    api: httpx.AsyncClient, director: PlayedDirector
-) -> None:
+async def test_replay_of_a_running_prediction_shows_no_progress(api: AsyncClient, director: PlayedDirector) -> None:
     headers = {"Idempotency-Key": "k", "Prefer": "wait=0.1"}
     first = await api.post("/v1/predictions", json=BODY, headers=headers)
     await director.begin(await director.claim(), b'"half"')
@@ -130,7 +129,7 @@ async def test_replay_of_a_running_prediction_shows_no_progress(
 
 
 async def test_waiting_prediction_is_202_with_its_current_outlook(
-    api: httpx.AsyncClient, queue: QueueName, scripts: Scripts
+    api: AsyncClient, queue: QueueName, scripts: Scripts
 ) -> None:
     async with asked(api, "wait=0.5") as answers:
         await holds(api, 1)
@@ -140,7 +139,7 @@ async def test_waiting_prediction_is_202_with_its_current_outlook(
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["away", "silent"])
 async def test_wait_is_answered_even_without_an_outlook(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+    api: AsyncClient, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     async def away(*_: object) -> None:
         if is_silent:
@@ -153,7 +152,7 @@ async def test_wait_is_answered_even_without_an_outlook(
     assert (answer.status_code, "queue" in answer.json()) == (202, False)
 
 
-async def test_time_spent_on_filing_shortens_the_wait(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_spent_on_filing_shortens_the_wait(api: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue, ended, waited = Scripts.enqueue, api_waiters.Waiters.ended, []
 
     async def slow_enqueue(*args: Any, **options: Any) -> Accepted:
@@ -173,7 +172,7 @@ async def test_time_spent_on_filing_shortens_the_wait(api: httpx.AsyncClient, mo
 
 
 @pytest.mark.parametrize("prefer", ["wait=0", "wait=soon", "respond-async", "wait=-1", ""])
-async def test_invalid_preference_is_ignored(api: httpx.AsyncClient, prefer: str) -> None:
+async def test_invalid_preference_is_ignored(api: AsyncClient, prefer: str) -> None:
     answer = await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer})
     assert (answer.status_code, answer.json()["status"]) == (201, "starting")
     assert "preference-applied" not in answer.headers
@@ -245,7 +244,7 @@ async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis
 
 
 async def test_partial_output_is_not_sent_to_a_waiting_caller(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, scripts: Scripts
+    api: AsyncClient, director: PlayedDirector, redis: Redis, scripts: Scripts
 ) -> None:
     answers: list[httpx.Response] = []
     half = b'"%b"' % (b"x" * 1_000_000)
@@ -269,7 +268,7 @@ async def test_partial_output_is_not_sent_to_a_waiting_caller(
 
 
 async def test_lost_message_costs_time_but_no_answer(
-    api: httpx.AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
     monkeypatch.setattr(api_waiters.Waiters, "_hear", lambda *_: None)
@@ -294,7 +293,7 @@ async def test_too_many_waits_are_answered_at_once(
 
 
 async def test_too_many_held_bytes_are_answered_at_once(
-    api: httpx.AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "MOST_BYTES", 1_500)
     answers: list[httpx.Response] = []
@@ -316,7 +315,7 @@ async def test_too_many_held_bytes_are_answered_at_once(
 
 
 async def test_two_callers_waiting_for_one_prediction_both_get_the_end(
-    api: httpx.AsyncClient, director: PlayedDirector
+    api: AsyncClient, director: PlayedDirector
 ) -> None:
     answers: list[httpx.Response] = []
 
@@ -359,9 +358,7 @@ async def test_caller_joining_an_existing_subscription_looks_at_once(
         tasks.cancel_scope.cancel()
 
 
-async def test_subscription_ends_with_the_last_wait(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
-) -> None:
+async def test_subscription_ends_with_the_last_wait(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     async def ask_by_key() -> None:
         await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30", "Idempotency-Key": "k"})
 
@@ -407,7 +404,7 @@ async def test_message_of_the_end_carries_everything_but_a_large_output(
 
 
 async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+    api: AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     async with asked(api) as answers:
         claim = await director.claim()
@@ -418,7 +415,7 @@ async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
 
 
 async def test_end_by_a_director_of_the_former_release_is_noticed(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[httpx.Response] = []
 
@@ -440,7 +437,7 @@ async def test_end_by_a_director_of_the_former_release_is_noticed(
 
 
 async def test_prediction_moved_to_another_version_ends_under_that_version(
-    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
     answers: list[httpx.Response] = []
@@ -461,7 +458,7 @@ async def test_prediction_moved_to_another_version_ends_under_that_version(
     assert answers[0].json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
 
 
-async def test_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_lost_subscription_is_renewed(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     answers: list[httpx.Response] = []
 
     async def stands() -> bool:
@@ -522,7 +519,7 @@ def connect(url: str, token: str) -> socket.socket:
 async def test_disconnected_caller_frees_its_wait_and_cancels_nothing(
     server: RedisServer, token: str, director: PlayedDirector
 ) -> None:
-    async with live_api(server.url) as live, httpx.AsyncClient(base_url=live.url, trust_env=False) as api:
+    async with live_api(server.url) as live, AsyncClient(base_url=live.url, trust_env=False) as api:
         connection = await to_thread.run_sync(connect, live.url, token)
         await holds(api, 1)
         connection.close()
@@ -536,7 +533,7 @@ async def test_ending_api_answers_waiting_callers(server: RedisServer, token: st
     answers: list[httpx.Response] = []
     async with live_api(server.url) as live:
         headers = {"Authorization": f"Bearer {token}"}
-        async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=90, trust_env=False) as api:
+        async with AsyncClient(base_url=live.url, headers=headers, timeout=90, trust_env=False) as api:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask, api, "wait=60", answers)
                 await holds(api, 1)
