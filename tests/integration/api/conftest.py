@@ -1,13 +1,14 @@
 """Serve the API on the test's server, with one account with every right and one model that accepts any input."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -93,3 +94,21 @@ def no_faults() -> Iterator[None]:
     finally:
         loop.set_exception_handler(None)
     assert faults == []
+
+
+Served = Callable[..., AbstractAsyncContextManager[AsyncClient]]
+
+
+@pytest.fixture
+def served(settings: ApiSettings, token: str, queue: QueueName) -> Served:
+    """Return a function that starts an API with other settings and gives a client with the account's token."""
+
+    def start(*, peer: str = "127.0.0.1", **changed: Any) -> AbstractAsyncContextManager[AsyncClient]:
+        return api_client(replace(settings, **changed), token=token, peer=peer)
+
+    return start
+
+
+async def listeners(redis: Redis) -> int:
+    """Count the channels of predictions with a subscriber."""
+    return len(await redis.pubsub_channels("*:ch:*"))

@@ -14,7 +14,6 @@ from director.core.account_limits import AccountLimits
 from director.core.ids import PredictionId
 from director.store.accounts import Accounts
 from tests.support.eventually import eventually
-from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -157,14 +156,6 @@ async def test_invalid_limits_change_nothing(admin: AsyncClient, redis: Redis) -
         assert "speed" not in answer.text
     written = await Accounts(redis).written("umbrella")
     assert (written.limits, written.type) == ({}, "organization")
-
-
-async def test_new_limit_applies_to_waiting_predictions(admin: AsyncClient, driver: QueueDriver) -> None:
-    await admin.post("/v1/admin/accounts", json={"name": ACCOUNT})
-    for _ in range(3):
-        await driver.submit()
-    await admin.patch(f"/v1/admin/accounts/{ACCOUNT}", json={"limits": {"max_running": 1}})
-    assert len(await driver.claim_all()) == 1
 
 
 async def test_accounts_are_listed_by_name_in_pages(admin: AsyncClient, redis: Any) -> None:

@@ -141,24 +141,6 @@ async def test_too_large_body_is_413(server: RedisServer, token: str) -> None:
     assert (document["status"], document["code"], document["limit"]) == (413, "too_large", 1024)
 
 
-async def test_body_without_a_length_is_counted(server: RedisServer, token: str) -> None:
-    async def endless() -> AsyncIterator[bytes]:
-        while True:
-            yield b" " * 512
-
-    async with api_client(ApiSettings(redis_url=server.url, max_body_bytes=1024), token=token) as api:
-        assert problem(await api.post("/v1/predictions", content=endless()))["status"] == 413
-
-
-@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
-async def test_nesting_a_thousand_deep_is_400(api: AsyncClient, opening: bytes) -> None:
-    closing = {b"[": b"]", b'{"a":': b"}"}[opening]
-    text = b'{"version":"%b","input":{"deep":%b1%b}}' % (VERSION.encode(), opening * 1000, closing * 1000)
-    document = problem(await api.post("/v1/predictions", content=text))
-    assert document["detail"] == "The body is nested too deeply: at most 100 levels are accepted."
-    assert document["status"] == 400
-
-
 @pytest.mark.parametrize(
     "url", ["not a url", "ftp://host/x", "http://", "http://user:pw@host/", "//host/x", "http://h:0/"]
 )

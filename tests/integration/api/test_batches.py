@@ -5,13 +5,10 @@ from typing import Any
 
 import pytest
 from httpx import AsyncClient
-from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from director.core.ids import QueueName
-from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
-from tests.support.api import api_client
+from tests.integration.api.conftest import Served
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
@@ -71,11 +68,9 @@ async def test_repeated_batch_with_its_key_creates_nothing_twice(api: AsyncClien
     assert (changed["status"], changed["error"]["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_each_entry_takes_a_token_and_the_rest_is_refused(
-    settings: ApiSettings, token: str, queue: QueueName, redis: Redis
-) -> None:
+async def test_each_entry_takes_a_token_and_the_rest_is_refused(served: Served, redis: Redis) -> None:
     await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "3"})
-    async with api_client(settings, token=token) as api:
+    async with served() as api:
         results = await send(api, [one() for _ in range(5)])
         assert sorted(result["status"] for result in results) == [201, 201, 201, 429, 429]
         assert {result["error"]["code"] for result in results if result["status"] == 429} == {"rate_limited"}
@@ -106,9 +101,8 @@ async def test_invalid_batch_is_refused_as_a_whole(api: AsyncClient, body: Any, 
     assert words in answer.json()["detail"]
 
 
-async def test_batch_may_exceed_one_body_within_a_bound(settings: ApiSettings, token: str, queue: QueueName) -> None:
-    small = replace(settings, max_body_bytes=2048, max_batch_bytes=64 * 1024)
-    async with api_client(small, token=token) as api:
+async def test_batch_may_exceed_one_body_within_a_bound(served: Served) -> None:
+    async with served(max_body_bytes=2048, max_batch_bytes=64 * 1024) as api:
         assert len(await send(api, [one("x" * 1000) for _ in range(20)])) == 20
         answer = await api.post("/v1/predictions/batch", json={"predictions": [one("x" * 1000)] * 100})
     assert answer.status_code == 413

@@ -266,22 +266,6 @@ const client = new Replicate({ auth, baseUrl: url + "/v1", fetch: counting });
 """
 
 
-STREAM_SCRIPT = r"""
-const Replicate = require("replicate");
-const [url, auth, model] = process.argv.slice(1);
-const client = new Replicate({ auth, baseUrl: url + "/v1" });
-(async () => {
-  const told = [];
-  try {
-    for await (const event of client.stream(model, { input: {} })) told.push([event.event, event.data]);
-  } catch (error) {
-    told.push(["raised", error.message]);
-  }
-  console.log(JSON.stringify(told).replace(/\u2028/g, "\\u2028"));
-})();
-"""
-
-
 async def bursts(redis: Redis) -> dict[str, int]:
     return (await Accounts(redis).usage(ACCOUNT, day=0)).bursts
 
@@ -341,36 +325,3 @@ async def test_six_javascript_retries_are_one_denied_burst_and_create_nothing_tw
     assert (made["status"], made["requests"]) == (429, 6)
     assert await accepted(redis) == [made["made"]]
     assert await bursts(redis) == {"create": 1}
-
-
-@pytest.mark.heavy  # the client comes from a package registry
-@pytest.mark.parametrize(
-    ("status", "ended", "end"),
-    [
-        (Status.SUCCEEDED, {}, [["done", "{}"]]),
-        (Status.CANCELED, {}, [["done", '{"reason":"canceled"}']]),
-        (Status.FAILED, {"error": "boom"}, [["raised", '{"detail":"boom"}']]),
-    ],
-)
-async def test_each_piece_arrives_as_it_was_made_and_then_the_end(
-    live: LiveApi,
-    token: str,
-    cache: Path,
-    director: PlayedDirector,
-    status: Status,
-    ended: dict[str, Any],
-    end: list[list[str]],
-) -> None:
-    env = await to_thread.run_sync(javascript_client, cache)
-    told: list[list[str]] = []
-
-    async def read() -> None:
-        command = ["node", "-e", STREAM_SCRIPT, live.url, token, MODEL]
-        told.extend(await to_thread.run_sync(lambda: run_script(command, env=env)))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        claim = await director.claim()
-        seq = await director.begin(claim, b'"one\\n"', b'" two\\r\\n\\u2028three"')
-        await director.finish(claim, status, output=b'["one\\n"," two\\r\\n\\u2028three"]', seq=seq, **ended)
-    assert told == [["output", "one\n"], ["output", " two\n\u2028three"], *end]

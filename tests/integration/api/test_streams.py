@@ -20,6 +20,7 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.states import Status
+from tests.integration.api.conftest import listeners
 from tests.support.api import LiveApi, PlayedDirector, live_api
 from tests.support.cog import free_port
 from tests.support.event_stream import Comment, Told, read_events
@@ -64,10 +65,6 @@ class Asker:
 @pytest.fixture
 def asker(http: AsyncClient, token: str, queue: QueueName) -> Asker:
     return Asker(http, token)
-
-
-async def listeners(redis: Redis) -> int:
-    return len(await redis.pubsub_channels("*:ch:*"))
 
 
 async def is_read(redis: Redis) -> None:
@@ -196,16 +193,6 @@ async def test_ended_prediction_is_replayed_from_the_start_or_any_event(
     assert (over.status_code, over.headers["access-control-allow-origin"]) == (204, "*")
 
 
-async def test_foreign_event_id_starts_from_the_beginning(
-    live: LiveApi, asker: Asker, director: PlayedDirector
-) -> None:
-    url = (await asker.create(live))["urls"]["stream"]
-    claim = await director.claim()
-    await director.finish(claim, output=b'"a"')
-    for after in ("1690212292:0", "99:0:0"):
-        assert spoken(await all_of(asker.http, url, after=after)) == [("output", "a"), ("done", "{}")]
-
-
 async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
     """The output arrives in many pages: half during the run, the rest at its end."""
     url = (await asker.create(live))["urls"]["stream"]
@@ -216,32 +203,6 @@ async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Ask
     told = await all_of(asker.http, url)
     assert [one.data for one in told[:-1]] == items
     assert await all_of(asker.http, url, after=told[299].id) == told[300:]
-
-
-async def test_next_attempt_is_announced_and_ids_continue(
-    live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts
-) -> None:
-    url = (await asker.create(live))["urls"]["stream"]
-    lost = await director.claim()
-    await director.begin(lost, b'"a"', b'"lost"')
-    listener = Listener(asker.http, url)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.read)
-        await listener.has(2)
-        assert await scripts.release(lost.id, token=lost.token, spent=True) == "waiting"
-        claim = await director.claim()
-        seq = await director.begin(claim, b'"a"', b'"b"')
-        await director.finish(claim, output=b'["a","b"]', seq=seq)
-    assert [one.data if isinstance(one, Told) else one for one in listener.told] == [
-        "a",
-        "lost",
-        Comment("retried"),
-        "a",
-        "b",
-        "{}",
-    ]
-    places = [one.place for one in listener.events]
-    assert places == sorted(places)
 
 
 async def test_reader_returning_after_a_revival_gets_only_the_new_run(

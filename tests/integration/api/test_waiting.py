@@ -30,11 +30,10 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.schema import Stored
-from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.predictions import heard
-from tests.integration.api.conftest import no_faults
-from tests.support.api import PlayedDirector, api_client, live_api
+from tests.integration.api.conftest import Served, listeners, no_faults
+from tests.support.api import PlayedDirector, live_api
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
@@ -50,11 +49,6 @@ CLIENT_GRACE_S: Final = 0.5  # the official Python client times out this long af
 def no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delay the periodic look to 60 s, so that only a message can wake a waiting caller."""
     monkeypatch.setattr(api_waiters, "SAFETY_S", 60.0)
-
-
-async def listeners(redis: Redis) -> int:
-    """Count the channels of predictions with a subscriber."""
-    return len(await redis.pubsub_channels("*:ch:*"))
 
 
 async def held(api: AsyncClient) -> int:
@@ -277,11 +271,9 @@ async def test_lost_message_costs_time_but_no_answer(
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
-async def test_too_many_waits_are_answered_at_once(
-    settings: ApiSettings, token: str, queue: QueueName, director: PlayedDirector
-) -> None:
+async def test_too_many_waits_are_answered_at_once(served: Served, director: PlayedDirector) -> None:
     answers: list[httpx.Response] = []
-    async with api_client(replace(settings, max_waits=1), token=token) as api, anyio.create_task_group() as tasks:
+    async with served(max_waits=1) as api, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
         await holds(api, 1)
         second = await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30"})
@@ -378,12 +370,7 @@ async def test_subscription_ends_with_the_last_wait(api: AsyncClient, director: 
 
 @pytest.mark.parametrize("size", [3, 30_000])
 async def test_message_of_the_end_carries_everything_but_a_large_output(
-    settings: ApiSettings,
-    token: str,
-    queue: QueueName,
-    director: PlayedDirector,
-    monkeypatch: pytest.MonkeyPatch,
-    size: int,
+    served: Served, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     get, asked, answers = Scripts.get, [], list[httpx.Response]()
 
@@ -393,7 +380,7 @@ async def test_message_of_the_end_carries_everything_but_a_large_output(
 
     monkeypatch.setattr(Scripts, "get", noted)
     output = json.dumps("é" * size).encode()
-    async with api_client(settings, token=token) as api:
+    async with served() as api:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, api, "wait=30", answers)
             claim = await director.claim()

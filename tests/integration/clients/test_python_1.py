@@ -274,21 +274,3 @@ async def test_training_is_canceled_and_refused_without_a_destination(
         assert refused.value.detail == "The specified training destination does not exist"
 
     await play(script)
-
-
-async def test_deployment_runs_its_release(client: replicate.Client, caller: Caller) -> None:
-    def script() -> None:
-        deployment = client.deployments.create(
-            name="captions",
-            model=CAPTIONER.name,
-            version=CAPTIONER.version,
-            hardware="cpu",
-            min_instances=0,
-            max_instances=1,
-        )
-        made = deployment.predictions.create(input={"prompt": "by a release"}, wait=True)
-        made.wait()
-        assert (made.status, made.output, made.version) == ("succeeded", "by a release", CAPTIONER.version)
-        assert client.deployments.delete(caller.account, "captions") is True
-
-    await play(script)
