@@ -78,7 +78,6 @@ async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncI
 
 @pytest.fixture
 async def other(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of another account."""
     async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
         yield client
 
@@ -110,5 +109,8 @@ def served(settings: ApiSettings, token: str, queue: QueueName) -> Served:
 
 
 async def listeners(redis: Redis) -> int:
-    """Count the channels of predictions with a subscriber."""
     return len(await redis.pubsub_channels("*:ch:*"))
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json().get("code", "")

@@ -25,7 +25,6 @@ def bearer(token: str) -> dict[str, str]:
 
 
 async def made(admin: AsyncClient, name: str = "umbrella", **token: Any) -> str:
-    """Create a token of a new account."""
     await admin.post("/v1/admin/accounts", json={"name": name})
     answer = await admin.post(f"/v1/admin/accounts/{name}/tokens", json=token)
     assert answer.status_code == 201, answer.text
@@ -93,10 +92,10 @@ async def test_expired_token_is_refused_and_removed(admin: AsyncClient, redis: A
     ends = datetime.now(UTC) + timedelta(seconds=1)
     token = await made(admin, expires_at=ends.isoformat())
 
-    async def is_nobodys() -> bool:
+    async def is_refused() -> bool:
         return (await admin.get("/v1/account", headers=bearer(token))).status_code == 401
 
-    await eventually(is_nobodys, "the token is nobody's")
+    await eventually(is_refused, "the token is refused")
 
     async def is_gone() -> bool:
         return (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"] == []
@@ -190,7 +189,7 @@ async def test_page_of_accounts_equals_the_single_accounts(admin: AsyncClient, r
 
 
 async def test_unknown_account_is_not_found(admin: AsyncClient, redis: Redis) -> None:
-    for name in ("nobody", "No%20Name", "x" * 100):
+    for name in ("unknown", "No%20Name", "x" * 100):
         for method, path in (
             ("GET", ""),
             ("PATCH", ""),

@@ -59,7 +59,7 @@ async def test_queue_is_shown_with_its_numbers(admin: AsyncClient, driver: Queue
         ({"state": "server_auth", "slots": 0}, "server_auth"),
         ({"state": "draining", "slots": 0}, "no_director"),
     ],
-    ids=["nobody", "ready", "starting", "setup_failed", "server_auth", "draining"],
+    ids=["no director", "ready", "starting", "setup_failed", "server_auth", "draining"],
 )
 async def test_state_explains_why_nothing_starts(
     admin: AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
@@ -289,7 +289,7 @@ async def test_pausing_one_account_leaves_the_others_running(
     assert [claim.id for claim in await driver.claim(5)] == [other]
     await act(admin, "resume", {"account": "amber"})
     assert [claim.id for claim in await driver.claim(5)] == [mine]
-    await act(admin, "pause", {"account": "nobody"}, status=422)
+    await act(admin, "pause", {"account": "unknown"}, status=422)
 
 
 async def test_drained_queue_keeps_its_waiting_predictions(admin: AsyncClient, driver: QueueDriver) -> None:

@@ -32,7 +32,6 @@ BODY = {"version": VERSION, "input": {}}
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """Start a separate server, which the tests kill."""
     with redis_server() as started:
         yield started
 

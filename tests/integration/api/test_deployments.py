@@ -45,7 +45,6 @@ async def chat(api: AsyncClient) -> dict[str, Any]:
 
 @pytest.fixture
 async def later(catalog: Catalog) -> str:
-    """Register another version of the same model."""
     await catalog.register(MODEL, LATER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     return LATER_VERSION
 

@@ -47,7 +47,6 @@ async def file(scripts: Scripts, queue: QueueName, prediction_id: PredictionId, 
 
 
 async def walk(api: AsyncClient, url: str | None, direction: str = "next") -> list[list[str]]:
-    """Follow the links to the end. Return the ids of each page."""
     pages = []
     while url is not None:
         answer = await api.get(url)

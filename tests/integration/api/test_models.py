@@ -17,7 +17,7 @@ from director.store import models as collections
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.models import Collection, Collections
-from tests.integration.api.conftest import HELLO_VERSION
+from tests.integration.api.conftest import HELLO_VERSION, refusal
 from tests.support.api import PlayedDirector
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -85,11 +85,7 @@ async def test_model_of_another_owner_is_not_created(api: AsyncClient, redis: Re
 async def test_taken_name_is_refused_without_client_retries(api: AsyncClient) -> None:
     await make(api, **SAID)
     again = await make(api, description="Another.")
-    assert (again.status_code, again.json()["code"], again.headers["x-should-retry"]) == (
-        409,
-        "already_exists",
-        "false",
-    )
+    assert (*refusal(again), again.headers["x-should-retry"]) == (409, "already_exists", "false")
     assert (await api.get(f"/v1/models/{PAINTER}")).json()["description"] == SAID["description"]
 
 

@@ -23,10 +23,9 @@ from director.core.policy import Policy
 from director.core.states import Status
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.models import Collection, Collections
 from director.store.predictions import Predictions
 from tests.support.api import LiveApi, PlayedDirector, live_api
-from tests.support.clients import javascript_client, python_2_client, run_script
+from tests.support.clients import python_2_client, run_script
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -61,15 +60,6 @@ async def within(call: Callable[[], Any]) -> Any:
     return await to_thread.run_sync(call)
 
 
-async def meanwhile(call: Callable[[], Any], played: Callable[[], Any]) -> Any:
-    """Run the client's call while the director works. Return the result of the call."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(played)
-        result = await within(call)
-        tasks.cancel_scope.cancel()
-    return result
-
-
 async def test_create_get_list_cancel(official: replicate.Client, director: PlayedDirector) -> None:
     made = await within(lambda: official.predictions.create(version=VERSION, input={"text": "hi"}))
     assert (made.status, made.model, made.version, made.input) == ("starting", MODEL, VERSION, {"text": "hi"})
@@ -87,35 +77,6 @@ async def test_create_get_list_cancel(official: replicate.Client, director: Play
     assert [prediction.id for prediction in page] == [waiting.id, made.id]
     assert page.next is None
     assert (await within(official.accounts.current)).username == ACCOUNT
-
-
-async def test_long_list_is_paged(official: replicate.Client) -> None:
-    def create_many() -> list[str]:
-        return [official.predictions.create(version=VERSION, input={"n": n}).id for n in range(105)]
-
-    ids = await within(create_many)
-    pages = await within(lambda: paginate(official))
-    assert [len(page) for page in pages] == [100, 5]
-    assert sorted(name for page in pages for name in page) == sorted(ids)
-
-
-def paginate(official: replicate.Client) -> list[list[str]]:
-    pages = [official.predictions.list()]
-    while pages[-1].next:
-        pages.append(official.predictions.list(pages[-1].next))
-    return [[prediction.id for prediction in page] for page in pages]
-
-
-async def test_run_that_outlasts_the_wait_returns_no_truncated_output(
-    official: replicate.Client, director: PlayedDirector
-) -> None:
-    async def play() -> None:
-        claim = await director.claim()
-        await director.begin(claim, b'"a"')
-        await anyio.sleep(1.2)
-        await director.finish(claim, output=b'["a","b"]')
-
-    assert await meanwhile(lambda: official.run(MODEL, input={}, wait=1), play) == ["a", "b"]
 
 
 def pieces(events: Iterable[Any]) -> list[tuple[str, str]]:
@@ -193,15 +154,6 @@ async def test_models_are_created_listed_and_found_and_their_versions_deleted(
         )
 
 
-async def test_collections_and_hardware_are_read(official: replicate.Client, redis: Redis) -> None:
-    await Collections(redis).put("best", Collection(name="The best", models=(HELLO,)))
-    [listed] = await within(official.collections.list)
-    assert (listed.slug, listed.name, listed.description) == ("best", "The best", "")
-    best = await within(lambda: official.collections.get("best"))
-    assert [model.name for model in best] == ["hello"]
-    assert [hardware.sku for hardware in await within(official.hardware.list)] == ["cpu", "gpu"]
-
-
 async def test_deployment_is_made_changed_run_and_deleted(official: replicate.Client, director: PlayedDirector) -> None:
     deployments = official.deployments
     configuration = {"hardware": "gpu-l40s", "min_instances": 0, "max_instances": 2}
@@ -244,25 +196,6 @@ client = replicate.Replicate(bearer_token=token, base_url=url + "/v1")
 made = [client.predictions.create(version=version, input={}).id for _ in range(2)]
 read = [client.predictions.get(prediction_id=name).id for name in made]
 print(json.dumps({"made": made, "read": read}))
-"""
-
-JAVASCRIPT_SCRIPT = """
-const Replicate = require("replicate");
-const [url, auth, version] = process.argv.slice(1);
-const times = [];
-const counting = (...args) => { times.push(performance.now()); return fetch(...args); };
-const client = new Replicate({ auth, baseUrl: url + "/v1", fetch: counting });
-(async () => {
-  const made = await client.predictions.create({ version, input: {} });
-  times.length = 0;
-  let status = 201;
-  try {
-    await client.predictions.create({ version, input: {} });
-  } catch (error) {
-    status = error.response.status;
-  }
-  console.log(JSON.stringify({ made: made.id, status, requests: times.length }));
-})();
 """
 
 
@@ -311,17 +244,3 @@ async def test_python_2_waits_and_recovers_for_creates_too(
     assert made["read"] == made["made"]
     assert sorted(await accepted(redis)) == sorted(made["made"])
     assert await bursts(redis) == {"create": 1, "read": 1}
-
-
-@pytest.mark.usefixtures("queue")
-@pytest.mark.heavy  # the client comes from a package registry
-async def test_six_javascript_retries_are_one_denied_burst_and_create_nothing_twice(
-    live: LiveApi, token: str, redis: Redis, cache: Path
-) -> None:
-    env = await within(lambda: javascript_client(cache))
-    await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "1"})
-    command = ["node", "-e", JAVASCRIPT_SCRIPT, live.url, token, VERSION]
-    made = await within(lambda: run_script(command, env=env))
-    assert (made["status"], made["requests"]) == (429, 6)
-    assert await accepted(redis) == [made["made"]]
-    assert await bursts(redis) == {"create": 1}

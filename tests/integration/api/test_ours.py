@@ -48,7 +48,6 @@ async def api(server: RedisServer, redis: Redis, tmp_path: Path) -> AsyncIterato
 
 @pytest.fixture
 def store(api: AsyncClient, links: Links) -> ApiFiles:
-    """Return a director's store that calls the API of this test."""
     return ApiFiles(BASE, links, SystemClock(), transport=api._transport)
 
 

@@ -50,8 +50,6 @@ class Wire(Scripts):
 
 
 class Sink:
-    """Accepts everything that is sent."""
-
     def __init__(self) -> None:
         self.data = b""
 
@@ -60,7 +58,6 @@ class Sink:
 
     @property
     def said(self) -> list[str]:
-        """Return the data of each event so far."""
         blocks = [take_apart(block) for block in self.data.decode().split("\n\n")[:-1]]
         return [block.data for block in blocks if isinstance(block, Told)]
 

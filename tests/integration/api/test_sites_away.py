@@ -80,7 +80,7 @@ async def test_predictions_of_a_dead_site_are_503_until_it_returns(
     await catalog.register(MODEL, only_there, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     servers[victim].kill()
     perhaps = await api.post("/v1/predictions", json={**ASKED, "version": only_there})
-    assert perhaps.status_code == 503, "nobody can say that there is no such version"
+    assert perhaps.status_code == 503, "no site can say that there is no such version"
     away = await api.get(f"/v1/predictions/{there}")
     assert (away.status_code, away.json()["code"], away.headers["retry-after"]) == (503, "unavailable", "2")
     assert (await api.get(f"/v1/predictions/{elsewhere}")).status_code == 200

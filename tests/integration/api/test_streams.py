@@ -49,8 +49,6 @@ async def http() -> AsyncIterator[AsyncClient]:
 
 
 class Asker:
-    """Creates predictions."""
-
     def __init__(self, http: AsyncClient, token: str) -> None:
         self.http = http
         self.headers = {"Authorization": f"Bearer {token}"}
@@ -76,7 +74,6 @@ async def is_silent(redis: Redis) -> None:
 
 
 async def all_of(http: AsyncClient, url: str, *, after: str = "") -> list[Told]:
-    """Return every event of a stream."""
     return [one async for one in read_events(http, url, after=after) if isinstance(one, Told)]
 
 
@@ -85,8 +82,6 @@ def spoken(events: list[Told]) -> list[tuple[str, str]]:
 
 
 class Listener:
-    """Reads continuously. `told` has the events so far."""
-
     def __init__(self, http: AsyncClient, url: str) -> None:
         self._http = http
         self._url = url
@@ -135,7 +130,7 @@ async def test_every_answer_has_the_stream_address_which_needs_no_token(live: Li
     canceled = (await asker.http.post(made["urls"]["cancel"], headers=asker.headers)).json()
     assert made["urls"] == got["urls"] == canceled["urls"]
     assert made["urls"]["stream"].startswith(f"{live.url}/v1/streams/{made['id']}")
-    for headers in ({}, {"Authorization": "Bearer nobody"}):
+    for headers in ({}, {"Authorization": "Bearer unknown"}):
         answer = await asker.http.get(made["urls"]["stream"], headers=headers)
         assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
         assert answer.headers["cache-control"] == "no-store"

@@ -52,7 +52,6 @@ def no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def held(api: AsyncClient) -> int:
-    """Count the responses that wait for an end."""
     waits: int = (await api.get("/readyz")).json()["load"]["waits"]
     return waits
 
@@ -67,7 +66,6 @@ async def asked(api: AsyncClient, prefer: str = "wait=30") -> AsyncGenerator[lis
 
 
 async def holds(api: AsyncClient, count: int) -> None:
-    """Wait until this number of responses waits for an end."""
     await eventually(lambda: held(api), f"{count} responses wait", until=count.__eq__)
 
 
@@ -491,7 +489,6 @@ async def test_subscription_error_is_logged_once(
 
 
 def connect(url: str, token: str) -> socket.socket:
-    """Send a raw request that waits. Do not read its answer."""
     content = json.dumps(BODY).encode()
     host = urlsplit(url).netloc
     connection = socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0))

@@ -44,15 +44,12 @@ class Service(Struct, frozen=True, kw_only=True):
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """An account, and the address of its service."""
-
     account: str
     token: str
     url: str
     authority: Path
 
     def as_json(self, gate: Gate) -> str:
-        """Return everything that a script needs, as JSON for its environment."""
         models = {
             model.name.partition("/")[2]: {"name": model.name, "version": model.version, "ref": model.ref}
             for model in MODELS
@@ -72,7 +69,6 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Service]:
-    """Start the whole service and wait until every model is known."""
     folder = tmp_path_factory.mktemp("service")
     authority = Authority(folder)
     shown, files_dir = authority.shown_by("localhost"), str(folder / "files")
@@ -120,7 +116,6 @@ def numbers() -> "count[int]":
 
 @pytest.fixture
 async def caller(service: Service, numbers: "count[int]") -> Caller:
-    """Create a new account."""
     account = f"acme-{next(numbers)}"
     token = await Accounts(service.redis).create_token(account)
     return Caller(account=account, token=token, url=service.url, authority=service.authority)
@@ -128,7 +123,6 @@ async def caller(service: Service, numbers: "count[int]") -> Caller:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Sink]:
-    """Receive webhooks."""
     async with sink() as receiver:
         yield receiver
 

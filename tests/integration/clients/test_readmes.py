@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from tests.integration.clients.conftest import Caller
 from tests.support.clients import run_script
-from tests.support.models import CAPTIONER, DREAMER, PAINTER, SKETCHER, TRAINER, WRITER, ModelUnderTest
+from tests.support.models import CAPTIONER, DREAMER, PAINTER, SKETCHER, TRAINER, WRITER
 from tests.support.sink import Sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the clients come from package registries
@@ -26,27 +26,19 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the clie
 BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 VERSION: Final = r"[0-9a-f]{64}"
 
-# a model that the examples name → our model that does the same
-STANDS_FOR: Final[Mapping[str, ModelUnderTest]] = {
-    "acmecorp/acme-model": PAINTER,
-    "afiaka87/laionide-v4": SKETCHER,
-    "ai-forever/kandinsky-2.2": PAINTER,
-    "andreasjansson/blip-2": CAPTIONER,
-    "anthropic/claude-4.5-sonnet": WRITER,
-    "black-forest-labs/flux-dev": PAINTER,
-    "black-forest-labs/flux-schnell": PAINTER,
-    "bytedance/seedream-4": PAINTER,
-    "jingyunliang/swinir": SKETCHER,
-    "kvfrans/clipdraw": SKETCHER,
-    "meta/llama-2-70b-chat": WRITER,
-    "meta/meta-llama-3-70b-instruct": WRITER,
-    "nightmareai/real-esrgan": PAINTER,
-    "pixray/text2image": DREAMER,
-    "replicate/hello-world": CAPTIONER,
-    "stability-ai/sdxl": PAINTER,
-    "stability-ai/stable-diffusion": PAINTER,
-    "stability-ai/stable-diffusion-3": CAPTIONER,
-}
+# our model → the models of the examples for which it stands
+OURS: Final = (
+    (
+        PAINTER,
+        "acmecorp/acme-model ai-forever/kandinsky-2.2 black-forest-labs/flux-dev black-forest-labs/flux-schnell "
+        "bytedance/seedream-4 nightmareai/real-esrgan stability-ai/sdxl stability-ai/stable-diffusion",
+    ),
+    (SKETCHER, "afiaka87/laionide-v4 jingyunliang/swinir kvfrans/clipdraw"),
+    (CAPTIONER, "andreasjansson/blip-2 replicate/hello-world stability-ai/stable-diffusion-3"),
+    (WRITER, "anthropic/claude-4.5-sonnet meta/llama-2-70b-chat meta/meta-llama-3-70b-instruct"),
+    (DREAMER, "pixray/text2image"),
+)
+STANDS_FOR: Final = {name: model for model, names in OURS for name in names.split()}
 
 
 class Example(Struct, frozen=True, kw_only=True):
@@ -61,7 +53,6 @@ class Example(Struct, frozen=True, kw_only=True):
 
 
 def examples_in(text: str, *languages: str) -> list[str]:
-    """Return the code of the README's blocks in these languages."""
     return [code for language, code in BLOCK.findall(text) if language in languages]
 
 

@@ -48,8 +48,6 @@ SILENT: Final = """
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """An API, and the queue of one model."""
-
     url: str
     token: str
     redis: Redis
@@ -67,7 +65,6 @@ class Place(Struct, frozen=True, kw_only=True):
         return made
 
     async def claimed(self, made: PredictionId) -> Claim:
-        """Claim a prediction for a director that runs nothing."""
         played = PlayedDirector(self.scripts, self.queue)
         while (claim := await played.claim()).id != made:
             pass

@@ -75,7 +75,6 @@ LOOP = Incident(code="setup_loop", alert="DirectorSetupFailing", metric="directo
 
 @pytest.fixture(scope="module")
 async def stage() -> AsyncGenerator[Scene]:
-    """Start a server and an API."""
     with redis_server() as server:
         async with scene(server.url) as started:
             yield started
@@ -132,7 +131,6 @@ async def test_dead_receiver_is_named(stage: Scene) -> None:
 
 @pytest.fixture
 def far_server() -> Iterator[RedisServer]:
-    """Start a server that a proxy can stand before."""
     with redis_server(loopback=True) as started:
         yield started
 

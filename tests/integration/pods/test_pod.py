@@ -46,14 +46,12 @@ SETUP = """
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """Start a server that a test may end."""
     with redis_server(guarded=True) as started:
         yield started
 
 
 @asynccontextmanager
 async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
-    """Create a caller on a separate server."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     try:
