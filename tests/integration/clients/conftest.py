@@ -78,7 +78,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
         stack.push_async_callback(redis.aclose)
         port = free_port()
         url = f"https://localhost:{await stack.enter_async_context(tls_front(shown, target_port=port))}"
-        env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url}
+        env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url, "DIRECTOR_CACHE_S": "0"}
         api = await stack.enter_async_context(live_api(server.url, port=port, env=env))
         given = {"files_dir": files_dir, "files_base": api.url, "webhook_allow": "loopback"}
         for model in MODELS:
