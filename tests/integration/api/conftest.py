@@ -1,11 +1,16 @@
 """Serve the API on the test's server, with one account with every right and one model that accepts any input."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from msgspec import Raw
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 import director.examples
@@ -20,9 +25,8 @@ from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 
 HELLO_VERSION = "b2" * 32
-HELLO_SCHEMA = Path(*director.examples.__path__) / "hello" / ".cog" / "openapi_schema.json"
 THUMBNAIL_VERSION = "c4" * 32
-THUMBNAIL_SCHEMA = HELLO_SCHEMA.parents[2] / "thumbnail" / ".cog" / "openapi_schema.json"
+EXAMPLES = Path(*director.examples.__path__)
 
 
 @pytest.fixture
@@ -45,19 +49,68 @@ async def api(settings: ApiSettings, token: str, queue: QueueName) -> AsyncItera
 @pytest.fixture
 async def hello(catalog: Catalog) -> QueueName:
     """Register `example/hello` with the schema that Cog generated for it."""
-    schema = Raw(HELLO_SCHEMA.read_bytes())
-    return await catalog.register("example/hello", HELLO_VERSION, schema=schema, server="0.23.1", policy=Policy())
+    return await register_example(catalog, "hello", HELLO_VERSION)
 
 
 @pytest.fixture
 async def thumbnail(catalog: Catalog) -> QueueName:
     """Register `example/thumbnail`, which takes a file and returns one in a single answer."""
-    schema = Raw(THUMBNAIL_SCHEMA.read_bytes())
-    return await catalog.register(
-        "example/thumbnail", THUMBNAIL_VERSION, schema=schema, server="0.23.1", policy=Policy()
-    )
+    return await register_example(catalog, "thumbnail", THUMBNAIL_VERSION)
+
+
+async def register_example(catalog: Catalog, name: str, version: str) -> QueueName:
+    schema = Raw((EXAMPLES / name / ".cog" / "openapi_schema.json").read_bytes())
+    return await catalog.register(f"example/{name}", version, schema=schema, server="0.23.1", policy=Policy())
 
 
 @pytest.fixture
 def director(scripts: Scripts, queue: QueueName) -> PlayedDirector:
     return PlayedDirector(scripts, queue)
+
+
+@pytest.fixture
+async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield an operator's client of an API without a cache."""
+    token = await Accounts(redis).create_token("operators", scopes=("admin",), label="on call")
+    async with api_client(replace(settings, cache_s=0), token=token) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(settings: ApiSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_client(settings, token=await Accounts(redis).create_token("other")) as client:
+        yield client
+
+
+@contextmanager
+def no_faults() -> Iterator[None]:
+    """Check that no task of this loop ends with an error that no code retrieves."""
+    faults: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(None)
+    assert faults == []
+
+
+Served = Callable[..., AbstractAsyncContextManager[AsyncClient]]
+
+
+@pytest.fixture
+def served(settings: ApiSettings, token: str, queue: QueueName) -> Served:
+    """Return a function that starts an API with other settings and gives a client with the account's token."""
+
+    def start(*, peer: str = "127.0.0.1", **changed: Any) -> AbstractAsyncContextManager[AsyncClient]:
+        return api_client(replace(settings, **changed), token=token, peer=peer)
+
+    return start
+
+
+async def listeners(redis: Redis) -> int:
+    return len(await redis.pubsub_channels("*:ch:*"))
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json().get("code", "")

@@ -6,9 +6,9 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import httpx
 import msgspec
 import pytest
+from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
@@ -38,7 +38,7 @@ async def token(redis: Redis, queue: QueueName) -> str:
 
 
 @pytest.fixture
-async def admin(settings: ApiSettings, token: str) -> AsyncIterator[httpx.AsyncClient]:
+async def admin(settings: ApiSettings, token: str) -> AsyncIterator[AsyncClient]:
     async with api_client(replace(settings, cache_s=0, max_streams=2), token=token) as client:
         yield client
 
@@ -81,7 +81,7 @@ def events(text: str) -> Sequence[tuple[str, Any]]:
     return found
 
 
-async def test_snapshot_has_every_queue_and_every_director(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_snapshot_has_every_queue_and_every_director(admin: AsyncClient, driver: QueueDriver) -> None:
     await driver.submit(lane="high", webhook="https://receiver.example/hook", events="completed")
     await driver.submit()
     await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4)
@@ -97,7 +97,7 @@ async def test_snapshot_has_every_queue_and_every_director(admin: httpx.AsyncCli
     assert second["at"] > first["at"]
 
 
-async def test_all_watchers_share_one_reader(watching: Watching, queues: CountedQueues, driver: QueueDriver) -> None:
+async def test_all_watchers_share_one_reader(watching: Watching, queues: CountedQueues) -> None:
     await anyio.lowlevel.checkpoint()
     assert queues.looks == 0
     with watching.watcher(), watching.watcher(), watching.watcher():
@@ -144,7 +144,7 @@ async def test_pause_follows_the_read_times_within_bounds(watching: Watching, ov
     assert await watching.run_once() <= 3.0
 
 
-async def test_revoked_token_ends_the_watch(admin: httpx.AsyncClient, redis: Redis, token: str) -> None:
+async def test_revoked_token_ends_the_watch(admin: AsyncClient, redis: Redis, token: str) -> None:
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
 
@@ -158,9 +158,7 @@ async def test_revoked_token_ends_the_watch(admin: httpx.AsyncClient, redis: Red
             await anyio.sleep_forever()
 
 
-async def test_watchers_have_the_same_bound_as_stream_readers(
-    admin: httpx.AsyncClient, settings: ApiSettings, token: str
-) -> None:
+async def test_watchers_have_the_same_bound_as_stream_readers(settings: ApiSettings, token: str) -> None:
     async with (
         api_client(replace(settings, max_streams=1), token=token) as client,
         anyio.create_task_group() as tasks,
@@ -176,6 +174,6 @@ async def test_watchers_have_the_same_bound_as_stream_readers(
         tasks.cancel_scope.cancel()
 
 
-async def test_head_request_ends_at_once(admin: httpx.AsyncClient) -> None:
+async def test_head_request_ends_at_once(admin: AsyncClient) -> None:
     assert (await admin.head(LIVE)).status_code == 200
     assert (await admin.get(LIVE, params={"snapshots": 0})).status_code == 422

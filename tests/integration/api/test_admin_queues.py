@@ -1,22 +1,20 @@
-"""Test that operators see every queue over HTTP: its numbers, its streams, its accounts and its live predictions."""
+"""Test that operators see and change queues over HTTP, and configure how a model is run."""
 
-from collections.abc import AsyncIterator
+import logging
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
-from msgspec.structs import replace
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.core.ids import QueueName
 from director.core.policy import Policy
-from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import About, ServerFound
-from tests.support.api import api_client
+from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 pytestmark = pytest.mark.anyio
@@ -25,20 +23,13 @@ QUEUES = "/v1/admin/queues"
 ONE = f"{QUEUES}/{MODEL}/{VERSION[:12]}"
 
 
-@pytest.fixture
-async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    token = await Accounts(redis).create_token("operators", scopes=("admin",))
-    async with api_client(replace(settings, cache_s=0), token=token) as client:
-        yield client
-
-
-async def read(admin: httpx.AsyncClient, path: str, **query: Any) -> Any:
+async def read(admin: AsyncClient, path: str, **query: Any) -> Any:
     answer = await admin.get(path, params=query or None)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-async def pages(admin: httpx.AsyncClient, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+async def pages(admin: AsyncClient, path: str, **query: Any) -> list[list[dict[str, Any]]]:
     found, page = [], await read(admin, path, **query)
     while True:
         found.append(page["results"])
@@ -47,7 +38,7 @@ async def pages(admin: httpx.AsyncClient, path: str, **query: Any) -> list[list[
         page = await read(admin, page["next"].removeprefix("http://director.test"))
 
 
-async def test_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_is_shown_with_its_numbers(admin: AsyncClient, driver: QueueDriver) -> None:
     for lane, many in (("high", 2), ("normal", 3), ("low", 1)):
         for _ in range(many):
             await driver.submit(lane=lane)
@@ -68,10 +59,10 @@ async def test_queue_is_shown_with_its_numbers(admin: httpx.AsyncClient, driver:
         ({"state": "server_auth", "slots": 0}, "server_auth"),
         ({"state": "draining", "slots": 0}, "no_director"),
     ],
-    ids=["nobody", "ready", "starting", "setup_failed", "server_auth", "draining"],
+    ids=["no director", "ready", "starting", "setup_failed", "server_auth", "draining"],
 )
 async def test_state_explains_why_nothing_starts(
-    admin: httpx.AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
+    admin: AsyncClient, driver: QueueDriver, stands: dict[str, Any], state: str
 ) -> None:
     if stands:
         await driver.scripts.extend(driver.queue, consumer="d1", lease_s=15, claims=[], **stands)
@@ -82,7 +73,7 @@ async def test_state_explains_why_nothing_starts(
 
 
 async def test_queues_are_paged_by_name_and_can_be_searched(
-    admin: httpx.AsyncClient, catalog: Catalog, queue: QueueName
+    admin: AsyncClient, catalog: Catalog, queue: QueueName
 ) -> None:
     made = [f"acme/many-{number:03d}" for number in range(205)]
     for name in made:
@@ -95,7 +86,7 @@ async def test_queues_are_paged_by_name_and_can_be_searched(
 
 
 async def test_queue_shows_positions_of_waiting_predictions_in_its_lanes(
-    admin: httpx.AsyncClient, driver: QueueDriver
+    admin: AsyncClient, driver: QueueDriver
 ) -> None:
     await driver.have_slots(9)  # otherwise it would wait for its account's turn and be in no stream
     for number in (3, 3, 5):
@@ -107,7 +98,7 @@ async def test_queue_shows_positions_of_waiting_predictions_in_its_lanes(
     assert {number for number, many in enumerate(heat["normal"]) if many} in ({3}, {3, 5})
 
 
-async def test_queue_shows_waiting_accounts_and_their_limits(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_waiting_accounts_and_their_limits(admin: AsyncClient, driver: QueueDriver) -> None:
     await driver.submit(account="amber")
     await driver.submit(account="amber")
     await driver.submit(account="basalt")
@@ -126,13 +117,13 @@ async def test_queue_shows_waiting_accounts_and_their_limits(admin: httpx.AsyncC
     assert (basalt["account"], basalt["paused"], basalt["max_running"]) == ("basalt", True, None)
 
 
-async def test_queue_shows_how_its_model_is_run(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_how_its_model_is_run(admin: AsyncClient) -> None:
     assert (await read(admin, ONE))["config"] is None
     await admin.put(f"/v1/admin/models/{MODEL}/config", json={"attempts": 5})
     assert (await read(admin, ONE))["config"]["config"] == {"attempts": 5}
 
 
-async def test_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_shows_its_last_minutes(admin: AsyncClient, driver: QueueDriver) -> None:
     for _ in range(3):
         await driver.submit()
         await driver.scripts.sample(driver.queue, period_s=10, most=360, now_ms=driver.now_ms)
@@ -144,7 +135,7 @@ async def test_queue_shows_its_last_minutes(admin: httpx.AsyncClient, driver: Qu
     assert (await admin.get(ONE, params={"history": 361})).status_code == 422
 
 
-async def test_live_predictions_are_listed_by_state(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_live_predictions_are_listed_by_state(admin: AsyncClient, driver: QueueDriver) -> None:
     ids = [await driver.submit(account=name, streams=[0]) for name in ("amber", "basalt", "cobalt")]
     running, delayed = await driver.claim(2, consumer="d7")
     await driver.begin(running)
@@ -164,9 +155,7 @@ async def test_live_predictions_are_listed_by_state(admin: httpx.AsyncClient, dr
 
 
 @pytest.mark.parametrize("state", ["", "waiting", "running", "delayed"])
-async def test_live_predictions_are_paged_oldest_first(
-    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis, state: str
-) -> None:
+async def test_live_predictions_are_paged_oldest_first(admin: AsyncClient, driver: QueueDriver, state: str) -> None:
     wanted = []
     for _ in range(230):
         wanted.append(await driver.submit(streams=[0]))
@@ -181,7 +170,7 @@ async def test_live_predictions_are_paged_oldest_first(
     assert [one["id"] for page in found for one in page] == wanted
 
 
-async def test_page_continues_after_a_deleted_last_entry(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_page_continues_after_a_deleted_last_entry(admin: AsyncClient, driver: QueueDriver) -> None:
     ids = []
     for _ in range(150):
         ids.append(await driver.submit())
@@ -193,7 +182,7 @@ async def test_page_continues_after_a_deleted_last_entry(admin: httpx.AsyncClien
     assert [one["id"] for one in rest["results"]] == ids[100:]
 
 
-async def test_id_without_a_record_is_skipped(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_id_without_a_record_is_skipped(admin: AsyncClient, driver: QueueDriver) -> None:
     lost, kept = await driver.submit(), await driver.submit()
     await driver.redis.delete(keys.record(lost))
     [rows] = await pages(admin, f"{ONE}/predictions")
@@ -211,17 +200,17 @@ async def test_id_without_a_record_is_skipped(admin: httpx.AsyncClient, driver: 
         f"{QUEUES}/a b/c/{VERSION[:12]}",
     ],
 )
-async def test_unknown_queue_is_not_found(admin: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_queue_is_not_found(admin: AsyncClient, path: str) -> None:
     assert (await admin.get(path)).status_code == 404
 
 
-async def test_invalid_query_is_refused(admin: httpx.AsyncClient) -> None:
+async def test_invalid_query_is_refused(admin: AsyncClient) -> None:
     for path in (f"{ONE}/predictions?state=asleep", f"{ONE}/predictions?cursor=bmE=", f"{QUEUES}?q={'a' * 300}"):
         assert (await admin.get(path)).status_code == 422
 
 
 async def test_directors_are_shown_with_slots_and_presence(
-    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
+    admin: AsyncClient, driver: QueueDriver, redis: Redis
 ) -> None:
     await driver.scripts.extend(driver.queue, consumer="host-1-aa", lease_s=15, claims=[], slots=4, state="ready")
     await driver.scripts.extend(driver.queue, consumer="host-2-bb", lease_s=15, claims=[], slots=0, state="draining")
@@ -237,7 +226,7 @@ async def test_directors_are_shown_with_slots_and_presence(
     assert (await admin.get("/v1/admin/directors?queue=nowhere")).status_code == 422
 
 
-async def test_director_shows_its_release_servers_and_claims(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_director_shows_its_release_servers_and_claims(admin: AsyncClient, driver: QueueDriver) -> None:
     server = ServerFound(url="http://127.0.0.1:5000", state="resting", since_ms=1_800_000_000_000, slots=1)
     about = About(version="1.2.3", since_ms=1_799_999_999_000, held=2, servers=(server,), more=3)
     beat: dict[str, Any] = {"consumer": "host-1-aa", "lease_s": 15, "claims": []}
@@ -252,7 +241,7 @@ async def test_director_shows_its_release_servers_and_claims(admin: httpx.AsyncC
     assert (shown["version"], shown["held"], shown["servers"]) == (None, None, [])
 
 
-async def test_owed_webhooks_are_counted_by_host(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_owed_webhooks_are_counted_by_host(admin: AsyncClient, driver: QueueDriver) -> None:
     assert (await read(admin, "/v1/admin/owed"))["count"] == 0
     told = {"webhook": "https://receiver.example/secret?token=1", "events": "completed"}
     for host in ("receiver.example", "receiver.example", "other.example"):
@@ -266,19 +255,19 @@ async def test_owed_webhooks_are_counted_by_host(admin: httpx.AsyncClient, drive
     assert (one["queue"], one["account"], one["attempts"], one["outcome"]) == (driver.queue, ACCOUNT, 0, None)
 
 
-async def act(admin: httpx.AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
+async def act(admin: AsyncClient, name: str, body: Any = None, *, status: int = 200) -> Any:
     answer = await (admin.post(f"{ONE}/{name}") if body is None else admin.post(f"{ONE}/{name}", json=body))
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-async def changes(admin: httpx.AsyncClient) -> list[tuple[str, str, Any]]:
+async def changes(admin: AsyncClient) -> list[tuple[str, str, Any]]:
     """Return every recorded change of the queue: its kind, its operator and its facts."""
     noted = (await read(admin, "/v1/admin/audit"))["changes"]
     return [(each["kind"], each["by"].partition("/")[0], each["detail"]) for each in noted if each["queue"]]
 
 
-async def test_pausing_and_resuming_a_queue_is_logged(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_pausing_and_resuming_a_queue_is_logged(admin: AsyncClient, driver: QueueDriver) -> None:
     await driver.submit()
     shown = await act(admin, "pause")
     assert (shown["paused"], shown["state"]) == (True, "paused")
@@ -292,7 +281,7 @@ async def test_pausing_and_resuming_a_queue_is_logged(admin: httpx.AsyncClient, 
 
 
 async def test_pausing_one_account_leaves_the_others_running(
-    admin: httpx.AsyncClient, driver: QueueDriver, redis: Redis
+    admin: AsyncClient, driver: QueueDriver, redis: Redis
 ) -> None:
     await Accounts(redis).create_token("amber")
     mine, other = await driver.submit(account="amber"), await driver.submit(account="basalt")
@@ -300,10 +289,10 @@ async def test_pausing_one_account_leaves_the_others_running(
     assert [claim.id for claim in await driver.claim(5)] == [other]
     await act(admin, "resume", {"account": "amber"})
     assert [claim.id for claim in await driver.claim(5)] == [mine]
-    await act(admin, "pause", {"account": "nobody"}, status=422)
+    await act(admin, "pause", {"account": "unknown"}, status=422)
 
 
-async def test_drained_queue_keeps_its_waiting_predictions(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_drained_queue_keeps_its_waiting_predictions(admin: AsyncClient, driver: QueueDriver) -> None:
     for _ in range(2):
         await driver.submit()
     running = await driver.claim_one()
@@ -316,7 +305,7 @@ async def test_drained_queue_keeps_its_waiting_predictions(admin: httpx.AsyncCli
     assert [kind for kind, _, _ in await changes(admin)] == ["queue_paused"]
 
 
-async def test_queue_is_resized_and_bounded(admin: httpx.AsyncClient, driver: QueueDriver) -> None:
+async def test_queue_is_resized_and_bounded(admin: AsyncClient) -> None:
     assert (await act(admin, "resize", {"streams": 4}))["streams"] == 4
     shown = await act(admin, "bound", {"mode": "bounded", "max_queued": 7})
     assert (shown["mode"], shown["max_queued"]) == ("bounded", 7)
@@ -329,7 +318,7 @@ async def test_queue_is_resized_and_bounded(admin: httpx.AsyncClient, driver: Qu
 
 
 async def test_waiting_predictions_migrate_to_another_version(
-    admin: httpx.AsyncClient, driver: QueueDriver, catalog: Catalog
+    admin: AsyncClient, driver: QueueDriver, catalog: Catalog
 ) -> None:
     newer = await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy(), is_latest=True)
     for _ in range(3):
@@ -346,7 +335,85 @@ async def test_waiting_predictions_migrate_to_another_version(
     await act(admin, "migrate", {"to": "acme/nothing"}, status=422)
 
 
-async def test_change_of_an_unknown_queue_is_not_logged(admin: httpx.AsyncClient) -> None:
+async def test_change_of_an_unknown_queue_is_not_logged(admin: AsyncClient) -> None:
     for name in ("pause", "resume", "drain", "resize", "bound", "migrate"):
         assert (await admin.post(f"{QUEUES}/{MODEL}/000000000000/{name}", json={})).status_code == 404
     assert await changes(admin) == []
+
+
+PATH = f"/v1/admin/models/{MODEL}/config"
+CONFIG: dict[str, Any] = {"runner": {"kind": "http", "path": "/run"}, "slots": 2, "attempts": 5, "run_limit_s": 60.0}
+
+
+async def test_written_configuration_is_read_back_with_its_author(
+    admin: AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await admin.get(PATH)).json() == {"revision": 0, "config": {}, "changed_at": None, "changed_by": None}
+    with caplog.at_level(logging.INFO):
+        answer = await admin.put(PATH, json=CONFIG)
+    assert (answer.status_code, answer.headers["etag"]) == (200, '"1"')
+    shown = (await admin.get(PATH)).json()
+    assert shown == answer.json()
+    assert (shown["revision"], shown["config"]) == (1, CONFIG)
+    assert shown["changed_by"].startswith("operators/")
+    [line] = [each for each in caplog.records if vars(each).get("change") == "model_configured"]
+    assert (vars(line)["by"], vars(line)["detail"]["fields"]) == (shown["changed_by"], sorted(CONFIG))
+
+
+async def test_put_replaces_all_and_delete_resets_all(admin: AsyncClient) -> None:
+    await admin.put(PATH, json=CONFIG)
+    assert (await admin.put(PATH, json={"attempts": 1})).json()["config"] == {"attempts": 1}
+    assert (await admin.delete(PATH)).status_code == 204
+    shown = (await admin.get(PATH)).json()
+    assert (shown["revision"], shown["config"]) == (3, {})
+
+
+async def test_outdated_revision_changes_nothing(admin: AsyncClient) -> None:
+    await admin.put(PATH, json=CONFIG)
+    for method in ("PUT", "DELETE"):
+        answer = await admin.request(method, PATH, json={"slots": 1}, headers={"If-Match": '"0"'})
+        assert (answer.status_code, answer.json()["code"]) == (412, "config_changed")
+    assert (await admin.get(PATH)).json()["config"] == CONFIG
+    answer = await admin.put(PATH, json={"slots": 1}, headers={"If-Match": '"1"'})
+    assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
+    answer = await admin.put(PATH, json={"slots": 1}, headers={"If-Match": "two"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_header")
+
+
+async def test_configuration_of_a_newer_release_is_reported_and_can_be_replaced(
+    admin: AsyncClient, redis: Redis
+) -> None:
+    await admin.put(PATH, json=CONFIG)
+    await redis.hset(keys.model(MODEL), "config", b'{"attempts":2,"of_tomorrow":1}')
+    answer = await admin.get(PATH)
+    assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
+    assert (await admin.put(PATH, json={"slots": 1})).status_code == 200
+    assert (await admin.get(PATH)).json()["config"] == {"slots": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"attempts": 0}, 400, "attempts"),
+        ({"slots": "many"}, 400, "slots"),
+        ({"unheard_of": 1}, 400, "unheard_of"),
+        ({"runner": {"kind": "http"}}, 422, "path"),
+        ({"runner": {"kind": "cog", "fast": "yes"}}, 422, "fast"),
+        ({"servers": ["nowhere"]}, 422, "servers"),
+        ([], 400, "object"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else None,
+)
+async def test_unusable_configuration_is_refused_with_the_field_name(
+    admin: AsyncClient, redis: Redis, body: Any, status: int, said: str
+) -> None:
+    before = await dump(redis)
+    answer = await admin.put(PATH, json=body)
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
+    assert await dump(redis) == before
+
+
+async def test_unknown_model_has_no_configuration(admin: AsyncClient) -> None:
+    for method, path in (("GET", "acme/none"), ("PUT", "acme/none"), ("DELETE", "acme/none"), ("GET", "Acme/No")):
+        answer = await admin.request(method, f"/v1/admin/models/{path}/config", json={"slots": 1})
+        assert answer.status_code == 404

@@ -1,10 +1,8 @@
 """Test an outage of Redis: the API answers 503 with Retry-After, loses nothing accepted and needs no restart."""
 
-import asyncio
 import gc
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import anyio
 import httpx
@@ -21,6 +19,7 @@ from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.integration.api.conftest import no_faults
 from tests.support.api import api_client, eventually
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -33,7 +32,6 @@ BODY = {"version": VERSION, "input": {}}
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """Start a separate server, which the tests kill."""
     with redis_server() as started:
         yield started
 
@@ -84,21 +82,15 @@ async def test_every_route_answers_503_with_retry_after_and_recovers(
 async def test_write_that_failed_as_a_whole_is_reported_once(
     server: RedisServer, settings: ApiSettings, token: str
 ) -> None:
-    faults: list[Any] = []
-    loop = asyncio.get_running_loop()
     async with api_client(replace(settings, cache_s=60.0), token=token) as api:
         await api.post("/v1/predictions", json=BODY)
         server.kill()
-        loop.set_exception_handler(lambda _, context: faults.append(context))
-        try:
+        with no_faults():
             assert_away(await api.post("/v1/predictions", json=BODY))
             await anyio.wait_all_tasks_blocked()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)  # the futures of broken connections
                 gc.collect()  # collect the errors that no code retrieved
-        finally:
-            loop.set_exception_handler(None)
-    assert faults == []
 
 
 async def test_api_started_before_redis_serves_once_redis_answers(

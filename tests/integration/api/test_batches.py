@@ -3,32 +3,29 @@
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
 import pytest
-from msgspec.structs import replace
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
-from director.core.ids import QueueName
-from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
-from tests.support.api import PlayedDirector, api_client
+from tests.integration.api.conftest import Served
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
 
 
 def one(text: str = "hi", **members: Any) -> dict[str, Any]:
-    return {"version": VERSION, "input": {"text": text}, **members}
+    return {"version": VERSION, "input": {"text": text}} | members
 
 
-async def send(api: httpx.AsyncClient, bodies: Sequence[Any], **headers: str) -> list[dict[str, Any]]:
+async def send(api: AsyncClient, bodies: Sequence[Any], **headers: str) -> list[dict[str, Any]]:
     answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers=headers)
     assert answer.status_code == 200, answer.text
     results: list[dict[str, Any]] = answer.json()["results"]
     return results
 
 
-async def test_predictions_are_created_in_the_order_of_the_request(api: httpx.AsyncClient) -> None:
+async def test_predictions_are_created_in_the_order_of_the_request(api: AsyncClient) -> None:
     results = await send(api, [one(str(number)) for number in range(250)])
     assert {result["status"] for result in results} == {201}
     assert [result["prediction"]["input"]["text"] for result in results] == [str(number) for number in range(250)]
@@ -42,7 +39,7 @@ async def test_predictions_are_created_in_the_order_of_the_request(api: httpx.As
     assert listed == made
 
 
-async def test_invalid_entry_does_not_affect_the_others(api: httpx.AsyncClient) -> None:
+async def test_invalid_entry_does_not_affect_the_others(api: AsyncClient) -> None:
     wrong = [one(inptu=1), {"version": "nope", "input": {}}, {"version": VERSION}, 7]
     results = await send(api, [one("a"), *wrong, one("b")])
     assert [result["status"] for result in results] == [201, 422, 422, 422, 422, 201]
@@ -51,7 +48,7 @@ async def test_invalid_entry_does_not_affect_the_others(api: httpx.AsyncClient) 
     assert all("prediction" not in result for result in results[1:5])
 
 
-async def test_batch_of_a_hundred_is_one_write_to_redis(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_batch_of_a_hundred_is_one_write_to_redis(api: AsyncClient, redis: Redis) -> None:
     await send(api, [one()])  # the caller and the version are cached now
     before = (await redis.info("stats"))["total_reads_processed"]
     await send(api, [one() for _ in range(100)])
@@ -60,7 +57,7 @@ async def test_batch_of_a_hundred_is_one_write_to_redis(api: httpx.AsyncClient, 
     assert after - before <= 12
 
 
-async def test_repeated_batch_with_its_key_creates_nothing_twice(api: httpx.AsyncClient) -> None:
+async def test_repeated_batch_with_its_key_creates_nothing_twice(api: AsyncClient) -> None:
     headers = {"Idempotency-Key": "nightly"}
     first = await send(api, [one("a"), one("a"), one("b")], **headers)
     again = await send(api, [one("a"), one("a"), one("b")], **headers)
@@ -71,19 +68,18 @@ async def test_repeated_batch_with_its_key_creates_nothing_twice(api: httpx.Asyn
     assert (changed["status"], changed["error"]["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_each_entry_takes_a_token_and_the_rest_is_refused(
-    settings: ApiSettings, token: str, queue: QueueName, redis: Redis
-) -> None:
+async def test_each_entry_takes_a_token_and_the_rest_is_refused(served: Served, redis: Redis) -> None:
     await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "3"})
-    async with api_client(settings, token=token) as api:
+    async with served() as api:
         results = await send(api, [one() for _ in range(5)])
         assert sorted(result["status"] for result in results) == [201, 201, 201, 429, 429]
         assert {result["error"]["code"] for result in results if result["status"] == 429} == {"rate_limited"}
         assert (await api.post("/v1/predictions/batch", json={"predictions": [one()]})).status_code == 429
 
 
-async def test_headers_apply_to_each_entry(api: httpx.AsyncClient, director: PlayedDirector) -> None:
-    [made] = await send(api, [one()], **{"Cancel-After": "90s", "Prefer": "wait"})
+async def test_headers_and_latest_version_apply_to_each_entry(api: AsyncClient) -> None:
+    [made] = await send(api, [one(version=MODEL)], **{"Cancel-After": "90s", "Prefer": "wait"})
+    assert made["prediction"]["version"] == VERSION
     assert made["prediction"]["status"] == "starting"
     assert made["prediction"]["deadline"] > made["prediction"]["created_at"]
 
@@ -99,20 +95,14 @@ async def test_headers_apply_to_each_entry(api: httpx.AsyncClient, director: Pla
         ([], 422, "Expected: object, given: array"),
     ],
 )
-async def test_invalid_batch_is_refused_as_a_whole(api: httpx.AsyncClient, body: Any, status: int, words: str) -> None:
+async def test_invalid_batch_is_refused_as_a_whole(api: AsyncClient, body: Any, status: int, words: str) -> None:
     answer = await api.post("/v1/predictions/batch", json=body)
     assert answer.status_code == status
     assert words in answer.json()["detail"]
 
 
-async def test_batch_may_exceed_one_body_within_a_bound(settings: ApiSettings, token: str, queue: QueueName) -> None:
-    small = replace(settings, max_body_bytes=2048, max_batch_bytes=64 * 1024)
-    async with api_client(small, token=token) as api:
+async def test_batch_may_exceed_one_body_within_a_bound(served: Served) -> None:
+    async with served(max_body_bytes=2048, max_batch_bytes=64 * 1024) as api:
         assert len(await send(api, [one("x" * 1000) for _ in range(20)])) == 20
         answer = await api.post("/v1/predictions/batch", json={"predictions": [one("x" * 1000)] * 100})
     assert answer.status_code == 413
-
-
-async def test_model_name_means_its_latest_version(api: httpx.AsyncClient) -> None:
-    [made] = await send(api, [{"version": MODEL, "input": {}}])
-    assert made["prediction"]["version"] == VERSION

@@ -1,28 +1,35 @@
-"""Test create, get and cancel: the caller's input comes back unchanged, and the shown state is true."""
+"""Test create, get, cancel and delete: input comes back unchanged, the shown state is true, deletion leaves nothing."""
 
 import asyncio
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from api.app import create_app
 from director.broker import keys
 from director.broker.scripts import Scripts
+from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.core.signing import new_secret
 from director.core.states import Status
+from director.files.choose import store_in
+from director.files.store import file_name
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.integration.api.conftest import HELLO_VERSION, THUMBNAIL_VERSION
+from tests.integration.api.conftest import HELLO_VERSION, THUMBNAIL_VERSION, Served
 from tests.support.api import PlayedDirector, api_client
 from tests.support.clock import FakeClock
+from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
 pytestmark = pytest.mark.anyio
@@ -30,12 +37,12 @@ pytestmark = pytest.mark.anyio
 HOOK = "https://receiver.example/hook?id=7"
 
 
-async def create(api: httpx.AsyncClient, *, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
+async def create(api: AsyncClient, *, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
     given = {"version": VERSION, "input": {"text": "hi"}, **body}
     return await api.post("/v1/predictions", json=given, headers=headers)
 
 
-async def test_prediction_is_accepted_as_on_replicate(api: httpx.AsyncClient) -> None:
+async def test_prediction_is_accepted_as_on_replicate(api: AsyncClient) -> None:
     answer = await create(api)
     made = answer.json()
     address = f"http://director.test/v1/predictions/{made['id']}"
@@ -74,9 +81,7 @@ async def test_prediction_is_accepted_as_on_replicate(api: httpx.AsyncClient) ->
     assert re.fullmatch(rf"http://director\.test/v1/streams/{made['id']}[a-z2-7]{{26}}", made["urls"]["stream"])
 
 
-async def test_model_without_streaming_has_no_stream(
-    api: httpx.AsyncClient, thumbnail: QueueName, hello: QueueName
-) -> None:
+async def test_model_without_streaming_has_no_stream(api: AsyncClient, thumbnail: QueueName, hello: QueueName) -> None:
     made = await create(api, version=THUMBNAIL_VERSION, input={"image": "https://example.com/a.png"})
     shown = [made, await api.get(made.json()["urls"]["get"]), await api.post(made.json()["urls"]["cancel"])]
     assert [sorted(answer.json()["urls"]) for answer in shown] == [["cancel", "get", "web"]] * 3
@@ -84,7 +89,7 @@ async def test_model_without_streaming_has_no_stream(
     assert "stream" in streamed.json()["urls"]
 
 
-async def test_create_and_get_answer_the_same(api: httpx.AsyncClient) -> None:
+async def test_create_and_get_answer_the_same(api: AsyncClient) -> None:
     made = await create(api, webhook=HOOK, webhook_events_filter=["completed"], headers={"Cancel-After": "5m"})
     got = await api.get(f"/v1/predictions/{made.json()['id']}")
     assert got.status_code == 200
@@ -92,18 +97,13 @@ async def test_create_and_get_answer_the_same(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("version", [VERSION, f"{MODEL}:{VERSION}", MODEL], ids=["bare", "pinned", "latest"])
-async def test_version_has_three_forms(api: httpx.AsyncClient, version: str) -> None:
+async def test_version_has_three_forms(api: AsyncClient, version: str) -> None:
     made = (await create(api, version=version)).json()
     assert (made["model"], made["version"]) == (MODEL, VERSION)
 
 
-async def test_route_of_a_model_uses_its_latest_version(api: httpx.AsyncClient) -> None:
-    answer = await api.post(f"/v1/models/{MODEL}/predictions", json={"input": {}})
-    assert (answer.status_code, answer.json()["version"]) == (201, VERSION)
-
-
 @pytest.mark.parametrize("base", ["", "/v1", "/v1/v1"])
-async def test_base_address_works_with_and_without_v1(api: httpx.AsyncClient, base: str) -> None:
+async def test_base_address_works_with_and_without_v1(api: AsyncClient, base: str) -> None:
     made = (await api.post(f"{base}/predictions", json={"version": VERSION, "input": {}})).json()
     assert (await api.get(f"{base}/predictions/{made['id']}")).json()["id"] == made["id"]
     assert made["urls"]["get"] == f"http://director.test/v1/predictions/{made['id']}"
@@ -118,9 +118,7 @@ async def test_base_address_works_with_and_without_v1(api: httpx.AsyncClient, ba
         '{"text":"\\u00e9 \\ud83d\\ude00 é 😀","twice":1,"twice":2}',
     ],
 )
-async def test_bytes_of_an_input_are_returned_unchanged(
-    api: httpx.AsyncClient, director: PlayedDirector, given: str
-) -> None:
+async def test_bytes_of_an_input_are_returned_unchanged(api: AsyncClient, director: PlayedDirector, given: str) -> None:
     body = f'{{"version":"{VERSION}","input":{given}}}'.encode()
     made = await api.post("/v1/predictions", content=body)
     assert f'"input":{given},'.encode() in made.content
@@ -131,47 +129,34 @@ async def test_bytes_of_an_input_are_returned_unchanged(
     assert f'"input":{given},"output":{given},'.encode() in got.content
 
 
-async def test_webhook_without_a_filter_gets_every_event(api: httpx.AsyncClient) -> None:
+async def test_filter_of_events_is_kept(api: AsyncClient, director: PlayedDirector) -> None:
+    made = (await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])).json()
+    assert (made["webhook"], made["webhook_events_filter"]) == (HOOK, ["completed", "start"])
+    claim = await director.claim()
+    assert (claim.record.webhook, claim.record.events) == (HOOK, "completed,start")
     made = (await create(api, webhook=HOOK)).json()
-    assert made["webhook"] == HOOK
     assert made["webhook_events_filter"] == ["start", "output", "logs", "completed"]
 
 
-async def test_filter_of_events_is_kept(api: httpx.AsyncClient, director: PlayedDirector) -> None:
-    await create(api, webhook=HOOK, webhook_events_filter=["completed", "start"])
+async def test_headers_set_the_deadline_and_the_latest_start(
+    api: AsyncClient, director: PlayedDirector, redis: Redis
+) -> None:
+    made = (await create(api, headers={"Cancel-After": "1m30s", "X-Start-By": "90"})).json()
     claim = await director.claim()
-    assert (claim.record.webhook, claim.record.events) == (HOOK, "completed,start")
-
-
-async def test_header_sets_the_deadline(api: httpx.AsyncClient, director: PlayedDirector) -> None:
-    made = (await create(api, headers={"Cancel-After": "1m30s"})).json()
-    claim = await director.claim()
-    assert claim.record.deadline == claim.record.created + 90_000
-    assert claim.record.late == "aborted"
+    assert (claim.record.deadline, claim.record.late) == (claim.record.created + 90_000, "aborted")
+    assert int(await redis.hget(keys.record(claim.id), "start_by") or 0) == claim.record.created + 90_000
     assert made["deadline"] > made["created_at"]
-
-
-async def test_header_sets_the_latest_start(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
-    made = (await create(api, headers={"X-Start-By": "90"})).json()
-    claim = await director.claim()
-    assert (
-        await redis.hget(keys.record(PredictionId(made["id"])), "start_by")
-        == str(claim.record.created + 90_000).encode()
-    )
-
-
-# ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("asked", "lane"), [("high", "high"), ("low", "low"), (None, "normal")])
 async def test_priority_selects_the_lane(
-    api: httpx.AsyncClient, director: PlayedDirector, asked: str | None, lane: str
+    api: AsyncClient, director: PlayedDirector, asked: str | None, lane: str
 ) -> None:
     await create(api, headers={} if asked is None else {"X-Priority": asked})
     assert (await director.claim()).record.lane == lane
 
 
-async def test_lane_without_permission_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_lane_without_permission_is_refused(api: AsyncClient, redis: Redis) -> None:
     low = await Accounts(redis).create_token(ACCOUNT, lanes=["low"])
     refused = await create(api, headers={"Authorization": f"Bearer {low}", "X-Priority": "high"})
     taken = await create(api, headers={"Authorization": f"Bearer {low}"})
@@ -180,10 +165,7 @@ async def test_lane_without_permission_is_refused(api: httpx.AsyncClient, redis:
     assert taken.status_code == 201
 
 
-# ── idempotency ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_repeated_key_creates_once(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_repeated_key_creates_once(api: AsyncClient, redis: Redis) -> None:
     first = await create(api, headers={"Idempotency-Key": "order 7"})
     again = await create(api, headers={"Idempotency-Key": "order 7"})
     assert (first.status_code, again.status_code) == (201, 201)
@@ -193,56 +175,62 @@ async def test_repeated_key_creates_once(api: httpx.AsyncClient, redis: Redis) -
     assert await redis.zcard(keys.listing(ACCOUNT)) == 1
 
 
-async def test_replay_shows_the_current_state(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_replay_shows_the_current_state(api: AsyncClient, director: PlayedDirector) -> None:
     await create(api, headers={"Idempotency-Key": "k"})
     await director.finish(await director.claim(), output=b'"done"')
     again = await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait"})
     assert (again.status_code, again.json()["status"], again.json()["output"]) == (201, "succeeded", "done")
 
 
-async def test_key_with_another_body_is_refused(api: httpx.AsyncClient, redis: Redis) -> None:
-    await create(api, headers={"Idempotency-Key": "k"})
-    other = await create(api, input={"text": "other"}, headers={"Idempotency-Key": "k"})
-    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
-    assert await redis.zcard(keys.listing(ACCOUNT)) == 1
-
-
 async def test_key_holds_for_every_base_address_and_across_a_deploy(
-    api: httpx.AsyncClient, settings: ApiSettings, token: str, catalog: Catalog
+    api: AsyncClient, settings: ApiSettings, token: str, catalog: Catalog
 ) -> None:
     path, headers = f"/models/{MODEL}/predictions", {"Idempotency-Key": "k"}
     first = await api.post(f"/v1{path}", json={"input": {}}, headers=headers)
     await catalog.register(MODEL, "c3" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     async with api_client(settings, token=token) as another:
         again = await another.post(path, json={"input": {}}, headers=headers)
+    assert (first.status_code, first.json()["version"]) == (201, VERSION), "the latest version"
     assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
 
 
-@pytest.mark.parametrize("changed", [{"Cancel-After": "10s"}, {"X-Priority": "high"}, {"X-Start-By": "10"}])
-async def test_key_with_another_deadline_or_lane_is_refused(api: httpx.AsyncClient, changed: dict[str, str]) -> None:
-    await create(api, headers={"Idempotency-Key": "k", "Prefer": "wait=0"})
-    other = await create(api, headers={"Idempotency-Key": "k"} | changed)
-    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, {"input": {"text": "other"}}),
+        ({"Cancel-After": "10s"}, {}),
+        ({"X-Priority": "high"}, {}),
+        ({"X-Start-By": "10"}, {}),
+        ({"X-Cost": "8"}, {}),
+        ({"X-Affinity-Key": "8"}, {}),
+    ],
+    ids=str,
+)
+async def test_key_with_another_request_is_refused(
+    api: AsyncClient, redis: Redis, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    plain, changed = {"headers": key}, {"headers": key | headers, **body}
+    for number, (first, second) in enumerate([(plain, changed), (changed, plain)]):
+        key["Idempotency-Key"] = f"k{number}"
+        changed["headers"] = key | headers
+        made = await create(api, **first)
+        assert (await create(api, **first)).json()["id"] == made.json()["id"]
+        other = await create(api, **second)
+        assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+    assert await redis.zcard(keys.listing(ACCOUNT)) == 2
+    theirs = {"Authorization": f"Bearer {await Accounts(redis).create_token('umbrella')}"}
+    assert (await create(api, headers=key | theirs)).json()["id"] != made.json()["id"]
 
 
-async def test_concurrent_creates_with_one_key_make_one_prediction(api: httpx.AsyncClient) -> None:
+async def test_concurrent_creates_with_one_key_make_one_prediction(api: AsyncClient) -> None:
     answers = await asyncio.gather(*[create(api, headers={"Idempotency-Key": "k"}) for _ in range(20)])
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
 
-async def test_two_accounts_may_use_the_same_key(api: httpx.AsyncClient, redis: Redis) -> None:
-    other = await Accounts(redis).create_token("umbrella")
-    mine = await create(api, headers={"Idempotency-Key": "k"})
-    theirs = await create(api, headers={"Idempotency-Key": "k", "Authorization": f"Bearer {other}"})
-    assert mine.json()["id"] != theirs.json()["id"]
-
-
-# ── get and cancel ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_get_shows_the_progress_of_a_run(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_get_shows_the_progress_of_a_run(api: AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim, b'"a"', b'"b"')
@@ -252,7 +240,7 @@ async def test_get_shows_the_progress_of_a_run(api: httpx.AsyncClient, director:
     assert running["metrics"] == {}
 
 
-async def test_get_shows_how_a_run_ended(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_get_shows_how_a_run_ended(api: AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim)
@@ -263,7 +251,7 @@ async def test_get_shows_how_a_run_ended(api: httpx.AsyncClient, director: Playe
     assert ended["metrics"]["total_time"] >= ended["metrics"]["predict_time"] >= 0
 
 
-async def test_waiting_prediction_is_canceled_at_once(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
+async def test_waiting_prediction_is_canceled_at_once(api: AsyncClient, redis: Redis, queue: QueueName) -> None:
     made = (await create(api)).json()
     # official clients announce JSON here, and send nothing
     answer = await api.post(f"/v1/predictions/{made['id']}/cancel", headers={"Content-Type": "application/json"})
@@ -272,9 +260,7 @@ async def test_waiting_prediction_is_canceled_at_once(api: httpx.AsyncClient, re
     assert await redis.zcard(keys.live(queue)) == 0
 
 
-async def test_running_prediction_is_asked_to_stop(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
-) -> None:
+async def test_running_prediction_is_asked_to_stop(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
     await director.begin(claim)
@@ -283,60 +269,46 @@ async def test_running_prediction_is_asked_to_stop(
     assert await redis.hget(keys.record(PredictionId(made["id"])), "cancel") == b"user"
 
 
-async def test_cancel_does_not_change_an_ended_prediction(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_cancel_does_not_change_an_ended_prediction(api: AsyncClient, director: PlayedDirector) -> None:
     made = (await create(api)).json()
     await director.finish(await director.claim(), output=b"1")
     answer = await api.post(f"/v1/predictions/{made['id']}/cancel")
     assert (answer.status_code, answer.json()["status"], answer.json()["output"]) == (200, "succeeded", 1)
 
 
-# ── account, and the public address ──────────────────────────────────────────────────────────────────────────────
-
-
-async def test_answers_use_the_public_url(settings: ApiSettings, token: str, queue: QueueName) -> None:
-    public = replace(settings, public_url="https://api.acme.example/")
-    async with api_client(public, token=token) as api:
+async def test_answers_use_the_public_url(served: Served) -> None:
+    async with served(public_url="https://api.acme.example/") as api:
         made = (await create(api)).json()
     assert made["urls"]["get"] == f"https://api.acme.example/v1/predictions/{made['id']}"
 
 
-async def test_forwarded_headers_are_ignored_by_default(api: httpx.AsyncClient) -> None:
+async def test_forwarded_headers_are_ignored_by_default(api: AsyncClient) -> None:
     made = await create(api, headers={"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"})
     assert made.json()["urls"]["get"].startswith("http://director.test/")
 
 
 @pytest.mark.parametrize(
-    ("proxies", "headers", "base"),
+    ("peer", "proxies", "headers", "base"),
     [
-        (("127.0.0.0/8",), {"Host": "api.acme.example", "Proto": "https"}, "https://api.acme.example"),
-        (("127.0.0.1",), {"Host": "evil.example, api.acme.example:8443"}, "http://api.acme.example:8443"),
-        (("127.0.0.1",), {"Proto": "https"}, "https://director.test"),
-        (("10.0.0.0/8", "::1"), {"Host": "evil.example", "Proto": "https"}, "http://director.test"),
+        ("127.0.0.1", ("127.0.0.0/8",), {"Host": "api.acme.example", "Proto": "https"}, "https://api.acme.example"),
+        ("127.0.0.1", ("127.0.0.1",), {"Host": "evil.example, api.acme.example:8443"}, "http://api.acme.example:8443"),
+        ("127.0.0.1", ("127.0.0.1",), {"Proto": "https"}, "https://director.test"),
+        ("127.0.0.1", ("10.0.0.0/8", "::1"), {"Host": "evil.example", "Proto": "https"}, "http://director.test"),
+        ("::ffff:10.1.2.3", ("10.0.0.0/8",), {"Proto": "https"}, "https://director.test"),
+        ("::ffff:11.1.2.3", ("10.0.0.0/8",), {"Proto": "https"}, "http://director.test"),
     ],
 )
 async def test_forwarded_headers_of_a_configured_proxy_are_used(
-    settings: ApiSettings, token: str, queue: QueueName, proxies: tuple[str, ...], headers: dict[str, str], base: str
+    served: Served, peer: str, proxies: tuple[str, ...], headers: dict[str, str], base: str
 ) -> None:
-    async with api_client(replace(settings, trusted_proxies=proxies), token=token) as api:
+    async with served(trusted_proxies=proxies, peer=peer) as api:
         made = await create(api, headers={f"X-Forwarded-{name}": value for name, value in headers.items()})
     assert made.json()["urls"]["get"].startswith(f"{base}/v1/predictions/")
 
 
-async def test_proxy_is_recognized_by_its_ipv6_mapped_address(
-    settings: ApiSettings, token: str, queue: QueueName
-) -> None:
-    trusting = replace(settings, trusted_proxies=("10.0.0.0/8",))
-    for peer, base in (("::ffff:10.1.2.3", "https"), ("::ffff:11.1.2.3", "http")):
-        async with api_client(trusting, token=token, peer=peer) as api:
-            made = await create(api, headers={"X-Forwarded-Proto": "https"})
-        assert made.json()["urls"]["get"].startswith(f"{base}://director.test/")
-
-
 @pytest.mark.parametrize("headers", [{"Host": "a b"}, {"Host": "a/b?c"}, {"Proto": "javascript"}])
-async def test_invalid_forwarded_host_is_refused_even_from_a_proxy(
-    settings: ApiSettings, token: str, queue: QueueName, headers: dict[str, str]
-) -> None:
-    async with api_client(replace(settings, trusted_proxies=("127.0.0.1",)), token=token) as api:
+async def test_invalid_forwarded_host_is_refused_even_from_a_proxy(served: Served, headers: dict[str, str]) -> None:
+    async with served(trusted_proxies=("127.0.0.1",)) as api:
         made = await create(api, headers={f"X-Forwarded-{name}": value for name, value in headers.items()})
     assert made.status_code == 400
 
@@ -346,26 +318,16 @@ def test_invalid_proxy_address_is_reported_at_the_start(settings: ApiSettings) -
         create_app(replace(settings, trusted_proxies=("the-proxy",)))
 
 
-async def test_account_and_webhook_secret(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_account_and_webhook_secret(api: AsyncClient, redis: Redis, scripts: Scripts) -> None:
     account = (await api.get("/v1/account")).json()
-    secret = (await api.get("/v1/webhooks/default/secret")).json()
     assert (account["username"], account["name"]) == (ACCOUNT, ACCOUNT)
+    secret = (await api.get("/v1/webhooks/default/secret")).json()
     assert secret == {"key": (await Accounts(redis).webhook_secrets(ACCOUNT))[0]}
-
-
-async def test_rotation_shows_the_new_webhook_secret(api: httpx.AsyncClient, scripts: Scripts) -> None:
-    new = new_secret()
-    await scripts.rotate(ACCOUNT, secret=new, keep_s=60)
+    await scripts.rotate(ACCOUNT, secret=(new := new_secret()), keep_s=60)
     assert (await api.get("/v1/webhooks/default/secret")).json() == {"key": new}
 
 
-async def test_read_only_token_cannot_read_the_webhook_secret(api: httpx.AsyncClient, redis: Redis) -> None:
-    looks = await Accounts(redis).create_token(ACCOUNT, scopes=["read"])
-    answer = await api.get("/v1/webhooks/default/secret", headers={"Authorization": f"Bearer {looks}"})
-    assert answer.status_code == 403
-
-
-async def test_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) -> None:
+async def test_model_and_its_versions(api: AsyncClient, hello: QueueName) -> None:
     model = (await api.get("/v1/models/example/hello")).json()
     versions = (await api.get("/v1/models/example/hello/versions")).json()
     version = (await api.get(f"/v1/models/example/hello/versions/{'b2' * 32}")).json()
@@ -378,7 +340,7 @@ async def test_model_and_its_versions(api: httpx.AsyncClient, hello: QueueName) 
 
 
 async def test_versions_are_paged_and_only_one_page_of_schemas_is_read(
-    api: httpx.AsyncClient, redis: Redis, scripts: Scripts
+    api: AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
     catalog, ids = Catalog(redis, scripts, clock), [f"{number:064x}"[::-1] for number in range(1, 131)]
@@ -393,7 +355,51 @@ async def test_versions_are_paged_and_only_one_page_of_schemas_is_read(
     assert (len(first["results"]), second["next"]) == (100, None)
 
 
-async def test_refused_upload_makes_the_client_send_a_data_uri(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/files", files={"content": b"x"})
-    assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
-    assert answer.headers["content-type"] == "application/problem+json"
+ASKED = {"version": VERSION, "input": {"text": "mine"}}
+
+
+async def made(api: AsyncClient) -> Any:
+    return (await api.post("/v1/predictions", json=ASKED)).json()
+
+
+async def ended(api: AsyncClient, director: PlayedDirector) -> Any:
+    prediction = await made(api)
+    await director.finish(await director.claim(), output=b'"private"')
+    return prediction
+
+
+async def test_deletion_leaves_nothing(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+    gone = await ended(api, director)
+    assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 204
+    for path in ("", "/explain", "/events", "/webhooks"):
+        assert (await api.get(f"/v1/predictions/{gone['id']}{path}")).status_code == 404
+    assert (await api.get(gone["urls"]["stream"])).status_code == 404
+    assert (await api.get("/v1/predictions")).json()["results"] == []
+    assert not [key for key, value in (await dump(redis)).items() if gone["id"] in str(key) or "private" in str(value)]
+    assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 404
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_active_prediction_must_be_canceled_before_deletion(
+    api: AsyncClient, director: PlayedDirector, runs: bool
+) -> None:
+    prediction = await made(api)
+    if runs:
+        await director.begin(await director.claim())
+    answer = await api.delete(f"/v1/predictions/{prediction['id']}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_terminal")
+    assert answer.headers["x-should-retry"] == "false"
+    assert (await api.get(f"/v1/predictions/{prediction['id']}")).status_code == 200
+
+
+async def test_deletion_removes_its_files(
+    served: Served, director: PlayedDirector, redis: Redis, tmp_path: Path
+) -> None:
+    store = store_in(str(tmp_path), redis, SystemClock())
+    assert store is not None
+    async with served(files_dir=str(tmp_path)) as api:
+        gone = await ended(api, director)
+        name = file_name(PredictionId(gone["id"]), b"picture", content_type="image/png")
+        await store.put(name, b"picture", content_type="image/png")
+        assert (await api.delete(f"/v1/predictions/{gone['id']}")).status_code == 204
+    assert await store.open(name) is None

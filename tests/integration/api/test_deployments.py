@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -36,7 +37,7 @@ CHAT = f"/v1/deployments/{ACCOUNT}/chat"
 
 
 @pytest.fixture
-async def chat(api: httpx.AsyncClient) -> dict[str, Any]:
+async def chat(api: AsyncClient) -> dict[str, Any]:
     made = await api.post("/v1/deployments", json=WANTED)
     assert made.status_code == 200
     return dict(made.json())
@@ -44,12 +45,11 @@ async def chat(api: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.fixture
 async def later(catalog: Catalog) -> str:
-    """Register another version of the same model."""
     await catalog.register(MODEL, LATER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     return LATER_VERSION
 
 
-async def test_deployment_is_created_with_its_first_release(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+async def test_deployment_is_created_with_its_first_release(api: AsyncClient, chat: dict[str, Any]) -> None:
     release = chat["current_release"]
     assert (chat["owner"], chat["name"]) == (ACCOUNT, "chat")
     assert (release["number"], release["model"], release["version"]) == (1, MODEL, VERSION)
@@ -58,7 +58,7 @@ async def test_deployment_is_created_with_its_first_release(api: httpx.AsyncClie
     assert (await api.get(CHAT)).json() == chat
 
 
-async def test_only_a_real_change_makes_a_release(api: httpx.AsyncClient, chat: dict[str, Any], later: str) -> None:
+async def test_only_a_real_change_makes_a_release(api: AsyncClient, chat: dict[str, Any], later: str) -> None:
     for asked in ({}, {"version": VERSION}, {"min_instances": 0, "hardware": None}):
         same = await api.patch(CHAT, json=asked)
         assert (same.status_code, same.json()) == (200, chat)
@@ -69,7 +69,7 @@ async def test_only_a_real_change_makes_a_release(api: httpx.AsyncClient, chat: 
     assert (await api.get(CHAT)).json() == changed.json()
 
 
-async def test_concurrent_changes_become_consecutive_releases(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+async def test_concurrent_changes_become_consecutive_releases(api: AsyncClient, chat: dict[str, Any]) -> None:
     answers = await asyncio.gather(api.patch(CHAT, json={"hardware": "a"}), api.patch(CHAT, json={"max_instances": 5}))
     assert sorted(answer.json()["current_release"]["number"] for answer in answers) == [2, 3]
     last = (await api.get(CHAT)).json()["current_release"]
@@ -77,7 +77,7 @@ async def test_concurrent_changes_become_consecutive_releases(api: httpx.AsyncCl
 
 
 async def test_prediction_runs_the_version_of_the_release_at_its_creation(
-    api: httpx.AsyncClient, chat: dict[str, Any], later: str, director: PlayedDirector
+    api: AsyncClient, chat: dict[str, Any], later: str, director: PlayedDirector
 ) -> None:
     first = await api.post(f"{CHAT}/predictions", json={"input": {"text": "hi"}})
     assert (first.status_code, first.json()["deployment"]) == (201, f"{ACCOUNT}/chat")
@@ -91,14 +91,7 @@ async def test_prediction_runs_the_version_of_the_release_at_its_creation(
     assert (ended["deployment"], ended["output"]) == (f"{ACCOUNT}/chat", "done")
 
 
-async def test_prediction_without_a_deployment_names_none(api: httpx.AsyncClient) -> None:
-    made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}})
-    assert "deployment" not in made.json()
-
-
-async def test_idempotency_keys_of_model_and_deployment_are_separate(
-    api: httpx.AsyncClient, chat: dict[str, Any]
-) -> None:
+async def test_idempotency_keys_of_model_and_deployment_are_separate(api: AsyncClient, chat: dict[str, Any]) -> None:
     headers = {"Idempotency-Key": "k"}
     by_name = await api.post(f"{CHAT}/predictions", json={"input": {}}, headers=headers)
     again = await api.post(f"{CHAT}/predictions", json={"input": {}}, headers=headers)
@@ -108,7 +101,7 @@ async def test_idempotency_keys_of_model_and_deployment_are_separate(
 
 
 async def test_predictions_of_a_deleted_deployment_continue(
-    api: httpx.AsyncClient, chat: dict[str, Any], director: PlayedDirector, redis: Redis
+    api: AsyncClient, chat: dict[str, Any], director: PlayedDirector, redis: Redis
 ) -> None:
     made = (await api.post(f"{CHAT}/predictions", json={"input": {}})).json()
     gone = await api.delete(CHAT)
@@ -125,7 +118,7 @@ async def test_predictions_of_a_deleted_deployment_continue(
     assert (await api.get(f"/v1/predictions/{made['id']}")).json()["status"] == "succeeded"
 
 
-async def test_list_is_newest_first_with_pages_in_both_directions(api: httpx.AsyncClient) -> None:
+async def test_list_is_newest_first_with_pages_in_both_directions(api: AsyncClient) -> None:
     for number in range(101):
         await api.post("/v1/deployments", json={**WANTED, "name": f"d.{number:03}_x"})
     first = (await api.get("/v1/deployments")).json()
@@ -159,7 +152,7 @@ async def test_list_is_newest_first_with_pages_in_both_directions(api: httpx.Asy
     ids=lambda part: str(part),
 )
 async def test_invalid_field_is_refused_by_name(
-    api: httpx.AsyncClient, change: dict[str, Any], field: str, kind: str
+    api: AsyncClient, change: dict[str, Any], field: str, kind: str
 ) -> None:
     asked = {name: value for name, value in {**WANTED, **change}.items() if value is not None}
     refused = await api.post("/v1/deployments", json=asked)
@@ -167,57 +160,33 @@ async def test_invalid_field_is_refused_by_name(
     assert (refused.json()["invalid_fields"][0]["field"], refused.json()["invalid_fields"][0]["type"]) == (field, kind)
 
 
-async def test_version_of_another_model_is_refused(api: httpx.AsyncClient, chat: dict[str, Any], hello: str) -> None:
+async def test_version_of_another_model_is_refused(api: AsyncClient, chat: dict[str, Any], hello: str) -> None:
     made = await api.post("/v1/deployments", json={**WANTED, "name": "b", "model": "example/hello"})
     changed = await api.patch(CHAT, json={"version": "b2" * 32})
     for refused in (made, changed):
         assert (refused.status_code, refused.json()["title"]) == (422, "Invalid version or not permitted")
 
 
-async def test_maximum_below_minimum_is_refused(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+async def test_maximum_below_minimum_is_refused(api: AsyncClient, chat: dict[str, Any]) -> None:
     refused = await api.patch(CHAT, json={"min_instances": 4})
     assert (refused.status_code, refused.json()["invalid_fields"][0]["field"]) == (422, "max_instances")
     assert (await api.patch(CHAT, json={"name": "other"})).status_code == 422
 
 
-async def test_taken_name_is_refused(api: httpx.AsyncClient, chat: dict[str, Any]) -> None:
+async def test_taken_name_is_refused(api: AsyncClient, chat: dict[str, Any]) -> None:
     taken = await api.post("/v1/deployments", json={**WANTED, "max_instances": 1})
     assert (taken.status_code, taken.json()["invalid_fields"][0]["type"]) == (422, "unique")
     assert (await api.get(CHAT)).json() == chat
 
 
-async def test_number_of_deployments_per_account_is_bounded(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_number_of_deployments_per_account_is_bounded(api: AsyncClient, redis: Redis) -> None:
     await redis.zadd(keys.deployments(ACCOUNT), {f"d{number}": number for number in range(MOST)})
     refused = await api.post("/v1/deployments", json=WANTED)
     assert (refused.status_code, refused.json()["invalid_fields"][0]["type"]) == (422, "array_max_items")
 
 
-async def test_only_the_owner_and_operators_see_a_deployment(
-    settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, chat: dict[str, Any]
-) -> None:
-    accounts = Accounts(redis)
-    stranger = await accounts.create_token("stranger")
-    operator = await accounts.create_token("ops", scopes=("read", "run", "admin"))
-    async with api_client(settings, token=stranger) as other:
-        assert (await other.get("/v1/deployments")).json()["results"] == []
-        for answer in (
-            await other.get(CHAT),
-            await other.patch(CHAT, json={"max_instances": 1}),
-            await other.delete(CHAT),
-            await other.post(f"{CHAT}/predictions", json={"input": {}}),
-        ):
-            assert answer.status_code == 404
-    async with api_client(settings, token=operator) as other:
-        changed = await other.patch(CHAT, json={"max_instances": 1})
-        assert changed.json()["current_release"]["created_by"]["username"] == "ops"
-    reader = await accounts.create_token(ACCOUNT, scopes=("read",))
-    async with api_client(settings, token=reader) as other:
-        assert (await other.get(CHAT)).status_code == 200
-        assert (await other.delete(CHAT)).status_code == 403
-
-
 async def test_release_shows_the_kind_of_account_that_made_it(
-    settings: ApiSettings, redis: Redis, api: httpx.AsyncClient, chat: dict[str, Any], token: str
+    settings: ApiSettings, redis: Redis, chat: dict[str, Any], token: str
 ) -> None:
     accounts = Accounts(redis)
     operator = await accounts.create_token("ops", scopes=("read", "run", "admin"))
@@ -263,13 +232,13 @@ async def test_hidden_model_is_neither_deployed_nor_run(settings: ApiSettings, r
             assert (refused.status_code, refused.json()["title"]) == (422, "Invalid version or not permitted")
 
 
-async def test_invalid_name_in_the_path_is_not_looked_up(api: httpx.AsyncClient) -> None:
+async def test_invalid_name_in_the_path_is_not_looked_up(api: AsyncClient) -> None:
     for name in ("Chat", "ch%7Dat", "%7B", "a" * 65):
         assert (await api.get(f"/v1/deployments/{ACCOUNT}/{name}")).status_code == 404
 
 
 async def test_input_is_checked_against_the_schema_of_the_version(
-    api: httpx.AsyncClient, chat: dict[str, Any], catalog: Catalog
+    api: AsyncClient, chat: dict[str, Any], catalog: Catalog
 ) -> None:
     schema = {"components": {"schemas": {"Input": {"required": ["text"], "properties": {"text": {"type": "string"}}}}}}
     strict = "d4" * 32

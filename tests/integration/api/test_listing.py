@@ -3,8 +3,8 @@
 import asyncio
 from itertools import chain
 
-import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -15,7 +15,6 @@ from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
-from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 
 pytestmark = pytest.mark.anyio
@@ -47,8 +46,7 @@ async def file(scripts: Scripts, queue: QueueName, prediction_id: PredictionId, 
     )
 
 
-async def walk(api: httpx.AsyncClient, url: str | None, direction: str = "next") -> list[list[str]]:
-    """Follow the links to the end. Return the ids of each page."""
+async def walk(api: AsyncClient, url: str | None, direction: str = "next") -> list[list[str]]:
     pages = []
     while url is not None:
         answer = await api.get(url)
@@ -60,31 +58,28 @@ async def walk(api: httpx.AsyncClient, url: str | None, direction: str = "next")
     return pages
 
 
-async def test_next_leads_through_all_predictions_once(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+async def test_next_leads_through_all_predictions_once(api: AsyncClient, filed: list[PredictionId]) -> None:
     pages = await walk(api, "/v1/predictions")
     assert [len(page) for page in pages] == [100, 100, 50]
     assert [*chain(*pages)] == filed
 
 
-async def test_previous_leads_back_to_the_newest(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+async def test_previous_leads_back_to_the_newest(api: AsyncClient, filed: list[PredictionId]) -> None:
     second = (await api.get((await api.get("/v1/predictions")).json()["next"])).json()
     last = (await api.get(second["next"])).json()
     pages = await walk(api, last["previous"], "previous")
     assert pages == [filed[100:200], filed[:100]]
     first = (await api.get(second["previous"])).json()
+    assert first["previous"] is None
     assert (await api.get(first["next"])).json()["results"] == second["results"]
 
 
-async def test_first_page_has_no_previous(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
-    assert (await api.get("/v1/predictions")).json()["previous"] is None
-
-
-async def test_account_without_predictions_has_an_empty_page(api: httpx.AsyncClient) -> None:
+async def test_account_without_predictions_has_an_empty_page(api: AsyncClient) -> None:
     assert (await api.get("/v1/predictions")).json() == {"next": None, "previous": None, "results": []}
 
 
 async def test_predictions_created_meanwhile_do_not_shift_pages(
-    api: httpx.AsyncClient, filed: list[PredictionId], scripts: Scripts, queue: QueueName
+    api: AsyncClient, filed: list[PredictionId], scripts: Scripts, queue: QueueName
 ) -> None:
     first = (await api.get("/v1/predictions")).json()
     await file(scripts, queue, new_prediction_id(model=MODEL, now_ms=START_MS + 10**9))
@@ -92,20 +87,16 @@ async def test_predictions_created_meanwhile_do_not_shift_pages(
     assert [*chain(*rest)] == filed[100:]
 
 
-async def test_filters_are_kept_in_every_link(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
+async def test_filters_are_kept_in_every_link(api: AsyncClient, filed: list[PredictionId]) -> None:
     # from the 20th second up to, but without, the 200th
     query = "created_after=2025-06-15T15:07:00Z&created_before=2025-06-15T15:10:00%2B00:00"
     pages = await walk(api, f"/v1/predictions?{query}")
     assert [*chain(*pages)] == filed[50:230]
-
-
-async def test_time_without_an_offset_is_utc(api: httpx.AsyncClient, filed: list[PredictionId]) -> None:
-    pages = await walk(api, "/v1/predictions?created_after=2025-06-15T15:10:00")
-    assert [*chain(*pages)] == filed[:50]
+    assert [*chain(*await walk(api, "/v1/predictions?created_after=2025-06-15T15:10:00"))] == filed[:50], "it is UTC"
 
 
 async def test_index_entry_without_a_prediction_is_skipped(
-    api: httpx.AsyncClient, filed: list[PredictionId], redis: Redis
+    api: AsyncClient, filed: list[PredictionId], redis: Redis
 ) -> None:
     refused = [new_prediction_id(model=MODEL, now_ms=START_MS + 500 + 1000 * number) for number in range(0, 250, 2)]
     await redis.zadd(keys.listing(ACCOUNT), dict.fromkeys(refused, 0))
@@ -113,7 +104,7 @@ async def test_index_entry_without_a_prediction_is_skipped(
 
 
 async def test_page_that_reads_too_much_ends_early_with_a_next(
-    api: httpx.AsyncClient, filed: list[PredictionId], redis: Redis, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, filed: list[PredictionId], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.predictions.listing.MOST_READ", 40)
     refused = [new_prediction_id(model=MODEL, now_ms=START_MS + 10**9 + number) for number in range(100)]
@@ -124,7 +115,7 @@ async def test_page_that_reads_too_much_ends_early_with_a_next(
 
 
 async def test_heavy_page_ends_early_with_a_next(
-    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.predictions.listing.HEAVY_BYTES", 20_000)
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(60)]
@@ -136,7 +127,7 @@ async def test_heavy_page_ends_early_with_a_next(
 
 
 async def test_large_outputs_are_read_one_page_at_a_time(
-    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName, redis: Redis
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName, redis: Redis
 ) -> None:
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(6)]
     large = b'"%b"' % (b"x" * (8 * 1024 * 1024 - 10))
@@ -155,7 +146,7 @@ async def test_large_outputs_are_read_one_page_at_a_time(
 
 
 async def test_run_with_much_output_ends_its_page(
-    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
 ) -> None:
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(4)]
     for prediction_id in ids:
@@ -166,7 +157,7 @@ async def test_run_with_much_output_ends_its_page(
 
 
 async def test_list_is_filtered_by_status_model_or_version(
-    api: httpx.AsyncClient, filed: list[PredictionId], director: PlayedDirector
+    api: AsyncClient, filed: list[PredictionId], director: PlayedDirector
 ) -> None:
     ended = set()
     for _ in range(3):
@@ -185,48 +176,17 @@ async def test_list_is_filtered_by_status_model_or_version(
 
 
 async def test_only_operators_list_another_account(
-    api: httpx.AsyncClient, filed: list[PredictionId], settings: ApiSettings, redis: Redis
+    api: AsyncClient, filed: list[PredictionId], settings: ApiSettings, redis: Redis
 ) -> None:
     operator = await Accounts(redis).create_token("ops", scopes=["read", "admin"])
     async with api_client(settings, token=operator) as ops:
         assert [*chain(*await walk(ops, "/v1/predictions"))] == []
         assert [*chain(*await walk(ops, f"/v1/predictions?account={ACCOUNT}"))] == filed
-    async with api_client(settings, token=await Accounts(redis).create_token("rival")) as rival:
-        assert (await rival.get(f"/v1/predictions?account={ACCOUNT}")).status_code == 403
     assert [*chain(*await walk(api, f"/v1/predictions?account={ACCOUNT}"))] == filed
 
 
 @pytest.mark.parametrize("name", ["created_after", "created_before", "status", "model", "version", "account", "source"])
-async def test_invalid_filter_is_named(api: httpx.AsyncClient, name: str) -> None:
+async def test_invalid_filter_is_named(api: AsyncClient, name: str) -> None:
     answer = await api.get(f"/v1/predictions?{name}=no:such thing")
     assert answer.status_code == 422
     assert [fault["field"] for fault in answer.json()["invalid_fields"]] == [name]
-
-
-@pytest.mark.heavy
-async def test_ten_thousand_are_listed_while_a_hundred_a_second_are_added(
-    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, redis: Redis
-) -> None:
-    ids = [new_prediction_id(model=MODEL, now_ms=START_MS + number) for number in range(10_000)]
-    for first in range(0, len(ids), 500):
-        await asyncio.gather(*(file(scripts, queue, one) for one in ids[first : first + 500]))
-    added: list[PredictionId] = []
-
-    async def add() -> None:
-        while True:
-            added.append(new_prediction_id(model=MODEL, now_ms=START_MS + 10**6 + len(added)))
-            await file(scripts, queue, added[-1])
-            await asyncio.sleep(0.01)
-
-    adding = asyncio.create_task(add())
-    try:
-        await eventually(lambda: len(added), "some are added", until=lambda count: count > 10)
-        pages = await walk(api, "/v1/predictions")
-    finally:
-        adding.cancel()
-    seen = [*chain(*pages)]
-    print(f"\n{len(seen)} on {len(pages)} pages, while {len(added)} were added")
-    assert len(seen) == len(set(seen))
-    assert [one for one in seen if one in set(ids)] == ids[::-1]
-    assert len(added) > len(pages) // 10
-    await redis.flushall()  # the fixture would check each of their keys

@@ -53,7 +53,7 @@ async def test_requests_are_counted_by_route_and_refusals_by_code(api: httpx.Asy
     assert (await api.post("/predictions", json=BODY, headers={"Idempotency-Key": "one"})).json() == made
     await api.post("/v1/v1/predictions", json=BODY, headers={"X-Priority": "low"})
     await api.get(f"/v1/predictions/{made['id']}")
-    await api.get("/v1/predictions/nobody-knows-this-one")
+    await api.get("/v1/predictions/unknown-prediction")
     await api.get("/no/such/path")
     await api.request("BREW", "/v1/predictions")
     await api.delete("/v1/account")
@@ -75,7 +75,7 @@ async def test_requests_are_counted_by_route_and_refusals_by_code(api: httpx.Asy
     assert shown.value("director_redis_up") == 1
     assert shown.value("director_redis_call_seconds_count", script="enqueue") == 4
     assert shown.value("director_api_held_responses") == 0
-    for private in (ACCOUNT, made["id"], "secret", "nobody", "no/such", VERSION[:12]):
+    for private in (ACCOUNT, made["id"], "secret", "unknown-prediction", "no/such", VERSION[:12]):
         assert private not in shown.text
 
 

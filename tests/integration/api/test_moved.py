@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
@@ -20,7 +21,7 @@ KEY = {"idempotency-key": "once"}
 
 
 @pytest.fixture
-async def leaving(api: httpx.AsyncClient, scripts: Scripts, queue: QueueName) -> PredictionId:
+async def leaving(api: AsyncClient, scripts: Scripts, queue: QueueName) -> PredictionId:
     made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}}, headers=KEY)
     prediction_id = PredictionId(made.json()["id"])
     assert await scripts.depart(queue, [(prediction_id, ACCOUNT)], site="far") == ["leaving"]
@@ -34,7 +35,7 @@ async def moved(leaving: PredictionId, scripts: Scripts) -> PredictionId:
 
 
 async def test_moving_prediction_shows_starting_and_accepts_a_cancel(
-    api: httpx.AsyncClient, leaving: PredictionId, scripts: Scripts
+    api: AsyncClient, leaving: PredictionId, scripts: Scripts
 ) -> None:
     path = f"/v1/predictions/{leaving}"
     shown = (await api.get(path)).json()
@@ -57,7 +58,7 @@ async def test_moving_prediction_shows_starting_and_accepts_a_cancel(
     ],
 )
 async def test_moved_prediction_is_503_for_its_owner_and_404_for_others(
-    api: httpx.AsyncClient, moved: PredictionId, redis: Redis, method: str, rest: str
+    api: AsyncClient, moved: PredictionId, redis: Redis, method: str, rest: str
 ) -> None:
     answer = await api.request(method, f"/v1/predictions/{moved}{rest}")
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "moved", "5")
@@ -67,7 +68,7 @@ async def test_moved_prediction_is_503_for_its_owner_and_404_for_others(
 
 
 async def test_event_stream_of_a_moved_prediction_is_503(
-    api: httpx.AsyncClient, leaving: PredictionId, scripts: Scripts
+    api: AsyncClient, leaving: PredictionId, scripts: Scripts
 ) -> None:
     address = (await api.get(f"/v1/predictions/{leaving}")).json()["urls"].get("stream")
     assert address is not None
@@ -77,7 +78,7 @@ async def test_event_stream_of_a_moved_prediction_is_503(
 
 
 async def test_moved_prediction_is_not_listed_and_keeps_its_idempotency_key(
-    api: httpx.AsyncClient, moved: PredictionId, redis: Redis
+    api: AsyncClient, moved: PredictionId, redis: Redis
 ) -> None:
     listed: dict[str, Any] = (await api.get("/v1/predictions")).json()
     assert listed["results"] == []

@@ -1,9 +1,12 @@
-"""Test the official Python client against the real API process, with a simulated director.
+"""Test the official clients against the real API process, with a simulated director.
 
-The client is synchronous, so it runs in a thread. These tests pin the behaviour on which it silently depends.
+The Python client is synchronous, so it runs in a thread. These tests pin the behaviour on which it silently depends.
+Clients that wait sleep as long as the answer says, so some tests take a second or two.
 """
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,16 +15,17 @@ import pytest
 import replicate
 from anyio import to_thread
 from redis.asyncio import Redis
-from replicate.exceptions import ModelError, ReplicateError
+from replicate.exceptions import ReplicateError
 
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.policy import Policy
 from director.core.states import Status
+from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.store.models import Collection, Collections
-from tests.integration.api.conftest import HELLO_VERSION
+from director.store.predictions import Predictions
 from tests.support.api import LiveApi, PlayedDirector, live_api
+from tests.support.clients import python_2_client, run_script
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -30,14 +34,17 @@ pytestmark = pytest.mark.anyio
 HELLO = "example/hello"
 
 
-@pytest.fixture
-async def live(server: RedisServer, redis: Redis, queue: QueueName, hello: QueueName) -> AsyncIterator[LiveApi]:
-    async with live_api(server.url) as live:
+@pytest.fixture(scope="module")
+async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
+    """Serve an API for all tests that leave it running."""
+    async with live_api(server.url, env={"DIRECTOR_CACHE_S": "0"}) as live:
         yield live
 
 
 @pytest.fixture
-def official(live: LiveApi, token: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[replicate.Client]:
+def official(
+    live: LiveApi, token: str, queue: QueueName, hello: QueueName, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[replicate.Client]:
     monkeypatch.setenv("REPLICATE_POLL_INTERVAL", "0.02")
     official = replicate.Client(api_token=token, base_url=live.url)
     yield official
@@ -51,15 +58,6 @@ def hello_director(scripts: Scripts, hello: QueueName) -> PlayedDirector:
 
 async def within(call: Callable[[], Any]) -> Any:
     return await to_thread.run_sync(call)
-
-
-async def meanwhile(call: Callable[[], Any], played: Callable[[], Any]) -> Any:
-    """Run the client's call while the director works. Return the result of the call."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(played)
-        result = await within(call)
-        tasks.cancel_scope.cancel()
-    return result
 
 
 async def test_create_get_list_cancel(official: replicate.Client, director: PlayedDirector) -> None:
@@ -78,140 +76,11 @@ async def test_create_get_list_cancel(official: replicate.Client, director: Play
     page = await within(official.predictions.list)
     assert [prediction.id for prediction in page] == [waiting.id, made.id]
     assert page.next is None
-
-
-async def test_client_accepts_a_prediction_that_explains_its_wait(
-    official: replicate.Client, director: PlayedDirector
-) -> None:
-    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
-    on_the_wire = await within(lambda: official._client.get(f"/v1/predictions/{made.id}"))
-    assert on_the_wire.json()["queue"]["reason"] == "no_director"
-    assert (await within(lambda: official.predictions.get(made.id))).status == "starting"
-    await within(made.reload)
-    await director.begin(await director.claim())
-    await within(made.reload)
-    assert made.status == "processing"
-
-
-async def test_long_list_is_paged(official: replicate.Client, redis: Redis) -> None:
-    def create_many() -> list[str]:
-        return [official.predictions.create(version=VERSION, input={"n": n}).id for n in range(105)]
-
-    ids = await within(create_many)
-    pages = await within(lambda: paginate(official))
-    assert [len(page) for page in pages] == [100, 5]
-    assert sorted(name for page in pages for name in page) == sorted(ids)
-
-
-def paginate(official: replicate.Client) -> list[list[str]]:
-    pages = [official.predictions.list()]
-    while pages[-1].next:
-        pages.append(official.predictions.list(pages[-1].next))
-    return [[prediction.id for prediction in page] for page in pages]
-
-
-async def test_models_and_versions(official: replicate.Client) -> None:
-    model = await within(lambda: official.models.get(HELLO))
-    assert (model.owner, model.name, model.latest_version.id) == ("example", "hello", HELLO_VERSION)
-    version = await within(lambda: model.versions.get(HELLO_VERSION))
-    assert version.openapi_schema["components"]["schemas"]["Output"]["x-cog-array-type"] == "iterator"
-    assert [found.id for found in await within(model.versions.list)] == [HELLO_VERSION]
-
-
-async def test_account_and_webhook_secret(official: replicate.Client) -> None:
-    account = await within(official.accounts.current)
-    secret = await within(official.webhooks.default.secret)
-    assert account.username == ACCOUNT
-    assert secret.key.startswith("whsec_")
-
-
-async def test_run_without_a_version_returns_the_output(official: replicate.Client, director: PlayedDirector) -> None:
-    output = await meanwhile(
-        lambda: official.run(MODEL, input={"text": "hi"}), lambda: director.run(lambda claim: bytes(claim.input))
-    )
-    assert output == {"text": "hi"}
-
-
-async def test_run_with_a_version_of_an_iterator_yields_its_items(
-    official: replicate.Client, hello_director: PlayedDirector
-) -> None:
-    pieces = await meanwhile(
-        lambda: list(official.run(f"{HELLO}:{HELLO_VERSION}", input={"text": "hi"})),
-        lambda: hello_director.run(lambda _: b'["hi 1\\n","hi 2\\n"]'),
-    )
-    assert pieces == ["hi 1\n", "hi 2\n"]
-
-
-async def test_run_of_an_iterator_that_outlasts_the_wait_yields_every_item_once(
-    official: replicate.Client, hello_director: PlayedDirector
-) -> None:
-    async def play() -> None:
-        claim = await hello_director.claim()
-        await hello_director.begin(claim, b'"a"', b'"b"')
-        await anyio.sleep(1.2)  # after the wait: the client got a 202 by then, and polls
-        await hello_director.finish(claim, output=b'["a","b","c"]')
-
-    pieces = await meanwhile(lambda: list(official.run(f"{HELLO}:{HELLO_VERSION}", input={"text": "hi"}, wait=1)), play)
-    assert pieces == ["a", "b", "c"]
-
-
-async def test_run_that_outlasts_the_wait_returns_no_truncated_output(
-    official: replicate.Client, director: PlayedDirector
-) -> None:
-    async def play() -> None:
-        claim = await director.claim()
-        await director.begin(claim, b'"a"')
-        await anyio.sleep(1.2)
-        await director.finish(claim, output=b'["a","b"]')
-
-    assert await meanwhile(lambda: official.run(MODEL, input={}, wait=1), play) == ["a", "b"]
-
-
-async def test_run_of_a_failing_model_raises_its_error(official: replicate.Client, director: PlayedDirector) -> None:
-    async def play() -> None:
-        await director.finish(await director.claim(), Status.FAILED, error="boom")
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(play)
-        with pytest.raises(ModelError, match="boom"):
-            await within(lambda: official.run(MODEL, input={}))
-
-
-async def test_wait_ends_with_the_prediction(official: replicate.Client, director: PlayedDirector) -> None:
-    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
-    await meanwhile(made.wait, lambda: director.run(lambda _: b"7"))
-    assert (made.status, made.output) == ("succeeded", 7)
-
-
-async def test_refusal_is_an_error_with_a_message(official: replicate.Client) -> None:
-    with pytest.raises(ReplicateError) as refused:
-        await within(lambda: official.predictions.create(version=HELLO_VERSION, input={"n": "five"}))
-    assert refused.value.status == 422
-    assert "text is required" in (refused.value.detail or "")
-    with pytest.raises(ReplicateError) as unknown:
-        await within(lambda: official.run("nobody/nothing", input={}))
-    assert unknown.value.status == 404
-
-
-# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    assert (await within(official.accounts.current)).username == ACCOUNT
 
 
 def pieces(events: Iterable[Any]) -> list[tuple[str, str]]:
     return [(event.event.value, event.data) for event in events]
-
-
-async def test_stream_yields_each_piece_and_then_done(
-    official: replicate.Client, hello_director: PlayedDirector
-) -> None:
-    async def play() -> None:
-        claim = await hello_director.claim()
-        seq = await hello_director.begin(claim, b'"hi 1\\n"', b'" two"')
-        await hello_director.finish(claim, output=b'["hi 1\\n"," two"]', seq=seq)
-        await anyio.sleep_forever()
-
-    for ref in (HELLO, f"{HELLO}:{HELLO_VERSION}"):
-        said = await meanwhile(lambda ref=ref: pieces(official.stream(ref, input={"text": "hi"})), play)
-        assert said == [("output", "hi 1\n"), ("output", " two"), ("done", "{}")]
 
 
 async def test_ended_prediction_can_still_be_streamed(official: replicate.Client, director: PlayedDirector) -> None:
@@ -239,22 +108,23 @@ async def test_stream_of_a_prediction_canceled_without_output_ends(official: rep
 
 
 async def test_interrupted_stream_is_not_taken_for_complete(
-    official: replicate.Client, live: LiveApi, hello_director: PlayedDirector
+    server: RedisServer, token: str, queue: QueueName, hello_director: PlayedDirector
 ) -> None:
     async def play() -> None:
         await hello_director.begin(await hello_director.claim(), b'"half"')
 
-    def read() -> list[str]:
+    def read() -> None:
         for event in official.stream(HELLO, input={"text": "hi"}):
             said.append(event.data)
             live.process.terminate()
-        return said
 
     said: list[str] = []
-    async with anyio.create_task_group() as tasks:
+    async with live_api(server.url) as live, anyio.create_task_group() as tasks:
+        official = replicate.Client(api_token=token, base_url=live.url)
         tasks.start_soon(play)
         with pytest.raises(httpx.TransportError):
             await within(read)
+        official._client.close()
     assert said == ["half"]
 
 
@@ -284,10 +154,93 @@ async def test_models_are_created_listed_and_found_and_their_versions_deleted(
         )
 
 
-async def test_collections_and_hardware_are_read(official: replicate.Client, redis: Redis) -> None:
-    await Collections(redis).put("best", Collection(name="The best", models=(HELLO,)))
-    [listed] = await within(official.collections.list)
-    assert (listed.slug, listed.name, listed.description) == ("best", "The best", "")
-    best = await within(lambda: official.collections.get("best"))
-    assert [model.name for model in best] == ["hello"]
-    assert [hardware.sku for hardware in await within(official.hardware.list)] == ["cpu", "gpu"]
+async def test_deployment_is_made_changed_run_and_deleted(official: replicate.Client, director: PlayedDirector) -> None:
+    deployments = official.deployments
+    configuration = {"hardware": "gpu-l40s", "min_instances": 0, "max_instances": 2}
+    made = await within(lambda: deployments.create(name="chat", model=MODEL, version=VERSION, **configuration))
+    assert (made.id, made.current_release.number) == (f"{ACCOUNT}/chat", 1)
+    assert made.current_release.created_by.username == ACCOUNT
+    assert made.current_release.configuration.dict() == configuration
+
+    changed = await within(lambda: deployments.update(ACCOUNT, "chat", max_instances=3))
+    assert (changed.current_release.number, changed.current_release.configuration.max_instances) == (2, 3)
+    assert await within(lambda: deployments.get(f"{ACCOUNT}/chat")) == changed
+    page = await within(deployments.list)
+    assert ([one.id for one in page.results], page.next) == ([made.id], None)
+
+    ways: tuple[Callable[[], Any], ...] = (
+        lambda: deployments.predictions.create(f"{ACCOUNT}/chat", input={"text": "hi"}),
+        lambda: changed.predictions.create(input={"text": "hi"}),
+        lambda: official.predictions.create(deployment=changed, input={"text": "hi"}),
+    )
+    for way in ways:
+        prediction = await within(way)
+        assert (prediction.status, prediction.version) == ("starting", VERSION)
+        await director.finish(await director.claim(), output=b'"hello"')
+        await within(prediction.wait)
+        assert (prediction.status, prediction.output) == ("succeeded", "hello")
+
+    assert await within(lambda: deployments.delete(ACCOUNT, "chat")) is True
+    with pytest.raises(ReplicateError) as gone:
+        await within(lambda: deployments.get(f"{ACCOUNT}/chat"))
+    assert gone.value.status == 404
+
+
+PYTHON_2_SCRIPT = """
+import json, sys
+import replicate
+
+url, token, version = sys.argv[1:]
+assert replicate.__version__.startswith("2."), replicate.__version__
+client = replicate.Replicate(bearer_token=token, base_url=url + "/v1")
+made = [client.predictions.create(version=version, input={}).id for _ in range(2)]
+read = [client.predictions.get(prediction_id=name).id for name in made]
+print(json.dumps({"made": made, "read": read}))
+"""
+
+
+async def bursts(redis: Redis) -> dict[str, int]:
+    return (await Accounts(redis).usage(ACCOUNT, day=0)).bursts
+
+
+async def accepted(redis: Redis) -> list[str]:
+    return [str(name) for name in await Predictions(redis).ids(ACCOUNT, count=100)]
+
+
+@pytest.fixture
+def cache(pytestconfig: pytest.Config) -> Path:
+    assert pytestconfig.cache is not None
+    return Path(pytestconfig.cache.mkdir("clients"))
+
+
+async def test_refused_reads_wait_as_advised_and_recover(official: replicate.Client, redis: Redis) -> None:
+    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
+    await Accounts(redis).set_limits(ACCOUNT, {"read_rate": "0.5", "read_burst": "1"})
+    read = await within(lambda: [official.predictions.get(made.id).id for _ in range(2)])
+    assert read == [made.id] * 2
+    assert (await bursts(redis))["read"] >= 1
+
+
+async def test_refused_creates_surface_a_typed_429_and_create_nothing(official: replicate.Client, redis: Redis) -> None:
+    await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.01", "burst": "1"})
+    made = await within(lambda: official.predictions.create(version=VERSION, input={}))
+    with pytest.raises(ReplicateError) as refused:
+        await within(lambda: official.predictions.create(version=VERSION, input={}))
+    assert refused.value.status == 429
+    assert refused.value.detail == "Request was throttled. Your rate limit resets in ~100s."
+    assert await accepted(redis) == [made.id]
+    assert await bursts(redis) == {"create": 1}
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.heavy  # the client comes from a package registry
+async def test_python_2_waits_and_recovers_for_creates_too(
+    live: LiveApi, token: str, redis: Redis, cache: Path
+) -> None:
+    env = await within(lambda: python_2_client(cache))
+    await Accounts(redis).set_limits(ACCOUNT, {"rate": "0.5", "burst": "1", "read_rate": "0.5", "read_burst": "1"})
+    command = [sys.executable, "-c", PYTHON_2_SCRIPT, live.url, token, VERSION]
+    made = await within(lambda: run_script(command, env=env))
+    assert made["read"] == made["made"]
+    assert sorted(await accepted(redis)) == sorted(made["made"])
+    assert await bursts(redis) == {"create": 1, "read": 1}

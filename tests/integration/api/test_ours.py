@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.core.clock import SystemClock
@@ -40,21 +40,18 @@ def links(product_redis: Redis) -> Links:
 
 
 @pytest.fixture
-async def api(server: RedisServer, redis: Redis, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def api(server: RedisServer, redis: Redis, tmp_path: Path) -> AsyncIterator[AsyncClient]:
     async with api_client(ApiSettings(redis_url=server.url, files_dir=str(tmp_path / "files"))) as http:
         yield http
 
 
 @pytest.fixture
-def store(api: httpx.AsyncClient, links: Links) -> ApiFiles:
-    """Return a director's store that calls the API of this test."""
+def store(api: AsyncClient, links: Links) -> ApiFiles:
     return ApiFiles(BASE, links, SystemClock(), transport=api._transport)
 
 
 @pytest.mark.parametrize("way", ["whole", "as it comes"])
-async def test_file_put_by_a_director_is_served_at_its_address(
-    api: httpx.AsyncClient, store: ApiFiles, way: str
-) -> None:
+async def test_file_put_by_a_director_is_served_at_its_address(api: AsyncClient, store: ApiFiles, way: str) -> None:
     for _ in range(2):  # the reply was lost, so the file is put again
         if way == "whole":
             await store.put(NAME, BYTES, content_type="image/png")
@@ -65,7 +62,7 @@ async def test_file_put_by_a_director_is_served_at_its_address(
     assert answer.content == BYTES
 
 
-async def test_removal_deletes_only_the_files_of_one_prediction(api: httpx.AsyncClient, store: ApiFiles) -> None:
+async def test_removal_deletes_only_the_files_of_one_prediction(api: AsyncClient, store: ApiFiles) -> None:
     kept = file_name(OTHER, b"kept", content_type="text/plain")
     await store.put(NAME, BYTES, content_type="image/png")
     await store.put(kept, b"kept", content_type="text/plain")
@@ -75,9 +72,7 @@ async def test_removal_deletes_only_the_files_of_one_prediction(api: httpx.Async
     assert (await api.get(await store.url(kept, base=BASE, expires_s=in_s(60)))).content == b"kept"
 
 
-async def test_every_request_needs_a_signed_order_of_its_own(
-    api: httpx.AsyncClient, links: Links, store: ApiFiles, tmp_path: Path
-) -> None:
+async def test_every_request_needs_a_signed_order_of_its_own(api: AsyncClient, links: Links, store: ApiFiles) -> None:
     later = in_s(60)
     shown = (await store.url(NAME, base=BASE, expires_s=later)).partition("?")[2]
     orders = {
@@ -100,9 +95,7 @@ async def test_every_request_needs_a_signed_order_of_its_own(
     assert shows.status_code == 403, "an order shows nothing"
 
 
-async def test_bytes_that_do_not_match_the_name_are_refused(
-    api: httpx.AsyncClient, links: Links, tmp_path: Path
-) -> None:
+async def test_bytes_that_do_not_match_the_name_are_refused(api: AsyncClient, links: Links, tmp_path: Path) -> None:
     order = await links.order("put", str(NAME), expires_s=in_s(60))
     for wrong in (b"", BYTES[:-1], BYTES + b"x"):
         answer = await api.put(f"/internal/outputs/{NAME}?{order}", content=wrong)
@@ -110,7 +103,7 @@ async def test_bytes_that_do_not_match_the_name_are_refused(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-async def test_foreign_name_never_becomes_a_path(api: httpx.AsyncClient, links: Links) -> None:
+async def test_foreign_name_never_becomes_a_path(api: AsyncClient, links: Links) -> None:
     digest = hashlib.sha256(BYTES).hexdigest()[:32]
     for name in (
         f"{ID}-{digest}.",

@@ -1,16 +1,136 @@
-"""Test `python -m api`: a failed start is reported in one clear line, and the process ends when asked to."""
+"""Test `python -m api`: it starts or says why not, ends when asked to, and refuses request heads beyond 64 KB."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import pytest
+from anyio import to_thread
 
-from tests.support.api import live_api
+from api.server import MAX_HEAD_BYTES
+from director.core.ids import QueueName
+from tests.support.api import LiveApi, live_api
+from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
+
+BEGIN = b"GET /livez HTTP/1.1\r\nHost: director.test\r\n"
+TOO_MUCH = 2 * MAX_HEAD_BYTES
+BODY = b'{"input":{"text":"%b"}}' % (b"x" * 30_000)
+
+
+@pytest.fixture
+async def live(server: RedisServer, queue: QueueName) -> AsyncIterator[LiveApi]:
+    async with live_api(server.url) as started:
+        yield started
+
+
+def exchange(url: str, request: bytes) -> bytes:
+    """Send the bytes and read until the other side closes. A connection that stays open for 20 s is an error."""
+    address, answer = urlsplit(url), b""
+    with (
+        suppress(ConnectionError),  # the API may close before it has read everything
+        socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection,
+    ):
+        connection.sendall(request)
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
+def create(token: str, framing: bytes) -> bytes:
+    """Return the head of a request that creates a prediction and closes its connection."""
+    address = f"POST /v1/models/{MODEL}/predictions HTTP/1.1\r\nHost: director.test\r\nConnection: close\r\n"
+    return address.encode() + b"Authorization: Bearer %b\r\n%b\r\n" % (token.encode(), framing)
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(BEGIN + b"X: " + b"a" * TOO_MUCH, id="one header that does not end"),
+        pytest.param(BEGIN + b"X: a\r\n" * (TOO_MUCH // 6), id="headers without end"),
+        pytest.param(b"GET /" + b"a" * TOO_MUCH, id="an address that does not end"),
+    ],
+)
+async def test_endless_head_is_refused_and_its_connection_closed(live: LiveApi, request_: bytes) -> None:
+    answer = await to_thread.run_sync(exchange, live.url, request_)
+    last = answer[answer.rindex(b"HTTP/1.1 ") :]
+    head, _, body = last.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert b"content-type: application/problem+json" in head
+    assert (json.loads(body)["code"], json.loads(body)["limit"]) == ("too_large", MAX_HEAD_BYTES)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param(b"1;" + b"x" * TOO_MUCH, id="a chunk that does not begin"),
+        pytest.param(b"2\r\n{}\r\n0\r\n" + b"X: a\r\n" * (TOO_MUCH // 6), id="trailers without end"),
+    ],
+)
+async def test_framing_of_a_body_is_bounded(live: LiveApi, token: str, rest: bytes) -> None:
+    """The request is already running, so the only answer is the end of the connection."""
+    request = create(token, b"Transfer-Encoding: chunked\r\n") + rest
+    assert await to_thread.run_sync(exchange, live.url, request) == b""
+
+
+async def test_large_headers_below_the_limit_are_accepted(live: LiveApi) -> None:
+    request = BEGIN + b"Connection: close\r\n" + b"X: %b\r\n" % (b"a" * 7_500) * 8 + b"\r\n"
+    assert (await to_thread.run_sync(exchange, live.url, request)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"Content-Length: %d\r\n" % (len(BODY) + 200_000), BODY + b" " * 200_000),
+        # the frames have twelve times the limit
+        (b"Transfer-Encoding: chunked\r\n", chunked(BODY + b" " * 100_000, 1) + b"0\r\n\r\n"),
+    ],
+    ids=["at once", "byte by byte"],
+)
+async def test_body_does_not_count_as_head(live: LiveApi, token: str, framing: bytes, body: bytes) -> None:
+    answer = await to_thread.run_sync(exchange, live.url, create(token, framing) + body)
+    assert answer.startswith(b"HTTP/1.1 201 ")
+
+
+async def test_each_request_of_a_connection_has_its_own_head(live: LiveApi) -> None:
+    one = BEGIN + b"X: %b\r\n" % (b"a" * 30_000)
+    request = (one + b"\r\n") * 5 + one + b"Connection: close\r\n\r\n"
+    assert (await to_thread.run_sync(exchange, live.url, request)).count(b"HTTP/1.1 200 ") == 6
+
+
+def pieces(url: str, request: bytes) -> list[bytes]:
+    """Return what each read returned until the other side closed."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection:
+        connection.sendall(request)
+        return list(iter(lambda: connection.recv(1 << 20), b""))
+
+
+async def test_answer_of_known_length_is_sent_in_one_write(live: LiveApi) -> None:
+    request = BEGIN + b"Connection: close\r\n\r\n"
+    for _ in range(5):
+        (whole,) = await to_thread.run_sync(pieces, live.url, request)
+        assert whole.startswith(b"HTTP/1.1 200 ")
+        assert whole.endswith(b"}")
+
+
+async def test_answer_to_a_head_request_has_no_body(live: LiveApi) -> None:
+    request = BEGIN.replace(b"GET", b"HEAD") + b"\r\n" + BEGIN + b"Connection: close\r\n\r\n"
+    answer = await to_thread.run_sync(exchange, live.url, request)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.count(b"}") == 1
 
 
 def run(**env: str) -> "subprocess.CompletedProcess[str]":

@@ -4,6 +4,7 @@ import asyncio
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -49,8 +50,6 @@ class Wire(Scripts):
 
 
 class Sink:
-    """Accepts everything that is sent."""
-
     def __init__(self) -> None:
         self.data = b""
 
@@ -59,7 +58,6 @@ class Sink:
 
     @property
     def said(self) -> list[str]:
-        """Return the data of each event so far."""
         blocks = [take_apart(block) for block in self.data.decode().split("\n\n")[:-1]]
         return [block.data for block in blocks if isinstance(block, Told)]
 
@@ -96,6 +94,15 @@ async def read(readers: Readers, prediction_id: PredictionId, sink: Sink, mark: 
     return await readers.read(prediction_id, mark, sink.send)
 
 
+@asynccontextmanager
+async def reading(readers: Readers, claim: Claim) -> AsyncIterator[Sink]:
+    """Read the prediction while the block runs, and then until the reader ends."""
+    sink = Sink()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, readers, claim.id, sink)
+        yield sink
+
+
 async def test_idle_reader_gets_comments(readers: Readers, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_readers, "KEEP_ALIVE_S", 0.02)
     sink = Sink()
@@ -111,9 +118,7 @@ async def test_lost_message_costs_time_but_no_event(
 ) -> None:
     monkeypatch.setattr(api_readers, "SAFETY_S", 0.05)
     monkeypatch.setattr(Waiters, "_wake", lambda *_: None)
-    sink = Sink()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read, readers, claim.id, sink)
+    async with reading(readers, claim) as sink:
         seq = await driver.begin(claim, ("output", b'"a"'))
         await sink.says(1)
         await driver.finish(claim, output=b'["a"]', seq=seq)
@@ -144,13 +149,11 @@ async def test_reader_waits_for_redis_to_return(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "SAFETY_S", 0.01)
-    sink = Sink()
 
     async def away() -> None:
         raise BackendUnavailable("away")
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read, readers, claim.id, sink)
+    async with reading(readers, claim) as sink:
         await eventually(lambda: wire.asked, "it reads")
         wire.before += [away] * 5
         await eventually(lambda: wire.before, "it asked in vain", until=lambda left: not left)
@@ -246,9 +249,7 @@ async def test_prediction_forgotten_under_a_reader_is_an_error(
     readers: Readers, claim: Claim, driver: QueueDriver
 ) -> None:
     """This happens when Redis was emptied: no later message would say that the stream has ended."""
-    sink = Sink()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read, readers, claim.id, sink)
+    async with reading(readers, claim) as sink:
         await eventually(lambda: readers.reading, "it reads")
         await driver.redis.delete(keys.record(claim.id), keys.events(claim.id))
         await driver.redis.publish(keys.channel(claim.id), 9)
@@ -275,12 +276,7 @@ class Stuck(Sink):
 
 @pytest.mark.parametrize("is_shown", [True, False], ids=["on_its_way", "at_its_end"])
 async def test_few_readers_get_large_data_at_once_while_others_get_comments(
-    readers: Readers,
-    claim: Claim,
-    driver: QueueDriver,
-    wire: Wire,
-    monkeypatch: pytest.MonkeyPatch,
-    is_shown: bool,
+    readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, is_shown: bool
 ) -> None:
     monkeypatch.setattr(api_readers, "KEEP_ALIVE_S", 0.02)
     readers.room = anyio.Semaphore(1)

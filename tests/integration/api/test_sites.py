@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from httpx import AsyncClient
 
 from director.broker import keys
 from director.broker.scripts import IDEMPOTENCY_TTL_MS
@@ -57,7 +58,7 @@ class Service:
         self._token = token
 
     @asynccontextmanager
-    async def api(self, *, top: str = "", **rows: Mapping[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
+    async def api(self, *, top: str = "", **rows: Mapping[str, Any]) -> AsyncIterator[AsyncClient]:
         path = sites_file(self._folder, list(self._servers), top=top, **rows)
         home = next(iter(self._servers.values()))
         settings = ApiSettings(redis_url=home.url, sites=str(path), cache_s=0.2)
@@ -75,12 +76,12 @@ async def service(
 
 
 @pytest.fixture
-async def api(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+async def api(service: Service) -> AsyncIterator[AsyncClient]:
     async with service.api(top='placement = "random"') as client:
         yield client
 
 
-async def made(api: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
+async def made(api: AsyncClient, **headers: str) -> dict[str, Any]:
     """Create a prediction, which must be accepted with 201."""
     answer = await api.post("/v1/predictions", json=ASKED, headers=headers)
     assert answer.status_code == 201, answer.text
@@ -88,7 +89,7 @@ async def made(api: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
     return found
 
 
-async def at(api: httpx.AsyncClient, site: str) -> str:
+async def at(api: AsyncClient, site: str) -> str:
     """Create a prediction that is forced to this site. Return its id."""
     return str((await made(api, **{"x-site": site}))["id"])
 
@@ -97,10 +98,7 @@ def number(prediction_id: str) -> int:
     return site_of(PredictionId(prediction_id))
 
 
-# ── placement ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_forced_site_holds_the_prediction_and_is_in_its_id(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_forced_site_holds_the_prediction_and_is_in_its_id(api: AsyncClient, eu: Place, us: Place) -> None:
     ids = {site: await at(api, site) for site in ("eu", "us", "eu")}
     assert {site: number(name) for site, name in ids.items()} == {"eu": 0, "us": 1}
     assert (await eu.has(), await us.has()) == (2, 1)
@@ -108,7 +106,7 @@ async def test_forced_site_holds_the_prediction_and_is_in_its_id(api: httpx.Asyn
     assert (refused.status_code, "eu or us" in refused.json()["detail"]) == (422, True)
 
 
-async def test_random_placement_uses_both_sites(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_random_placement_uses_both_sites(api: AsyncClient, eu: Place, us: Place) -> None:
     await asyncio.gather(*(made(api) for _ in range(40)))
     has = await eu.has(), await us.has()
     assert sum(has) == 40
@@ -179,11 +177,8 @@ async def test_site_with_missing_rights_gets_no_work_and_reports_why(service: Se
         await admin.execute_command("ACL SETUSER", "director", "+xadd")
 
 
-# ── lookup ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_prediction_is_read_canceled_followed_and_awaited_at_its_site(
-    api: httpx.AsyncClient, eu: Place, us: Place
+    api: AsyncClient, eu: Place, us: Place
 ) -> None:
     for site, where in (("eu", eu), ("us", us)):
         async with anyio.create_task_group() as tasks:
@@ -204,14 +199,14 @@ async def test_prediction_is_read_canceled_followed_and_awaited_at_its_site(
         assert (await api.post(f"{waits}/cancel")).json()["status"] == "canceled"
 
 
-async def test_id_of_an_unknown_site_is_not_found(api: httpx.AsyncClient) -> None:
+async def test_id_of_an_unknown_site_is_not_found(api: AsyncClient) -> None:
     strange = new_prediction_id(model=MODEL, now_ms=1_800_000_000_000, site=9)
     for path in ("", "/events", "/explain", "/webhooks"):
         assert (await api.get(f"/v1/predictions/{strange}{path}")).status_code == 404
     assert (await api.get(f"/v1/streams/{strange}{'a' * 26}")).status_code == 404
 
 
-async def test_list_merges_all_sites_newest_first_in_pages(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_list_merges_all_sites_newest_first_in_pages(api: AsyncClient, eu: Place, us: Place) -> None:
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + each, site=each % 2) for each in range(250)][::-1]
     for number, where in enumerate((eu.driver, us.driver)):
         here = [each for each in ids if site_of(each) == number]
@@ -226,7 +221,7 @@ async def test_list_merges_all_sites_newest_first_in_pages(api: httpx.AsyncClien
     assert [one["id"] for one in (await api.get(back)).json()["results"]] == ids[100:200]
 
 
-async def test_prediction_moved_to_another_site_is_read_there(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_prediction_moved_to_another_site_is_read_there(api: AsyncClient, eu: Place, us: Place) -> None:
     key = {"idempotency-key": "once"}
     prediction_id = PredictionId((await made(api, **{"x-site": "eu", **key}))["id"])
     there = await named_site(us.driver.redis)
@@ -246,7 +241,7 @@ async def test_prediction_moved_to_another_site_is_read_there(api: httpx.AsyncCl
     assert (await api.post(f"/v1/predictions/{prediction_id}/cancel")).json()["status"] == "canceled"
 
 
-async def test_suspension_covers_every_site(api: httpx.AsyncClient, service: Service, eu: Place, us: Place) -> None:
+async def test_suspension_covers_every_site(api: AsyncClient, eu: Place, us: Place) -> None:
     await made(api, **{"x-site": "us"})
     operator = await eu.accounts.create_token("ops", scopes=["admin"])
     path, headers = f"/v1/admin/accounts/{ACCOUNT}", {"authorization": f"Bearer {operator}"}
@@ -260,7 +255,7 @@ async def test_suspension_covers_every_site(api: httpx.AsyncClient, service: Ser
     assert (ended.json()["ended"], ended.json()["asked"]) == (1, 1)
 
 
-async def test_operators_query_the_home_or_a_named_site(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_operators_query_the_home_or_a_named_site(api: AsyncClient, eu: Place, us: Place) -> None:
     operator = await eu.accounts.create_token("ops", scopes=["admin"])
     headers = {"authorization": f"Bearer {operator}", "x-site": "us"}
     queue = f"/v1/admin/queues/{us.driver.queue.replace(':', '/')}"
@@ -273,7 +268,7 @@ async def test_operators_query_the_home_or_a_named_site(api: httpx.AsyncClient, 
 
 
 async def test_webhooks_of_every_site_use_the_secret_shown_to_the_caller(
-    api: httpx.AsyncClient, eu: Place, us: Place
+    api: AsyncClient, eu: Place, us: Place
 ) -> None:
     await made(api, **{"x-site": "us"})
     told = (await api.get("/v1/webhooks/default/secret")).json()["key"]
@@ -287,10 +282,7 @@ async def test_webhooks_of_every_site_use_the_secret_shown_to_the_caller(
     await eventually(again, "the new one signs, and the old one for a while", until=["whsec_new", told].__eq__)
 
 
-# ── the same request again ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_idempotency_key_finds_its_prediction_at_any_site(api: httpx.AsyncClient, eu: Place, us: Place) -> None:
+async def test_idempotency_key_finds_its_prediction_at_any_site(api: AsyncClient, eu: Place, us: Place) -> None:
     names = [f"key-{each}" for each in range(12)]
     first = {key: (await made(api, **{"idempotency-key": key}))["id"] for key in names}
     assert {number(name) for name in first.values()} == {0, 1}
@@ -302,9 +294,7 @@ async def test_idempotency_key_finds_its_prediction_at_any_site(api: httpx.Async
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_key_being_placed_is_503_and_an_abandoned_key_is_reused(
-    api: httpx.AsyncClient, eu: Place, us: Place
-) -> None:
+async def test_key_being_placed_is_503_and_an_abandoned_key_is_reused(api: AsyncClient, eu: Place, us: Place) -> None:
     key = {"idempotency-key": "once", "x-site": "eu"}
     await made(api, **key)
     held = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"once").hexdigest())
@@ -321,9 +311,7 @@ async def test_key_being_placed_is_503_and_an_abandoned_key_is_reused(
     assert (await eu.has(), await us.has()) == (2, 0)
 
 
-async def test_simultaneous_creates_with_one_key_make_one_prediction(
-    api: httpx.AsyncClient, eu: Place, us: Place
-) -> None:
+async def test_simultaneous_creates_with_one_key_make_one_prediction(api: AsyncClient, eu: Place, us: Place) -> None:
     for each in range(6):
         key = {"idempotency-key": f"twins-{each}"}
         assert len({one["id"] for one in await asyncio.gather(*(made(api, **key) for _ in range(4)))}) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
+from httpx import AsyncClient
 
 from director.core.clock import SystemClock
 from director.core.ids import PredictionId, site_of
@@ -43,7 +43,7 @@ async def places(servers: dict[str, RedisServer]) -> AsyncIterator[dict[str, Pla
 @pytest.fixture
 async def api(
     servers: dict[str, RedisServer], places: dict[str, Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[AsyncClient]:
     for name, value in environ(servers).items():
         monkeypatch.setenv(name, value)
     token = await places["eu"].accounts.create_token(ACCOUNT)
@@ -58,19 +58,19 @@ def site(prediction_id: str) -> str:
     return NAMES[site_of(PredictionId(prediction_id))]
 
 
-async def forced(api: httpx.AsyncClient, name: str, **headers: str) -> str:
+async def forced(api: AsyncClient, name: str, **headers: str) -> str:
     answer = await api.post("/v1/predictions", json=ASKED, headers={"x-site": name, **headers})
     assert answer.status_code == 201
     return str(answer.json()["id"])
 
 
-async def sites_of(api: httpx.AsyncClient) -> dict[str, str]:
+async def sites_of(api: AsyncClient) -> dict[str, str]:
     return dict((await api.get("/readyz")).json()["sites"])
 
 
 @pytest.mark.parametrize("victim", ["us", pytest.param("eu", marks=pytest.mark.heavy)])
 async def test_predictions_of_a_dead_site_are_503_until_it_returns(
-    api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
+    api: AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
 ) -> None:
     there, elsewhere = await forced(api, victim), await forced(api, "asia")
     keyed = {"idempotency-key": "before"}
@@ -80,7 +80,7 @@ async def test_predictions_of_a_dead_site_are_503_until_it_returns(
     await catalog.register(MODEL, only_there, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     servers[victim].kill()
     perhaps = await api.post("/v1/predictions", json={**ASKED, "version": only_there})
-    assert perhaps.status_code == 503, "nobody can say that there is no such version"
+    assert perhaps.status_code == 503, "no site can say that there is no such version"
     away = await api.get(f"/v1/predictions/{there}")
     assert (away.status_code, away.json()["code"], away.headers["retry-after"]) == (503, "unavailable", "2")
     assert (await api.get(f"/v1/predictions/{elsewhere}")).status_code == 200
@@ -109,9 +109,7 @@ async def test_predictions_of_a_dead_site_are_503_until_it_returns(
     assert {there, known, elsewhere} <= {one["id"] for one in listed.json()["results"]}
 
 
-async def test_api_is_not_ready_while_all_sites_are_away(
-    api: httpx.AsyncClient, servers: dict[str, RedisServer]
-) -> None:
+async def test_api_is_not_ready_while_all_sites_are_away(api: AsyncClient, servers: dict[str, RedisServer]) -> None:
     for server in servers.values():
         server.kill()
     await eventually(lambda: api.get("/readyz"), "nothing is there", until=lambda ready: ready.status_code == 503)
@@ -121,7 +119,7 @@ async def test_api_is_not_ready_while_all_sites_are_away(
 
 @pytest.mark.heavy
 async def test_hanging_site_is_skipped_once_noticed_and_returns(
-    api: httpx.AsyncClient, servers: dict[str, RedisServer]
+    api: AsyncClient, servers: dict[str, RedisServer]
 ) -> None:
     await forced(api, "asia")
     servers["us"].freeze()
@@ -138,7 +136,7 @@ async def test_hanging_site_is_skipped_once_noticed_and_returns(
 @pytest.mark.heavy
 @pytest.mark.parametrize("victim", ["us", "eu"])
 async def test_repeated_kills_under_load_lose_and_duplicate_nothing(
-    api: httpx.AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
+    api: AsyncClient, servers: dict[str, RedisServer], places: dict[str, Place], victim: str
 ) -> None:
     accepted: dict[str, str] = {}  # request → its id
     refused: set[str] = set()

@@ -13,15 +13,18 @@ import httpx
 import msgspec
 import pytest
 from anyio import to_thread
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.ids import QueueName
 from director.core.states import Status
-from tests.support.api import LiveApi, PlayedDirector, eventually, live_api
+from tests.integration.api.conftest import listeners
+from tests.support.api import LiveApi, PlayedDirector, live_api
 from tests.support.cog import free_port
 from tests.support.event_stream import Comment, Told, read_events
+from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION
 from tests.support.servers import RedisServer
 
@@ -39,16 +42,14 @@ async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
+async def http() -> AsyncIterator[AsyncClient]:
     """Yield a client without a token."""
-    async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+    async with AsyncClient(timeout=30, trust_env=False) as client:
         yield client
 
 
 class Asker:
-    """Creates predictions."""
-
-    def __init__(self, http: httpx.AsyncClient, token: str) -> None:
+    def __init__(self, http: AsyncClient, token: str) -> None:
         self.http = http
         self.headers = {"Authorization": f"Bearer {token}"}
 
@@ -60,34 +61,19 @@ class Asker:
 
 
 @pytest.fixture
-def asker(http: httpx.AsyncClient, token: str, queue: QueueName) -> Asker:
+def asker(http: AsyncClient, token: str, queue: QueueName) -> Asker:
     return Asker(http, token)
 
 
-async def listeners(redis: Redis) -> int:
-    return len(await redis.pubsub_channels("*:ch:*"))
-
-
 async def is_read(redis: Redis) -> None:
-    """Wait until there is a subscriber."""
-
-    async def now() -> bool:
-        return await listeners(redis) == 1
-
-    await eventually(now)
+    await eventually(lambda: listeners(redis), "it is read", until=(1).__eq__)
 
 
 async def is_silent(redis: Redis) -> None:
-    """Wait until there is no subscriber."""
-
-    async def now() -> bool:
-        return await listeners(redis) == 0
-
-    await eventually(now)
+    await eventually(lambda: listeners(redis), "no reader is left", until=(0).__eq__)
 
 
-async def all_of(http: httpx.AsyncClient, url: str, *, after: str = "") -> list[Told]:
-    """Return every event of a stream."""
+async def all_of(http: AsyncClient, url: str, *, after: str = "") -> list[Told]:
     return [one async for one in read_events(http, url, after=after) if isinstance(one, Told)]
 
 
@@ -96,9 +82,7 @@ def spoken(events: list[Told]) -> list[tuple[str, str]]:
 
 
 class Listener:
-    """Reads continuously. `told` has the events so far."""
-
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, http: AsyncClient, url: str) -> None:
         self._http = http
         self._url = url
         self.told: list[Told | Comment] = []
@@ -118,12 +102,7 @@ class Listener:
             await self.read()
 
     async def has(self, count: int) -> None:
-        """Wait until this number of events has arrived."""
-
-        async def has_now() -> bool:
-            return len(self.events) >= count
-
-        await eventually(has_now)
+        await eventually(lambda: len(self.events), f"{count} events came", until=lambda many: many >= count)
 
 
 async def test_stream_shows_events_live_and_then_ends(
@@ -151,7 +130,7 @@ async def test_every_answer_has_the_stream_address_which_needs_no_token(live: Li
     canceled = (await asker.http.post(made["urls"]["cancel"], headers=asker.headers)).json()
     assert made["urls"] == got["urls"] == canceled["urls"]
     assert made["urls"]["stream"].startswith(f"{live.url}/v1/streams/{made['id']}")
-    for headers in ({}, {"Authorization": "Bearer nobody"}):
+    for headers in ({}, {"Authorization": "Bearer unknown"}):
         answer = await asker.http.get(made["urls"]["stream"], headers=headers)
         assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
         assert answer.headers["cache-control"] == "no-store"
@@ -209,16 +188,6 @@ async def test_ended_prediction_is_replayed_from_the_start_or_any_event(
     assert (over.status_code, over.headers["access-control-allow-origin"]) == (204, "*")
 
 
-async def test_foreign_event_id_starts_from_the_beginning(
-    live: LiveApi, asker: Asker, director: PlayedDirector
-) -> None:
-    url = (await asker.create(live))["urls"]["stream"]
-    claim = await director.claim()
-    await director.finish(claim, output=b'"a"')
-    for after in ("1690212292:0", "99:0:0"):
-        assert spoken(await all_of(asker.http, url, after=after)) == [("output", "a"), ("done", "{}")]
-
-
 async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
     """The output arrives in many pages: half during the run, the rest at its end."""
     url = (await asker.create(live))["urls"]["stream"]
@@ -229,32 +198,6 @@ async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Ask
     told = await all_of(asker.http, url)
     assert [one.data for one in told[:-1]] == items
     assert await all_of(asker.http, url, after=told[299].id) == told[300:]
-
-
-async def test_next_attempt_is_announced_and_ids_continue(
-    live: LiveApi, asker: Asker, director: PlayedDirector, scripts: Scripts
-) -> None:
-    url = (await asker.create(live))["urls"]["stream"]
-    lost = await director.claim()
-    await director.begin(lost, b'"a"', b'"lost"')
-    listener = Listener(asker.http, url)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.read)
-        await listener.has(2)
-        assert await scripts.release(lost.id, token=lost.token, spent=True) == "waiting"
-        claim = await director.claim()
-        seq = await director.begin(claim, b'"a"', b'"b"')
-        await director.finish(claim, output=b'["a","b"]', seq=seq)
-    assert [one.data if isinstance(one, Told) else one for one in listener.told] == [
-        "a",
-        "lost",
-        Comment("retried"),
-        "a",
-        "b",
-        "{}",
-    ]
-    places = [one.place for one in listener.events]
-    assert places == sorted(places)
 
 
 async def test_reader_returning_after_a_revival_gets_only_the_new_run(
@@ -371,7 +314,7 @@ async def test_api_short_of_descriptors_refuses_only_new_readers(
     await redis.flushall()
 
 
-async def assert_full(http: httpx.AsyncClient, url: str) -> None:
+async def assert_full(http: AsyncClient, url: str) -> None:
     answer = await http.get(url)
     assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
     assert int(answer.headers["retry-after"]) == answer.json()["retry_after"] >= 1
@@ -398,9 +341,6 @@ async def test_next_api_continues_the_stream_of_an_ending_one(
         await listener.has(3)
         await director.finish(claim, output=b'["a","b","c"]', seq=advanced.seq)
     assert [one.data for one in listener.events] == ["a", "b", "c", "{}"]
-
-
-# ── slow readers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def connect(url: str) -> socket.socket:

@@ -1,14 +1,14 @@
-"""Test what a caller can ask about notifications: the events of a prediction, its webhook, and a redelivery."""
+"""Test what a caller can ask about its prediction: its place in the queue, its story, its events and its webhook."""
 
 from typing import Any
 
-import httpx
 import pytest
+from httpx import AsyncClient
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.ids import PredictionId
+from director.core.ids import PredictionId, QueueName
 from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import ACCOUNT, VERSION
@@ -26,7 +26,7 @@ async def nothing_stays_owed(redis: Redis) -> Any:
         await redis.delete(name)
 
 
-async def create(api: httpx.AsyncClient, **fields: Any) -> PredictionId:
+async def create(api: AsyncClient, **fields: Any) -> PredictionId:
     made = await api.post("/v1/predictions", json={"version": VERSION, "input": {}, **fields})
     return PredictionId(made.json()["id"])
 
@@ -37,14 +37,7 @@ async def run(director: PlayedDirector, *outputs: bytes) -> None:
     await director.finish(claim, output=b'["x"]', seq=seq)
 
 
-async def of(redis: Redis, account: str, *scopes: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {await Accounts(redis).create_token(account, scopes=scopes)}"}
-
-
-# ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, director: PlayedDirector) -> None:
+async def test_events_of_a_prediction_come_in_pages(api: AsyncClient, director: PlayedDirector) -> None:
     prediction_id = await create(api)
     await run(director, b'"a"', b'{"b":[]}')
     path = f"/v1/predictions/{prediction_id}/events"
@@ -59,37 +52,24 @@ async def test_events_of_a_prediction_come_in_pages(api: httpx.AsyncClient, dire
     }
 
 
-async def test_removed_data_leaves_no_events(api: httpx.AsyncClient, redis: Redis) -> None:
+async def test_removed_data_leaves_no_events(api: AsyncClient, redis: Redis) -> None:
     prediction_id = await create(api)
     await redis.delete(keys.events(prediction_id))
     answer = (await api.get(f"/v1/predictions/{prediction_id}/events")).json()
     assert answer == {"events": [], "next": 0, "data_removed": True}
 
 
-async def test_only_the_owner_reads_the_events(api: httpx.AsyncClient, redis: Redis) -> None:
-    path = f"/v1/predictions/{await create(api)}/events"
-    assert (await api.get(path)).status_code == 200
-    assert (await api.get(path, headers=await of(redis, "stranger", "read", "run"))).status_code == 404
-    assert (await api.get(path, headers=await of(redis, "operators", "read", "admin"))).status_code == 404
-    assert (await api.get(path, headers=await of(redis, ACCOUNT, "run"))).status_code == 403
-    assert (await api.get(f"/v1/predictions/{'0' * 26}/events")).status_code == 404
-    assert (await api.get("/v1/predictions/nonsense/events")).status_code == 404
-
-
 @pytest.mark.parametrize(
     "asked", [{"after": "-1"}, {"after": "x"}, {"after": "٣"}, {"after": "9" * 30}, {"limit": "0"}, {"limit": "1001"}]
 )
-async def test_invalid_number_is_named(api: httpx.AsyncClient, asked: dict[str, str]) -> None:
+async def test_invalid_number_is_named(api: AsyncClient, asked: dict[str, str]) -> None:
     answer = await api.get(f"/v1/predictions/{await create(api)}/events", params=asked)
     assert answer.status_code == 422
     assert [field["field"] for field in answer.json()["invalid_fields"]] == list(asked)
 
 
-# ── webhooks ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_every_attempt_is_shown_with_the_next_delivery(
-    api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts
 ) -> None:
     prediction_id = await create(api, **TOLD)
     path = f"/v1/predictions/{prediction_id}/webhooks"
@@ -122,11 +102,11 @@ async def test_every_attempt_is_shown_with_the_next_delivery(
     assert "secret" not in answer.text
 
 
-async def test_prediction_without_a_webhook_shows_none(api: httpx.AsyncClient) -> None:
+async def test_prediction_without_a_webhook_shows_none(api: AsyncClient) -> None:
     assert (await api.get(f"/v1/predictions/{await create(api)}/webhooks")).json()["webhook"] is None
 
 
-async def test_redelivery_is_owed_at_once(api: httpx.AsyncClient, director: PlayedDirector, scripts: Scripts) -> None:
+async def test_redelivery_is_owed_at_once(api: AsyncClient, director: PlayedDirector, scripts: Scripts) -> None:
     prediction_id = await create(api, **TOLD)
     await run(director)
     await scripts.deliver(prediction_id, outcome="gone", delay_s=None, status=410, host="receiver.example")
@@ -137,7 +117,7 @@ async def test_redelivery_is_owed_at_once(api: httpx.AsyncClient, director: Play
 
 
 async def test_impossible_redelivery_is_refused_with_a_reason(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+    api: AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
     async def asked(prediction_id: str) -> tuple[int, str]:
         answer = await api.post(f"/v1/predictions/{prediction_id}/webhooks/redeliver")
@@ -155,18 +135,121 @@ async def test_impossible_redelivery_is_refused_with_a_reason(
     assert await asked("nonsense") == (404, "")
 
 
-async def test_owner_and_operators_may_view_and_redeliver(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+async def test_operators_view_and_redeliver_but_read_no_events(
+    api: AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
-    path = f"/v1/predictions/{await create(api, **TOLD)}/webhooks"
+    path = f"/v1/predictions/{await create(api, **TOLD)}"
     await run(director)
 
-    async def by(account: str, *scopes: str) -> tuple[int, int]:
-        headers = await of(redis, account, *scopes)
-        seen, asked = await api.get(path, headers=headers), await api.post(f"{path}/redeliver", headers=headers)
-        return seen.status_code, asked.status_code
+    async def by(account: str, *scopes: str) -> list[int]:
+        token = await Accounts(redis).create_token(account, scopes=scopes)
+        asked = [("GET", "events"), ("GET", "explain"), ("GET", "webhooks"), ("POST", "webhooks/redeliver")]
+        headers = {"authorization": f"Bearer {token}"}
+        return [(await api.request(method, f"{path}/{what}", headers=headers)).status_code for method, what in asked]
 
-    assert await by(ACCOUNT, "read", "run") == (200, 200)
-    assert await by(ACCOUNT, "read") == (200, 403)
-    assert await by("operators", "admin") == (200, 200)
-    assert await by("stranger", "read", "run") == (404, 404)
+    assert await by(ACCOUNT, "read", "run") == [200, 200, 200, 200]
+    assert await by(ACCOUNT, "read") == [200, 200, 200, 403]
+    assert await by("operators", "read", "admin") == [404, 200, 200, 200]
+    assert await by("operators", "admin") == [403, 200, 200, 200]
+    assert await by("operators", "run") == [403, 403, 403, 404]
+    for unknown in ("0" * 26, "nonsense"):
+        for what in ("events", "explain"):
+            assert (await api.get(f"/v1/predictions/{unknown}/{what}")).status_code == 404
+
+
+BODY = {"version": VERSION, "input": {}}
+
+
+async def alive(scripts: Scripts, queue: QueueName, *, slots: int = 1) -> None:
+    await scripts.extend(queue, consumer="played", lease_s=60, claims=[], slots=slots)
+
+
+async def test_queue_member_is_shown_until_the_claim(
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+) -> None:
+    await alive(scripts, queue)
+    made = [(await api.post("/v1/predictions", json=BODY)).json() for _ in range(3)]
+    assert [one["queue"]["ahead"] for one in made] == [0, 1, 2]
+    assert [one["queue"]["reason"] for one in made] == ["waiting_its_turn"] * 3
+    last = f"/v1/predictions/{made[2]['id']}"
+    assert (await api.get(last)).json()["queue"]["ahead"] == 2
+
+    claim = await director.claim()
+    assert claim.id == made[0]["id"]
+    assert "queue" not in (await api.get(f"/v1/predictions/{claim.id}")).json()
+    assert (await api.get(last)).json()["queue"]["ahead"] == 1
+    await director.begin(claim)
+    assert "queue" not in (await api.get(f"/v1/predictions/{claim.id}")).json()
+    await director.finish(claim)
+    assert "queue" not in (await api.get(f"/v1/predictions/{claim.id}")).json()
+
+    assert "queue" not in (await api.post(f"{last}/cancel")).json()
+
+
+async def test_eta_appears_once_run_times_are_known(
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+) -> None:
+    await alive(scripts, queue)
+    await api.post("/v1/predictions", json=BODY)
+    claim = await director.claim()
+    waits = (await api.post("/v1/predictions", json=BODY)).json()
+    assert waits["queue"]["eta_s"] is None
+    await director.begin(claim)
+    await director.finish(claim)
+    await api.post("/v1/predictions", json=BODY)
+    eta = (await api.post("/v1/predictions", json=BODY)).json()["queue"]["eta_s"]
+    assert 0 <= eta["p50"] <= eta["p90"]
+
+
+async def test_list_omits_the_queue_member(api: AsyncClient) -> None:
+    await api.post("/v1/predictions", json=BODY)
+    [listed] = (await api.get("/v1/predictions")).json()["results"]
+    assert (listed["status"], "queue" in listed) == ("starting", False)
+
+
+async def test_replay_shows_the_current_queue_member(api: AsyncClient, director: PlayedDirector) -> None:
+    headers = {"Idempotency-Key": "k"}
+    first = await api.post("/v1/predictions", json=BODY, headers=headers)
+    again = await api.post("/v1/predictions", json=BODY, headers=headers)
+    assert again.json() == first.json()
+    assert "queue" in first.json()
+    await director.claim()
+    assert "queue" not in (await api.post("/v1/predictions", json=BODY, headers=headers)).json()
+
+
+async def test_explain_works_while_waiting_while_running_and_after_the_end(
+    api: AsyncClient, director: PlayedDirector, scripts: Scripts, queue: QueueName
+) -> None:
+    await alive(scripts, queue)
+    hook = "https://receiver.example/secret-path?token=secret"
+    body = {"version": VERSION, "input": {"text": "secret"}, "webhook": hook, "webhook_events_filter": ["completed"]}
+    made = (await api.post("/v1/predictions", json=body, headers={"Cancel-After": "5m"})).json()
+    path = f"/v1/predictions/{made['id']}/explain"
+
+    waits = (await api.get(path)).json()
+    assert waits["queue"] == made["queue"]
+    assert waits["submitted"]["told"] == {"position": 1, "ahead": 0, "eta_s": None}
+    assert [coming["what"] for coming in waits["next"]] == ["attempt", "deadline"]
+
+    claim = await director.claim()
+    await director.begin(claim, b'"secret"')
+    runs = (await api.get(path)).json()
+    [held] = runs["held"]
+    assert (held["director"], held["number"], held["ended_at"]) == ("played", 1, None)
+    assert [coming["what"] for coming in runs["next"]] == ["end", "lease", "deadline"]
+    assert "queue" not in runs
+
+    await director.finish(claim, output=b'"secret"', logs="secret")
+    answer = await api.get(path)
+    ended = answer.json()
+    assert (ended["ended"]["status"], ended["held"][0]["how"]) == ("succeeded", "succeeded")
+    assert ended["webhook"] == {
+        "host": "receiver.example",
+        "events": ["completed"],
+        "is_owed": True,
+        "attempts": 0,
+        "last": "",
+        "next_at": ended["webhook"]["next_at"],
+        "deliveries": [],
+    }
+    assert "secret" not in answer.text

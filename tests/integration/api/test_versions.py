@@ -6,6 +6,7 @@ from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
+from httpx import AsyncClient
 from msgspec import Raw
 from redis.asyncio import Redis
 
@@ -26,7 +27,7 @@ from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("painter")]
 
 MODEL = f"{ACCOUNT}/painter"
 OLD, NEW = "a" * 64, "b" * 64
@@ -38,7 +39,7 @@ def settings(settings: ApiSettings) -> ApiSettings:
 
 
 @pytest.fixture
-async def painter(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> QueueName:
+async def painter(api: AsyncClient, redis: Redis, scripts: Scripts) -> QueueName:
     """Create a private model of the account with two versions. Return the queue of the newer one."""
     await api.post("/v1/models", json={"owner": ACCOUNT, "name": "painter", "visibility": "private", "hardware": "cpu"})
     clock = FakeClock()
@@ -49,16 +50,16 @@ async def painter(api: httpx.AsyncClient, redis: Redis, scripts: Scripts) -> Que
     return queue_name(MODEL, NEW)
 
 
-async def delete(api: httpx.AsyncClient, version: str = NEW) -> httpx.Response:
+async def delete(api: AsyncClient, version: str = NEW) -> httpx.Response:
     return await api.delete(f"/v1/models/{MODEL}/versions/{version}")
 
 
-async def model(api: httpx.AsyncClient) -> Any:
+async def model(api: AsyncClient) -> Any:
     return (await api.get(f"/v1/models/{MODEL}")).json()
 
 
 async def test_newest_remaining_version_becomes_latest_and_runs_stay_counted(
-    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis
+    api: AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis
 ) -> None:
     await api.post("/v1/predictions", json={"version": NEW, "input": {}})
     director = PlayedDirector(scripts, painter)
@@ -76,14 +77,14 @@ async def test_newest_remaining_version_becomes_latest_and_runs_stay_counted(
     assert not [name for name in await redis.keys("*") if NEW[:12].encode() in name]
 
 
-async def test_model_without_remaining_versions_can_be_deleted(api: httpx.AsyncClient, painter: QueueName) -> None:
+async def test_model_without_remaining_versions_can_be_deleted(api: AsyncClient) -> None:
     assert [(await delete(api, version)).status_code for version in (OLD, NEW)] == [202, 202]
     assert (await model(api))["latest_version"] is None
     assert (await api.delete(f"/v1/models/{MODEL}")).status_code == 204
 
 
 async def test_version_in_use_is_kept_and_the_reason_given(
-    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts
+    api: AsyncClient, painter: QueueName, scripts: Scripts
 ) -> None:
     made = (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).json()
     waits = await delete(api)
@@ -102,7 +103,7 @@ async def test_version_in_use_is_kept_and_the_reason_given(
 
 
 async def test_version_whose_deletion_was_refused_can_still_be_trained(
-    api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts, catalog: Catalog
+    api: AsyncClient, redis: Redis, catalog: Catalog
 ) -> None:
     await catalog.register_kind(MODEL, NEW, "training", schema=OPEN_SCHEMA, server="cog", policy=Policy())
     made = (await api.post("/v1/predictions", json={"version": NEW, "input": {}})).json()
@@ -116,15 +117,13 @@ async def test_version_whose_deletion_was_refused_can_still_be_trained(
     assert not [name for name in await redis.keys("*") if b":q:" in name and NEW[:12].encode() in name]
 
 
-async def test_only_operators_delete_versions_of_public_models(
-    api: httpx.AsyncClient, painter: QueueName, redis: Redis
-) -> None:
+async def test_only_operators_delete_versions_of_public_models(api: AsyncClient, redis: Redis) -> None:
     await redis.hset(keys.model(MODEL), "visibility", "public")
     assert (await delete(api)).status_code == 403
 
 
 async def test_interrupted_deletion_is_completed_by_repeating_it(
-    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts
+    api: AsyncClient, painter: QueueName, scripts: Scripts
 ) -> None:
     assert await scripts.unregister(painter) == "done"  # and then the API ended
     assert (await delete(api)).status_code == 202
@@ -132,7 +131,7 @@ async def test_interrupted_deletion_is_completed_by_repeating_it(
 
 
 async def test_version_with_only_a_queue_left_can_be_deleted(
-    api: httpx.AsyncClient, painter: QueueName, redis: Redis
+    api: AsyncClient, painter: QueueName, redis: Redis
 ) -> None:
     # a deletion and a registration ran at once, and both the API and the director died before they checked again
     await redis.delete(keys.version(MODEL, NEW))
@@ -145,7 +144,7 @@ async def test_version_with_only_a_queue_left_can_be_deleted(
 
 
 async def test_interrupted_deletion_keeps_the_runs_counted(
-    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, painter: QueueName, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await api.post("/v1/predictions", json={"version": NEW, "input": {}})
     director = PlayedDirector(scripts, painter)
@@ -158,7 +157,7 @@ async def test_interrupted_deletion_keeps_the_runs_counted(
 
 
 async def test_deletions_through_several_processes_leave_no_version_behind(
-    api: httpx.AsyncClient, server: RedisServer, token: str, painter: QueueName, scripts: Scripts
+    api: AsyncClient, server: RedisServer, token: str, painter: QueueName, scripts: Scripts
 ) -> None:
     await api.post("/v1/predictions", json={"version": NEW, "input": {}})
     director = PlayedDirector(scripts, painter)
@@ -173,7 +172,7 @@ async def test_deletions_through_several_processes_leave_no_version_behind(
 
 
 async def test_owed_webhook_is_delivered_after_its_last_version_is_deleted(
-    api: httpx.AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis, catalog: Catalog
+    api: AsyncClient, painter: QueueName, scripts: Scripts, redis: Redis, catalog: Catalog
 ) -> None:
     asked = {"version": NEW, "input": {}, "webhook": "https://example.com", "webhook_events_filter": ["completed"]}
     made = (await api.post("/v1/predictions", json=asked)).json()
@@ -185,9 +184,7 @@ async def test_owed_webhook_is_delivered_after_its_last_version_is_deleted(
     assert await scripts.deliver(made["id"], outcome="delivered", delay_s=None)
 
 
-async def test_returning_director_restores_its_version(
-    api: httpx.AsyncClient, painter: QueueName, catalog: Catalog
-) -> None:
+async def test_returning_director_restores_its_version(api: AsyncClient, catalog: Catalog) -> None:
     await delete(api)
     await catalog.register(MODEL, NEW, schema=OPEN_SCHEMA, server="cog", policy=Policy())
     assert ((await model(api))["latest_version"]["id"], (await model(api))["visibility"]) == (NEW, "private")
@@ -195,7 +192,7 @@ async def test_returning_director_restores_its_version(
 
 
 async def test_create_during_a_deletion_keeps_the_version_or_is_refused(
-    api: httpx.AsyncClient, settings: ApiSettings, token: str, painter: QueueName
+    api: AsyncClient, settings: ApiSettings, token: str
 ) -> None:
     async with api_client(settings, token=token) as another:
         creates = [another.post("/v1/predictions", json={"version": NEW, "input": {}}) for _ in range(20)]
@@ -208,7 +205,7 @@ async def test_create_during_a_deletion_keeps_the_version_or_is_refused(
 
 
 async def test_heavy_pages_of_versions_continue_while_versions_are_deleted(
-    api: httpx.AsyncClient, painter: QueueName, redis: Redis, scripts: Scripts
+    api: AsyncClient, redis: Redis, scripts: Scripts
 ) -> None:
     clock = FakeClock()
     clock.pass_time(9)

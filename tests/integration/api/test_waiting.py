@@ -5,6 +5,8 @@ import gc
 import json
 import socket
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -13,6 +15,7 @@ import anyio
 import httpx
 import pytest
 from anyio import to_thread
+from httpx import AsyncClient
 from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -27,11 +30,12 @@ from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.schema import Stored
-from director.core.settings import ApiSettings
 from director.core.states import Status
 from director.store.predictions import heard
-from tests.support.api import PlayedDirector, api_client, eventually, live_api
+from tests.integration.api.conftest import Served, listeners, no_faults
+from tests.support.api import PlayedDirector, live_api
 from tests.support.clock import FakeClock
+from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
@@ -47,18 +51,25 @@ def no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 60.0)
 
 
-async def listeners(redis: Redis) -> int:
-    """Count the channels of predictions with a subscriber."""
-    return len(await redis.pubsub_channels("*:ch:*"))
-
-
-async def held(api: httpx.AsyncClient) -> int:
-    """Count the responses that wait for an end."""
+async def held(api: AsyncClient) -> int:
     waits: int = (await api.get("/readyz")).json()["load"]["waits"]
     return waits
 
 
-async def ask(api: httpx.AsyncClient, prefer: str, answers: list[httpx.Response]) -> None:
+@asynccontextmanager
+async def asked(api: AsyncClient, prefer: str = "wait=30") -> AsyncGenerator[list[httpx.Response]]:
+    """Create a prediction while the block runs. Afterwards the list has the answer."""
+    answers: list[httpx.Response] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, api, prefer, answers)
+        yield answers
+
+
+async def holds(api: AsyncClient, count: int) -> None:
+    await eventually(lambda: held(api), f"{count} responses wait", until=count.__eq__)
+
+
+async def ask(api: AsyncClient, prefer: str, answers: list[httpx.Response]) -> None:
     answers.append(await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer}))
 
 
@@ -67,11 +78,9 @@ async def ask(api: httpx.AsyncClient, prefer: str, answers: list[httpx.Response]
     [(Status.SUCCEEDED, {"output": b'"done"'}), (Status.FAILED, {"error": "boom"}), (Status.CANCELED, {})],
 )
 async def test_prediction_that_ends_in_time_is_201(
-    api: httpx.AsyncClient, director: PlayedDirector, status: Status, ended: dict[str, object]
+    api: AsyncClient, director: PlayedDirector, status: Status, ended: dict[str, object]
 ) -> None:
-    answers: list[httpx.Response] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
+    async with asked(api) as answers:
         claim = await director.claim()
         await director.begin(claim)
         await director.finish(claim, status, **ended)
@@ -82,25 +91,16 @@ async def test_prediction_that_ends_in_time_is_201(
     assert answer.headers["location"] == answer.json()["urls"]["get"]
 
 
-async def test_cancel_ends_the_wait(api: httpx.AsyncClient, redis: Redis, queue: QueueName) -> None:
-    answers: list[httpx.Response] = []
-
-    async def is_queued() -> bool:
-        return bool(await redis.zcard(keys.live(queue)))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait", answers)
-        await eventually(is_queued)
-        [name] = await redis.zrange(keys.live(queue), 0, 0)
+async def test_cancel_ends_the_wait(api: AsyncClient, redis: Redis, queue: QueueName) -> None:
+    async with asked(api, "wait") as answers:
+        [name] = await eventually(lambda: redis.zrange(keys.live(queue), 0, 0), "it is queued")
         await api.post(f"/v1/predictions/{name.decode()}/cancel")
     assert (answers[0].status_code, answers[0].json()["status"]) == (201, "canceled")
     assert answers[0].headers["preference-applied"] == "wait"
 
 
-async def test_running_prediction_is_202_without_progress(api: httpx.AsyncClient, director: PlayedDirector) -> None:
-    answers: list[httpx.Response] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=0.5", answers)
+async def test_running_prediction_is_202_without_progress(api: AsyncClient, director: PlayedDirector) -> None:
+    async with asked(api, "wait=0.5") as answers:
         claim = await director.claim()
         await director.begin(claim, b'"half"')
     seen = answers[0].json()
@@ -109,9 +109,7 @@ async def test_running_prediction_is_202_without_progress(api: httpx.AsyncClient
     assert (await api.get(f"/v1/predictions/{claim.id}")).json()["output"] == ["half"]
 
 
-async def test_replay_of_a_running_prediction_shows_no_progress(
-    api: httpx.AsyncClient, director: PlayedDirector
-) -> None:
+async def test_replay_of_a_running_prediction_shows_no_progress(api: AsyncClient, director: PlayedDirector) -> None:
     headers = {"Idempotency-Key": "k", "Prefer": "wait=0.1"}
     first = await api.post("/v1/predictions", json=BODY, headers=headers)
     await director.begin(await director.claim(), b'"half"')
@@ -123,23 +121,17 @@ async def test_replay_of_a_running_prediction_shows_no_progress(
 
 
 async def test_waiting_prediction_is_202_with_its_current_outlook(
-    api: httpx.AsyncClient, redis: Redis, queue: QueueName, scripts: Scripts
+    api: AsyncClient, queue: QueueName, scripts: Scripts
 ) -> None:
-    answers: list[httpx.Response] = []
-
-    async def is_held() -> bool:
-        return await held(api) == 1
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=0.5", answers)
-        await eventually(is_held)
+    async with asked(api, "wait=0.5") as answers:
+        await holds(api, 1)
         await scripts.pause(queue, paused=True)
     assert (answers[0].status_code, answers[0].json()["queue"]["reason"]) == (202, "paused")
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["away", "silent"])
 async def test_wait_is_answered_even_without_an_outlook(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+    api: AsyncClient, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     async def away(*_: object) -> None:
         if is_silent:
@@ -152,7 +144,7 @@ async def test_wait_is_answered_even_without_an_outlook(
     assert (answer.status_code, "queue" in answer.json()) == (202, False)
 
 
-async def test_time_spent_on_filing_shortens_the_wait(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_spent_on_filing_shortens_the_wait(api: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue, ended, waited = Scripts.enqueue, api_waiters.Waiters.ended, []
 
     async def slow_enqueue(*args: Any, **options: Any) -> Accepted:
@@ -172,7 +164,7 @@ async def test_time_spent_on_filing_shortens_the_wait(api: httpx.AsyncClient, mo
 
 
 @pytest.mark.parametrize("prefer", ["wait=0", "wait=soon", "respond-async", "wait=-1", ""])
-async def test_invalid_preference_is_ignored(api: httpx.AsyncClient, prefer: str) -> None:
+async def test_invalid_preference_is_ignored(api: AsyncClient, prefer: str) -> None:
     answer = await api.post("/v1/predictions", json=BODY, headers={"Prefer": prefer})
     assert (answer.status_code, answer.json()["status"]) == (201, "starting")
     assert "preference-applied" not in answer.headers
@@ -192,14 +184,11 @@ async def test_waiting_checks_progress_at_a_bounded_rate_without_reading_it(redi
 
     waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=SystemClock(), most=10)
 
-    async def is_first_look() -> bool:
-        return looks > 0
-
     began = time.monotonic()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waiters.run)
         tasks.start_soon(partial(waiters.ended, running, seconds=30))
-        await eventually(is_first_look)
+        await eventually(lambda: looks, "it looked")
         for seq in range(500):
             await redis.publish(keys.channel(running), seq)
         tasks.cancel_scope.cancel()
@@ -210,7 +199,7 @@ async def test_waiting_checks_progress_at_a_bounded_rate_without_reading_it(redi
 async def test_failed_look_without_remaining_waiters_reports_no_fault(
     redis: Redis, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_asked, may_fail, faults = asyncio.Event(), asyncio.Event(), []
+    is_asked, may_fail = asyncio.Event(), asyncio.Event()
 
     async def away(_: object) -> None:
         is_asked.set()
@@ -218,9 +207,7 @@ async def test_failed_look_without_remaining_waiters_reports_no_fault(
         raise BackendUnavailable("away")
 
     monkeypatch.setattr(api_waiters, "ask", away)
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: faults.append(context))
-    try:
+    with no_faults():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(api_waiters.Glances(redis).has_ended, driver.new_id())
             await is_asked.wait()
@@ -228,9 +215,6 @@ async def test_failed_look_without_remaining_waiters_reports_no_fault(
         may_fail.set()
         await anyio.wait_all_tasks_blocked()
         gc.collect()
-    finally:
-        loop.set_exception_handler(None)
-    assert faults == []
 
 
 async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis, driver: QueueDriver) -> None:
@@ -238,12 +222,10 @@ async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis
         raise AssertionError("looked")
 
     waiters = api_waiters.Waiters(redis, has_ended=never, read=never, clock=SystemClock(), most=10)
-    wait, gone, faults = api_waiters.Wait(), asyncio.Future[None](), list[Any]()
+    wait, gone = api_waiters.Wait(), asyncio.Future[None]()
     prediction_id = driver.new_id()
     waiters.expect(prediction_id, wait)
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: faults.append(context))
-    try:
+    with no_faults():
         held = asyncio.create_task(waiters.ended(prediction_id, seconds=30, wait=wait, gone=gone))
         await anyio.wait_all_tasks_blocked()
         _, wait.ending = heard(f"{prediction_id} canceled - 1 0 0 0 0 0\n".encode())
@@ -251,19 +233,13 @@ async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis
         gone.set_result(None)
         assert await held is wait.ending is not None
         await anyio.wait_all_tasks_blocked()
-    finally:
-        loop.set_exception_handler(None)
-    assert faults == []
 
 
 async def test_partial_output_is_not_sent_to_a_waiting_caller(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, scripts: Scripts
+    api: AsyncClient, director: PlayedDirector, redis: Redis, scripts: Scripts
 ) -> None:
     answers: list[httpx.Response] = []
     half = b'"%b"' % (b"x" * 1_000_000)
-
-    async def is_held() -> bool:
-        return await held(api) == 1
 
     async def sent_bytes() -> int:
         return int((await redis.info("stats"))["total_net_output_bytes"])
@@ -271,7 +247,7 @@ async def test_partial_output_is_not_sent_to_a_waiting_caller(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
         claim = await director.claim()
-        await eventually(is_held)
+        await holds(api, 1)
         seq = await director.begin(claim, half)
         before = await sent_bytes()
         for _ in range(20):
@@ -284,28 +260,20 @@ async def test_partial_output_is_not_sent_to_a_waiting_caller(
 
 
 async def test_lost_message_costs_time_but_no_answer(
-    api: httpx.AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
     monkeypatch.setattr(api_waiters.Waiters, "_hear", lambda *_: None)
-    answers: list[httpx.Response] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
+    async with asked(api) as answers:
         await director.finish(await director.claim(), output=b"1")
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
-async def test_too_many_waits_are_answered_at_once(
-    settings: ApiSettings, token: str, queue: QueueName, redis: Redis, director: PlayedDirector
-) -> None:
+async def test_too_many_waits_are_answered_at_once(served: Served, director: PlayedDirector) -> None:
     answers: list[httpx.Response] = []
-    async with api_client(replace(settings, max_waits=1), token=token) as api, anyio.create_task_group() as tasks:
+    async with served(max_waits=1) as api, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
-
-        async def is_held() -> bool:
-            return await held(api) == 1
-
-        await eventually(is_held)
+        await holds(api, 1)
         second = await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30"})
         assert (second.status_code, second.json()["status"]) == (201, "starting")
         assert "preference-applied" not in second.headers
@@ -315,7 +283,7 @@ async def test_too_many_waits_are_answered_at_once(
 
 
 async def test_too_many_held_bytes_are_answered_at_once(
-    api: httpx.AsyncClient, redis: Redis, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "MOST_BYTES", 1_500)
     answers: list[httpx.Response] = []
@@ -324,26 +292,20 @@ async def test_too_many_held_bytes_are_answered_at_once(
     async def ask_large() -> None:
         answers.append(await api.post("/v1/predictions", json=large, headers={"Prefer": "wait=30"}))
 
-    async def is_held() -> bool:
-        return await held(api) == 1
-
-    async def is_silent() -> bool:
-        return await held(api) == 0
-
     async with anyio.create_task_group() as tasks:
         for _ in range(2):  # the second time, the bytes of the first one are free again
             tasks.start_soon(ask_large)
-            await eventually(is_held)
+            await holds(api, 1)
             await ask_large()
             assert (answers[-1].status_code, "preference-applied" in answers[-1].headers) == (201, False)
             for _ in range(2):
                 await director.finish(await director.claim(), output=b"1")
-            await eventually(is_silent)
+            await holds(api, 0)
     assert [answer.json()["status"] for answer in answers] == ["starting", "succeeded"] * 2
 
 
 async def test_two_callers_waiting_for_one_prediction_both_get_the_end(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+    api: AsyncClient, director: PlayedDirector
 ) -> None:
     answers: list[httpx.Response] = []
 
@@ -377,49 +339,36 @@ async def test_caller_joining_an_existing_subscription_looks_at_once(
 
     waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=SystemClock(), most=10)
 
-    async def is_held() -> bool:
-        return await listeners(redis) == 1
-
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waiters.run)
         tasks.start_soon(partial(waiters.ended, running.record.id, seconds=30))
-        await eventually(is_held)
+        await eventually(lambda: listeners(redis), "it is subscribed")
         now = ended
         assert await waiters.ended(running.record.id, seconds=30) == ended
         tasks.cancel_scope.cancel()
 
 
-async def test_subscription_ends_with_the_last_wait(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
-) -> None:
+async def test_subscription_ends_with_the_last_wait(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     async def ask_by_key() -> None:
         await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30", "Idempotency-Key": "k"})
 
-    async def is_heard() -> bool:
-        return await held(api) == 7 and await listeners(redis) == 1
-
-    async def is_silent() -> bool:
-        return await held(api) + await listeners(redis) == 0
+    async def load() -> tuple[int, int]:
+        return await held(api), await listeners(redis)
 
     async with anyio.create_task_group() as tasks:
         for _ in range(5):
             tasks.start_soon(ask, api, "wait=30", [])
         for _ in range(2):  # the second look is for the prediction that the first request filed
             tasks.start_soon(ask_by_key)
-        await eventually(is_heard)
+        await eventually(load, "all wait", until=(7, 1).__eq__)
         for _ in range(6):
             await director.finish(await director.claim(), output=b"1")
-    await eventually(is_silent)
+    await eventually(load, "no wait is left", until=(0, 0).__eq__)
 
 
 @pytest.mark.parametrize("size", [3, 30_000])
 async def test_message_of_the_end_carries_everything_but_a_large_output(
-    settings: ApiSettings,
-    token: str,
-    queue: QueueName,
-    director: PlayedDirector,
-    monkeypatch: pytest.MonkeyPatch,
-    size: int,
+    served: Served, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     get, asked, answers = Scripts.get, [], list[httpx.Response]()
 
@@ -429,7 +378,7 @@ async def test_message_of_the_end_carries_everything_but_a_large_output(
 
     monkeypatch.setattr(Scripts, "get", noted)
     output = json.dumps("é" * size).encode()
-    async with api_client(settings, token=token) as api:
+    async with served() as api:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, api, "wait=30", answers)
             claim = await director.claim()
@@ -440,24 +389,18 @@ async def test_message_of_the_end_carries_everything_but_a_large_output(
 
 
 async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis
+    api: AsyncClient, director: PlayedDirector, redis: Redis
 ) -> None:
-    answers: list[httpx.Response] = []
-
-    async def is_held() -> bool:
-        return await held(api) == 1
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
+    async with asked(api) as answers:
         claim = await director.claim()
-        await eventually(is_held)
+        await holds(api, 1)
         assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1  # Sentinels subscribe too
         await director.finish(claim, output=b"1")
     assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
 async def test_end_by_a_director_of_the_former_release_is_noticed(
-    api: httpx.AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[httpx.Response] = []
 
@@ -466,9 +409,6 @@ async def test_end_by_a_director_of_the_former_release_is_noticed(
         await redis.hdel(keys.record(claim.id), "waiter")  # the former release does not know this field
         await director.finish(claim, output=b"1")
 
-    async def is_heard() -> bool:
-        return await listeners(redis) == 1
-
     with monkeypatch.context() as patched:
         patched.setattr(api_waiters, "SAFETY_S", 0.1)
         async with anyio.create_task_group() as tasks:
@@ -476,13 +416,13 @@ async def test_end_by_a_director_of_the_former_release_is_noticed(
             await end()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
-        await eventually(is_heard)
+        await eventually(lambda: listeners(redis), "it is subscribed")
         await end()
     assert [(answer.status_code, answer.json()["output"]) for answer in answers] == [(201, 1), (201, 1)]
 
 
 async def test_prediction_moved_to_another_version_ends_under_that_version(
-    api: httpx.AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
+    api: AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
     answers: list[httpx.Response] = []
@@ -495,7 +435,7 @@ async def test_prediction_moved_to_another_version_ends_under_that_version(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
-        await eventually(is_moved)
+        await eventually(is_moved, "it is moved")
         director = PlayedDirector(scripts, newer)
         claim = await director.claim()
         await director.finish(claim, output=b"1")
@@ -503,15 +443,15 @@ async def test_prediction_moved_to_another_version_ends_under_that_version(
     assert answers[0].json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
 
 
-async def test_lost_subscription_is_renewed(api: httpx.AsyncClient, director: PlayedDirector, redis: Redis) -> None:
+async def test_lost_subscription_is_renewed(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     answers: list[httpx.Response] = []
 
     async def stands() -> bool:
         return len(await redis.pubsub_channels(keys.ends_channel("*"))) == 1
 
-    await eventually(stands)
+    await eventually(stands, "the API is subscribed")
     assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
-    await eventually(stands)
+    await eventually(stands, "the API is subscribed")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, "wait=30", answers)
         await director.finish(await director.claim(), output=b"1")
@@ -543,16 +483,12 @@ async def test_subscription_error_is_logged_once(
     waiters = api_waiters.Waiters(redis, has_ended=has_ended, read=read, clock=clock, most=10)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waiters.run)
-        await eventually(all_were_raised)
+        await eventually(all_were_raised, "every error was raised")
         tasks.cancel_scope.cancel()
     assert [vars(record)["reason"] for record in caplog.records] == ["RedisError", "OSError", "RedisError"]
 
 
-# ── over a real connection ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def connect(url: str, token: str) -> socket.socket:
-    """Send a raw request that waits. Do not read its answer."""
     content = json.dumps(BODY).encode()
     host = urlsplit(url).netloc
     connection = socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0))
@@ -567,18 +503,11 @@ def connect(url: str, token: str) -> socket.socket:
 async def test_disconnected_caller_frees_its_wait_and_cancels_nothing(
     server: RedisServer, token: str, director: PlayedDirector
 ) -> None:
-    async with live_api(server.url) as live, httpx.AsyncClient(base_url=live.url, trust_env=False) as api:
-
-        async def is_held() -> bool:
-            return await held(api) == 1
-
-        async def is_free() -> bool:
-            return await held(api) == 0
-
+    async with live_api(server.url) as live, AsyncClient(base_url=live.url, trust_env=False) as api:
         connection = await to_thread.run_sync(connect, live.url, token)
-        await eventually(is_held)
+        await holds(api, 1)
         connection.close()
-        await eventually(is_free)
+        await holds(api, 0)
         claim = await director.claim()
         assert claim.record.cancel == ""
         await director.finish(claim, output=b"1")
@@ -588,14 +517,10 @@ async def test_ending_api_answers_waiting_callers(server: RedisServer, token: st
     answers: list[httpx.Response] = []
     async with live_api(server.url) as live:
         headers = {"Authorization": f"Bearer {token}"}
-        async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=90, trust_env=False) as api:
-
-            async def is_held() -> bool:
-                return await held(api) == 1
-
+        async with AsyncClient(base_url=live.url, headers=headers, timeout=90, trust_env=False) as api:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask, api, "wait=60", answers)
-                await eventually(is_held)
+                await holds(api, 1)
                 live.process.terminate()
             await live.process.wait()
     assert (answers[0].status_code, answers[0].json()["status"]) == (202, "starting")

@@ -4,12 +4,13 @@ The tests of a module share one service. Each test has its own account, which se
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 
 import pytest
+from anyio import to_thread
 from msgspec import Struct
 from redis.asyncio import Redis
 
@@ -22,6 +23,7 @@ from director.store.catalog import Catalog
 from director.store.models import Collection, Collections
 from tests.support.api import live_api
 from tests.support.authority import Authority
+from tests.support.clients import javascript_client, python_2_client
 from tests.support.cog import cog_process, free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Gate, keeping, live_director
@@ -42,15 +44,12 @@ class Service(Struct, frozen=True, kw_only=True):
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """An account, and the address of its service."""
-
     account: str
     token: str
     url: str
     authority: Path
 
     def as_json(self, gate: Gate) -> str:
-        """Return everything that a script needs, as JSON for its environment."""
         models = {
             model.name.partition("/")[2]: {"name": model.name, "version": model.version, "ref": model.ref}
             for model in MODELS
@@ -58,10 +57,18 @@ class Caller(Struct, frozen=True, kw_only=True):
         given = {"account": self.account, "token": self.token, "url": self.url, "gate": str(gate), "models": models}
         return json.dumps(given)
 
+    def of_python(self, url: str) -> dict[str, str]:
+        """Return the environment from which the Python clients know the service at this address."""
+        return {
+            "REPLICATE_BASE_URL": url,
+            "REPLICATE_API_TOKEN": self.token,
+            "REPLICATE_POLL_INTERVAL": "0.05",
+            "SSL_CERT_FILE": str(self.authority),
+        }
+
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Service]:
-    """Start the whole service and wait until every model is known."""
     folder = tmp_path_factory.mktemp("service")
     authority = Authority(folder)
     shown, files_dir = authority.shown_by("localhost"), str(folder / "files")
@@ -71,7 +78,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Se
         stack.push_async_callback(redis.aclose)
         port = free_port()
         url = f"https://localhost:{await stack.enter_async_context(tls_front(shown, target_port=port))}"
-        env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url}
+        env = {"DIRECTOR_FILES_DIR": files_dir, "DIRECTOR_PUBLIC_URL": url, "DIRECTOR_CACHE_S": "0"}
         api = await stack.enter_async_context(live_api(server.url, port=port, env=env))
         given = {"files_dir": files_dir, "files_base": api.url, "webhook_allow": "loopback"}
         for model in MODELS:
@@ -109,7 +116,6 @@ def numbers() -> "count[int]":
 
 @pytest.fixture
 async def caller(service: Service, numbers: "count[int]") -> Caller:
-    """Create a new account."""
     account = f"acme-{next(numbers)}"
     token = await Accounts(service.redis).create_token(account)
     return Caller(account=account, token=token, url=service.url, authority=service.authority)
@@ -117,7 +123,6 @@ async def caller(service: Service, numbers: "count[int]") -> Caller:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Sink]:
-    """Receive webhooks."""
     async with sink() as receiver:
         yield receiver
 
@@ -125,3 +130,20 @@ async def receiver() -> AsyncIterator[Sink]:
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def env_of(pytestconfig: pytest.Config, caller: Caller, gate: Gate) -> Callable[[str], Awaitable[Mapping[str, str]]]:
+    """Return a function that installs a client and returns the environment of its scripts."""
+    assert pytestconfig.cache is not None
+    cache = Path(pytestconfig.cache.mkdir("clients"))
+
+    async def install(client: str) -> Mapping[str, str]:
+        given = {"GIVEN": caller.as_json(gate)}
+        if client == "javascript":
+            installed = await to_thread.run_sync(javascript_client, cache)
+            return {**installed, **given, "NODE_EXTRA_CA_CERTS": str(caller.authority)}
+        installed = await to_thread.run_sync(python_2_client, cache)
+        return {**installed, **given, **caller.of_python(f"{caller.url}/v1")}
+
+    return install

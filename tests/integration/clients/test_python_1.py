@@ -47,9 +47,6 @@ def picture(name: str = "cat.png", data: bytes = b"a cat") -> io.BytesIO:
     return file
 
 
-# ── predictions ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_create_reload_wait_get_and_list(client: replicate.Client, gate: Gate) -> None:
     def script() -> None:
         version = client.models.get(WRITER.name).versions.get(WRITER.version)
@@ -128,7 +125,10 @@ async def test_refusal_has_a_status_a_title_and_a_detail(client: replicate.Clien
     with pytest.raises(ReplicateError) as unknown:
         await play(lambda: client.predictions.create(version="f" * 64, input={}))
     assert (unknown.value.status, unknown.value.title) == (422, "Invalid version or not permitted")
-    stranger = replicate.Client(api_token="r8_nobody", base_url=caller.url)
+    with pytest.raises(ReplicateError) as missing:
+        await play(lambda: client.run("other/nothing", input={}))
+    assert missing.value.status == 404
+    stranger = replicate.Client(api_token="r8_wrong", base_url=caller.url)
     with pytest.raises(ReplicateError) as unauthenticated:
         await play(lambda: stranger.predictions.get("x" * 26))
     assert (unauthenticated.value.status, unauthenticated.value.title) == (401, "Unauthenticated")
@@ -192,9 +192,6 @@ async def test_clients_own_function_validates_a_webhook(client: replicate.Client
     assert receiver.targets[0].endswith("?my=id")
 
 
-# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("strategy", ["url", "base64"])
 async def test_open_file_is_an_input(client: replicate.Client, strategy: Any) -> None:
     output = await play(lambda: client.run(CAPTIONER.name, input={"image": picture()}, file_encoding_strategy=strategy))
@@ -231,9 +228,6 @@ async def test_files_are_read_asynchronously(client: replicate.Client) -> None:
     outputs = await client.async_run(PAINTER.name, input={"prompt": "a raccoon", "image": picture()})
     assert [await file.aread() for file in outputs] == [b"a cat0", b"a cat1"]
     assert b"".join([chunk async for chunk in outputs[0]]) == b"a cat0"
-
-
-# ── trainings ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_training_adds_a_version_to_its_destination(client: replicate.Client, caller: Caller, gate: Gate) -> None:
@@ -278,26 +272,5 @@ async def test_training_is_canceled_and_refused_without_a_destination(
             client.trainings.create(version=TRAINER.ref, input={}, destination=f"{caller.account}/missing")
         assert refused.value.status == 404
         assert refused.value.detail == "The specified training destination does not exist"
-
-    await play(script)
-
-
-# ── deployments ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_deployment_runs_its_release(client: replicate.Client, caller: Caller) -> None:
-    def script() -> None:
-        deployment = client.deployments.create(
-            name="captions",
-            model=CAPTIONER.name,
-            version=CAPTIONER.version,
-            hardware="cpu",
-            min_instances=0,
-            max_instances=1,
-        )
-        made = deployment.predictions.create(input={"prompt": "by a release"}, wait=True)
-        made.wait()
-        assert (made.status, made.output, made.version) == ("succeeded", "by a release", CAPTIONER.version)
-        assert client.deployments.delete(caller.account, "captions") is True
 
     await play(script)

@@ -48,7 +48,6 @@ class Service(Struct, frozen=True, kw_only=True):
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Service]:
-    """Start everything except directors."""
     folder = tmp_path_factory.mktemp("service")
     async with AsyncExitStack() as stack:
         server = stack.enter_context(redis_server())
@@ -74,7 +73,6 @@ async def chromium(pytestconfig: pytest.Config) -> AsyncGenerator[tuple[Any, str
 
 @pytest.fixture
 async def window(chromium: tuple[Any, str], service: Service) -> AsyncIterator[Window]:
-    """Open the page, logged in."""
     started, script = chromium
     context = await started.new_context(viewport={"width": 1280, "height": TALLEST}, bypass_csp=False)
     window = Window(await context.new_page(), script)
@@ -85,7 +83,6 @@ async def window(chromium: tuple[Any, str], service: Service) -> AsyncIterator[W
 
 
 async def log_in(window: Window, service: Service) -> None:
-    """Log in as a person does."""
     await window.page.goto(service.url)
     await window.page.get_by_label("Token").fill(service.token)
     await window.page.get_by_role("button", name="Log in").click()

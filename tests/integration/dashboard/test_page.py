@@ -1,5 +1,7 @@
 """Test the page for operators in a real browser: log in, run a model, cancel, revive, and watch the directors."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
@@ -14,8 +16,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]  # the brow
 VIEWS: Final = ("/", "/directors", "/predictions", "/run", "/run/example/hello", "/tenants", "/dead", "/audit")
 
 
-def hello_director(service: Service) -> Any:
-    return director_process(service.redis_url, service.hello, model=HELLO.name, version="", port=0)
+@asynccontextmanager
+async def hello_director(service: Service) -> AsyncGenerator[Any]:
+    """Run a director until the block ends, which begins once its model is registered."""
+    given = {"model": HELLO.name, "version": "", "port": 0}
+    async with director_process(service.redis_url, service.hello, **given) as director:
+        await director.says("model registered")
+        yield director
 
 
 async def run_hello(window: Window, service: Service, **fields: str) -> None:
@@ -37,8 +44,7 @@ async def test_wrong_token_is_reported_and_not_kept(chromium: tuple[Any, str], s
 
 
 async def test_model_is_run_from_its_form_and_its_output_streams(window: Window, service: Service) -> None:
-    async with hello_director(service) as director:
-        await director.says("model registered")
+    async with hello_director(service):
         await run_hello(window, service, text="moin", n="4", delay="0.4")
         output = window.page.get_by_role("region", name="Output")
         await output.get_by_text("moin 1").wait_for()
@@ -50,8 +56,7 @@ async def test_model_is_run_from_its_form_and_its_output_streams(window: Window,
 
 
 async def test_refused_input_is_reported_at_its_field(window: Window, service: Service) -> None:
-    async with hello_director(service) as director:
-        await director.says("model registered")
+    async with hello_director(service):
         await window.page.goto(f"{service.url}/#/run/{HELLO.name}")
         await window.page.get_by_label("Text").fill("moin")
         await window.page.get_by_label("N", exact=True).evaluate("field => { field.max = ''; field.value = '100001'; }")
@@ -60,8 +65,7 @@ async def test_refused_input_is_reported_at_its_field(window: Window, service: S
 
 
 async def test_slow_prediction_is_canceled(window: Window, service: Service) -> None:
-    async with hello_director(service) as director:
-        await director.says("model registered")
+    async with hello_director(service):
         await run_hello(window, service, text="tick", n="1000", delay="0.5")
         await window.page.get_by_role("region", name="Output").get_by_text("tick 1").wait_for()
         await window.page.get_by_role("button", name="Cancel").click()
@@ -70,8 +74,7 @@ async def test_slow_prediction_is_canceled(window: Window, service: Service) -> 
 
 
 async def test_output_is_never_parsed_as_html(window: Window, service: Service) -> None:
-    async with hello_director(service) as director:
-        await director.says("model registered")
+    async with hello_director(service):
         await run_hello(window, service, text="<img src=x onerror=alert(1)><b>bold</b>", n="1")
         await window.page.get_by_role("region", name="Result").get_by_text("succeeded").wait_for()
         output = window.page.get_by_role("region", name="Output")
@@ -110,7 +113,6 @@ async def test_dead_letter_is_revived_and_runs(window: Window, service: Service,
 
 async def test_page_shows_a_director_leaving_and_returning(window: Window, service: Service) -> None:
     async with hello_director(service) as director:
-        await director.says("model registered")
         await window.page.goto(f"{service.url}/#/")
         row = window.page.get_by_role("row").filter(has=window.page.get_by_role("link", name=f"{HELLO.name}:"))
         await row.get_by_text("serving").wait_for()
@@ -130,8 +132,7 @@ async def test_views_have_no_serious_accessibility_violation(
     started, script = chromium
     context = await started.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     window = Window(await context.new_page(), script)
-    async with hello_director(service) as director:
-        await director.says("model registered")
+    async with hello_director(service):
         await window.page.goto(service.url)
         assert await window.barriers() == []
         await log_in(window, service)

@@ -1,4 +1,4 @@
-"""Test the page for operators with simulated directors: crafted addresses, silent feeds and quick changes."""
+"""Test the page for operators with simulated directors: crafted addresses, silent feeds, quick changes, findings."""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import httpx
+import msgspec
 import pytest
 from msgspec import Struct
 from redis.asyncio import Redis
@@ -18,6 +19,8 @@ from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, lowest_id_at, new_prediction_id
 from director.core.policy import Policy
 from director.core.schema import Claim
+from director.diagnosis.findings import CODES, Finding
+from director.diagnosis.overview import OwedCount, Snapshot
 from director.store.accounts import SCOPES, Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import PlayedDirector, live_api
@@ -45,8 +48,6 @@ SILENT: Final = """
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """An API, and the queue of one model."""
-
     url: str
     token: str
     redis: Redis
@@ -59,19 +60,11 @@ class Place(Struct, frozen=True, kw_only=True):
     async def submit(self, account: str = ACCOUNT) -> PredictionId:
         made = new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms())
         await self.scripts.enlist(made, account=account, oldest=lowest_id_at(0))
-        await enqueue(
-            self.scripts,
-            made,
-            queue=self.queue,
-            account=account,
-            model=MODEL,
-            version=VERSION,
-            shard=[0, 1],
-        )
+        given = {"queue": self.queue, "account": account, "model": MODEL, "version": VERSION}
+        await enqueue(self.scripts, made, shard=[0, 1], **given)
         return made
 
     async def claimed(self, made: PredictionId) -> Claim:
-        """Claim a prediction for a director that runs nothing."""
         played = PlayedDirector(self.scripts, self.queue)
         while (claim := await played.claim()).id != made:
             pass
@@ -101,10 +94,10 @@ async def window(chromium: tuple[Any, str], place: Place) -> AsyncIterator[Windo
     await context.close()
 
 
-async def opened(chromium: tuple[Any, str], token: str) -> tuple[Window, Any]:
+async def opened(chromium: tuple[Any, str], token: str, **options: Any) -> tuple[Window, Any]:
     """Open the page in a tab that has this token."""
     started, script = chromium
-    context = await started.new_context()
+    context = await started.new_context(**options)
     await context.add_init_script(f"if (origin !== 'null') sessionStorage.setItem('director.token', '{token}')")
     window = Window(await context.new_page(), script)
     window.page.set_default_timeout(20_000)
@@ -320,3 +313,54 @@ async def test_ages_use_the_clock_of_the_service(window: Window, place: Place) -
     await window.page.goto(f"{place.url}/#/predictions/{made}")
     await window.page.get_by_text("made ").wait_for()
     assert re.search(r"made \d+(\.\d)? m?s ago", await window.page.locator("main").inner_text())
+
+
+FINDINGS = [
+    Finding(
+        code=code,
+        level="bad" if number % 2 else "warn",
+        title=f"Title of {code}",
+        detail=f"<b>Detail</b> of {code}: 12 waiting.",
+        queue=QueueName("acme/echo:0123456789ab") if number % 3 else None,
+        ask=f"director queues show {code}",
+    )
+    for number, code in enumerate(CODES)
+]
+SNAPSHOT = Snapshot(
+    at="2026-01-01T00:00:00.000Z",
+    queues=[],
+    more_queues=0,
+    directors=[],
+    more_directors=0,
+    owed=OwedCount(count=0, late=0),
+    findings=FINDINGS,
+)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_each_finding_is_shown_with_its_text_and_command(
+    chromium: tuple[Any, str], place: Place, width: int, theme: str
+) -> None:
+    window, context = await opened(chromium, place.token, viewport={"width": width, "height": 900}, color_scheme=theme)
+
+    async def play(route: Any) -> None:
+        told = b"event: snapshot\ndata: " + msgspec.json.encode(SNAPSHOT) + b"\n\n"
+        await route.fulfill(status=200, content_type="text/event-stream", body=told)
+
+    await window.page.route("**/v1/admin/live*", play)
+    await window.page.goto(f"{place.url}/#/")
+    shown = window.page.locator(".findings li")
+    await shown.first.wait_for()
+    assert await shown.count() == len(CODES)
+    for number, finding in enumerate(FINDINGS):
+        words = await shown.nth(number).inner_text()
+        assert finding.title in words
+        assert finding.detail in words
+        assert (finding.queue or "") in words
+        assert await shown.nth(number).locator("code").inner_text() == finding.ask
+        assert finding.level in str(await shown.nth(number).get_attribute("class"))
+    assert await window.barriers() == []
+    assert await window.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert window.faults == []
+    await context.close()

@@ -57,8 +57,6 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 class Scene:
-    """A running API, and the processes that a test starts beside it."""
-
     def __init__(self, url: str, redis_url: str, redis: Redis, scripts: Scripts, token: str) -> None:
         self.url = url
         self.redis_url = redis_url
@@ -68,14 +66,12 @@ class Scene:
         self.ports = {"keeper": free_port(), "director": free_port()}
 
     async def caller(self, model: str, policy: Policy | None = None, **given: Any) -> Caller:
-        """Create a caller of a new model, whose queue exists from now on."""
         catalog = Catalog(self.redis, self.scripts, SystemClock())
         await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="", policy=policy or Policy())
         return Caller(self.redis, self.scripts, model=model, **given)
 
     @asynccontextmanager
     async def keeper(self, **given: Any) -> AsyncGenerator[None]:
-        """Run a keeper until the block ends."""
         allowed = {"webhook_allow": "loopback", "port": self.ports["keeper"]}
         async with keeper_process(self.redis_url, **{**allowed, **given}):
             yield
@@ -98,7 +94,6 @@ class Scene:
         await self.scripts.extend(queue, consumer="busy", lease_s=60, claims=[], slots=1, state=state)
 
     async def command(self, *line: str) -> str:
-        """Return the output of a command."""
         env = {**os.environ, "DIRECTOR_REDIS_URL": self.redis_url, "DIRECTOR_URL": self.url}
         done = await to_thread.run_sync(
             lambda: subprocess.run(
@@ -114,7 +109,6 @@ class Scene:
         return done.stdout
 
     async def findings(self) -> list[Finding]:
-        """Return the findings in the newest snapshot of the feed, which the page shows."""
         async with self._http(self.url) as http:
             answer = await http.get("/v1/admin/live", params={"snapshots": 1})
         event, data, *_ = answer.text.split("\n")
@@ -123,8 +117,6 @@ class Scene:
         return found
 
     async def finds(self, code: str, queue: str | None = None) -> Finding:
-        """Wait until the feed has the finding, and return it."""
-
         def has(found: list[Finding]) -> list[Finding]:
             return [one for one in found if one.code == code and queue in (None, one.queue)]
 
@@ -168,8 +160,6 @@ class Scene:
 
 
 class Feed(Struct, frozen=True):
-    """The fields of a snapshot that the tests read."""
-
     findings: list[Finding]
 
 

@@ -1,7 +1,7 @@
 """Test that each incident is named with its cause by the doctor, by explain, by the page's feed and by an alert."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,13 @@ LOOP = Incident(code="setup_loop", alert="DirectorSetupFailing", metric="directo
 
 
 @pytest.fixture(scope="module")
+async def stage() -> AsyncGenerator[Scene]:
+    with redis_server() as server:
+        async with scene(server.url) as started:
+            yield started
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "of-incidents", MODELS)
 
@@ -124,7 +131,6 @@ async def test_dead_receiver_is_named(stage: Scene) -> None:
 
 @pytest.fixture
 def far_server() -> Iterator[RedisServer]:
-    """Start a server that a proxy can stand before."""
     with redis_server(loopback=True) as started:
         yield started
 

@@ -73,58 +73,46 @@ async def rests_at_none(scaler: Autoscaler) -> None:
     assert (set(scaler.seen), scaler.servers) == ({(0.0, 0)}, [])
 
 
-async def one_is_answered(scaler: Autoscaler, caller: Caller) -> None:
-    """Submit one prediction without a director: it runs once to its end, and then no director is left."""
-    await rests_at_none(scaler)
-    asked = await caller.submit()
-    assert (await caller.ended(asked))["status"] == "succeeded"
-    record = await caller.record(asked)
-    assert (record.attempt, record.claims) == (1, 1), "nobody was told to end under it"
-    await none_is_left(scaler)
-    counted = [number for number, _ in scaler.seen]
-    assert set(counted) == {0.0, 1.0}
-    assert sorted(counted) != counted, "it went up, and down again"
-    assert len(scaler.servers) == 1
+SCALERS = pytest.mark.parametrize(("name", "reads"), [("keda", "of_metrics_api"), ("keda-live", "of_redis")])
 
 
-async def test_keepers_number_scales_up_for_one_prediction(
-    caller: Caller, server: RedisServer, of_metrics_api: Number
+@pytest.fixture
+def number(request: pytest.FixtureRequest, reads: str) -> Number:
+    read: Number = request.getfixturevalue(reads)
+    return read
+
+
+@SCALERS
+async def test_scaler_starts_one_director_for_one_prediction(
+    caller: Caller, server: RedisServer, name: str, number: Number
 ) -> None:
-    async with autoscaled("keda", of_metrics_api, server.url, run_s=2) as scaler:
-        await one_is_answered(scaler, caller)
+    """The prediction runs once to its end, and then no director is left."""
+    async with autoscaled(name, number, server.url, run_s=2) as scaler:
+        await rests_at_none(scaler)
+        asked = await caller.submit()
+        assert (await caller.ended(asked))["status"] == "succeeded"
+        record = await caller.record(asked)
+        assert (record.attempt, record.claims) == (1, 1), "no director ended under it"
+        await none_is_left(scaler)
+        counted = [number for number, _ in scaler.seen]
+        assert set(counted) == {0.0, 1.0}
+        assert sorted(counted) != counted, "it went up, and down again"
+        assert len(scaler.servers) == 1
 
 
-async def test_live_entries_of_the_queue_scale_up_for_one_prediction(
-    caller: Caller, server: RedisServer, of_redis: Number
+@SCALERS
+async def test_scaler_starts_several_directors_for_a_burst(
+    caller: Caller, server: RedisServer, name: str, number: Number
 ) -> None:
-    async with autoscaled("keda-live", of_redis, server.url, run_s=2) as scaler:
-        await one_is_answered(scaler, caller)
-
-
-async def a_burst_is_answered(scaler: Autoscaler, caller: Caller) -> None:
-    """Submit a burst: several directors run it, and then none is left."""
-    await rests_at_none(scaler)
-    asked = [await caller.submit() for _ in range(50)]
-    for each in asked:
-        assert (await caller.ended(each))["status"] == "succeeded"
-    await none_is_left(scaler)
-    assert max(directors for _, directors in scaler.seen) == 3
-    assert sum(len(server.spans) for server in scaler.servers) == len(asked), "each ran once"
-    await caller.nothing_is_left()
-
-
-async def test_keepers_number_scales_up_for_a_burst(
-    caller: Caller, server: RedisServer, of_metrics_api: Number
-) -> None:
-    async with autoscaled("keda", of_metrics_api, server.url, run_s=0.3, most=3) as scaler:
-        await a_burst_is_answered(scaler, caller)
-
-
-async def test_live_entries_of_the_queue_scale_up_for_a_burst(
-    caller: Caller, server: RedisServer, of_redis: Number
-) -> None:
-    async with autoscaled("keda-live", of_redis, server.url, run_s=0.3, most=3) as scaler:
-        await a_burst_is_answered(scaler, caller)
+    async with autoscaled(name, number, server.url, run_s=0.3, most=3) as scaler:
+        await rests_at_none(scaler)
+        asked = [await caller.submit() for _ in range(50)]
+        for each in asked:
+            assert (await caller.ended(each))["status"] == "succeeded"
+        await none_is_left(scaler)
+        assert max(directors for _, directors in scaler.seen) == 3
+        assert sum(len(server.spans) for server in scaler.servers) == len(asked), "each ran once"
+        await caller.nothing_is_left()
 
 
 async def test_never_served_model_gets_a_director_that_registers_it(

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 from director.broker.gatherer import Gatherer
@@ -13,9 +14,11 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.policy import Policy
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.cog import write_model
+from tests.integration.execution.test_files import SOURCE, schema
+from tests.support.api import live_api
+from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Tally
+from tests.support.live_director import Caller, Gate, Tally, director_process
 from tests.support.pod import DEFAULTS, GRACE_S, HAND_BACK_S, Pod, pod
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
@@ -43,14 +46,12 @@ SETUP = """
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """Start a server that a test may end."""
     with redis_server(guarded=True) as started:
         yield started
 
 
 @asynccontextmanager
 async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
-    """Create a caller on a separate server."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     try:
@@ -228,3 +229,22 @@ async def _run(folder: Path, url: str, *, task_status: anyio.abc.TaskStatus[Pod]
         await one.becomes_ready()
         task_status.started(one)
         await anyio.sleep_forever()
+
+
+FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-array-type": "iterator"}
+
+
+async def test_output_files_go_through_the_api(caller: Caller, server: RedisServer, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", SOURCE, schema(FILES))
+    async with (
+        live_api(server.url, env={"DIRECTOR_FILES_DIR": str(tmp_path / "volume")}) as api,
+        cog_server(model) as cog,
+        director_process(server.url, cog, files_url=api.url) as director,
+    ):
+        ended = await caller.ended(await caller.submit(n=2, size=3_000_000))
+        assert ended["status"] == "succeeded"
+        async with httpx.AsyncClient(base_url=api.url, trust_env=False) as http:
+            for number, address in enumerate(ended["output"]):
+                answer = await http.get(httpx.URL(address).raw_path.decode())
+                assert (answer.status_code, answer.content) == (200, bytes([number]) * 3_000_000)
+        assert not director.said("storing a file failed")

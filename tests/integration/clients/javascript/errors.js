@@ -19,10 +19,10 @@ play(async () => {
   assert.match(message, /Input validation failed/);
   assert.match(message, /input\.prompt: Invalid type/);
 
-  [, status, message] = await refusal(replicate.run("nobody/nothing", { input: {} }));
+  [, status, message] = await refusal(replicate.run("other/nothing", { input: {} }));
   assert.deepEqual([status, /could not be found/.test(message)], [404, true]);
   [, status] = await refusal(replicate.predictions.create({ version: "f".repeat(64), input: {} }));
   assert.equal(status, 422);
-  [, status, message] = await refusal(client({ auth: "r8_nobody" }).accounts.current());
+  [, status, message] = await refusal(client({ auth: "r8_wrong" }).accounts.current());
   assert.deepEqual([status, /Unauthenticated/.test(message)], [401, true]);
 });

@@ -1,4 +1,4 @@
-// What each script is given: a client of the service, who it speaks for, and the models that there are.
+// Give each script a client of the service, its account, and the names of the models.
 const fs = require("node:fs");
 const Replicate = require("replicate");
 
@@ -6,7 +6,7 @@ const { account, token, url, gate, models } = JSON.parse(process.env.GIVEN);
 
 const client = (options = {}) => new Replicate({ auth: token, baseUrl: `${url}/v1`, ...options });
 
-// Whoever reads what a script printed knows that it came to its end: a promise that nothing holds ends a process too.
+// A script that reached its end prints true: a promise that nothing awaits ends a process too.
 const play = async (script) => {
   await script();
   console.log("true");

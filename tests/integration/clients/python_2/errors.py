@@ -11,7 +11,7 @@ assert wrong.body["invalid_fields"][0]["field"] == "input.prompt"
 unknown = raises(replicate.UnprocessableEntityError, lambda: client.predictions.create(version="f" * 64, input={}))
 assert unknown.body["title"] == "Invalid version or not permitted"
 assert raises(replicate.NotFoundError, lambda: client.predictions.get(prediction_id="x" * 26)).status_code == 404
-assert raises(replicate.NotFoundError, lambda: client.models.get(model_owner="nobody", model_name="nothing"))
-stranger = replicate.Replicate(bearer_token="r8_nobody")
+assert raises(replicate.NotFoundError, lambda: client.models.get(model_owner="other", model_name="nothing"))
+stranger = replicate.Replicate(bearer_token="r8_wrong")
 assert raises(replicate.AuthenticationError, stranger.account.get).status_code == 401
 said_all()
