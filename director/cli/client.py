@@ -15,10 +15,9 @@ import httpx
 import msgspec
 from msgspec import Raw, Struct
 
-from director.cli.backend import Nowhere
 from director.core.errors import DirectorError
 from director.core.states import TERMINAL, Status
-from director.local.home import Home
+from director.local.home import Home, Nowhere
 
 T = TypeVar("T")
 

@@ -23,7 +23,8 @@ from rich.control import Control
 from rich.text import Text
 
 from director.cli.arguments import JSON, REDIS, command, flag
-from director.cli.backend import Backend, on_backend, typist
+from director.cli.backend import Backend, on_backend
+from director.cli.operators import typist
 from director.cli.output import printable
 from director.cli.tables import line_width, print_json
 from director.cli.top_screen import (

@@ -14,10 +14,15 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from director.core.errors import DirectorError
 from director.local.processes import Mark, UpError
 
 UP: Final = "up"  # the name of `up` itself among the processes
 LOG_KEPT_BYTES: Final = 1 << 20
+
+
+class Nowhere(DirectorError):
+    """No service is known. Start one, or name its address."""
 
 
 class State(Struct, frozen=True, kw_only=True):
