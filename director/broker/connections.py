@@ -48,8 +48,6 @@ BUFFERED_BYTES: Final = 8 << 20
 
 
 class Watched(Protocol):
-    """A connection that counts its traffic."""
-
     @property
     def reads(self) -> int:
         """Number of reads that returned bytes."""

@@ -101,8 +101,6 @@ class Meter(Protocol):
 
 
 class Script(Struct, frozen=True):
-    """A script as the server knows it."""
-
     name: str
     text: str
     sha: str

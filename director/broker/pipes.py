@@ -55,7 +55,6 @@ class Pipes:
         return replies
 
     async def aclose(self) -> None:
-        """Return the kept connections to the pool."""
         if self._timer is not None:
             self._timer.cancel()
         while self._kept:
@@ -142,7 +141,6 @@ class ClusterPipes:
         return await in_parts(self._slots, names, send)
 
     async def aclose(self) -> None:
-        """Return the kept connections to their pools."""
         for pipes in self._pipes.values():
             await pipes.aclose()
 

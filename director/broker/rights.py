@@ -132,6 +132,5 @@ async def refused(redis: Redis) -> list[str] | None:
 
 
 def in_a_line(found: Sequence[str]) -> str:
-    """Join the first few into one line."""
     more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
     return "; ".join(found[:MOST_TOLD]) + more

@@ -67,7 +67,6 @@ def redis_url(given: argparse.Namespace) -> str:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[Backend]:
-    """Connect to one server while the block lasts."""
     backend = Backend(client(url, name="director-cli"))
     try:
         yield backend

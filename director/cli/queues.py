@@ -218,7 +218,6 @@ async def _bound(backend: Backend, given: argparse.Namespace) -> Answer:
 
 
 def table(found: Sequence[tuple[QueueName, QueueStats]], *, width: int | None = None) -> list[str]:
-    """Return one line for each queue, below the names of the columns."""
     return fitted(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
 
 
@@ -229,7 +228,6 @@ def report(
     setup: SetupRun | None = None,
     burnt: Burns | None = None,
 ) -> list[str]:
-    """Return all that is known of one queue."""
     takes = f"; one run takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
     facts = {
         "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
@@ -303,7 +301,6 @@ def _bucket(pair: tuple[str, int]) -> float:
 
 
 def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
-    """Return the counters with this prefix, each with its number."""
     found = {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
     return ", ".join(f"{name}{unit}: {count}" for name, count in found.items())
 

@@ -38,7 +38,6 @@ class Answer(NamedTuple):
     code: int = 0
 
     def show(self, *, is_json: bool) -> int:
-        """Print one of both, and return the exit code."""
         if is_json:
             print_json(self.body)
         else:
@@ -124,10 +123,7 @@ def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
 
 
 def cut(text: str, width: int, *, is_middle: bool = True) -> str:
-    """Return at most `width` columns of a text, without its middle or its end.
-
-    The name of a queue first loses digits of its version.
-    """
+    """Return at most `width` columns, without the middle or end. A queue's name first loses digits of its version."""
     if cell_len(text) <= width:
         return text
     if width <= len(MARK):
@@ -150,10 +146,7 @@ def _tail(text: str, room: int) -> int:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress as one line on stderr. The line goes with the block.
-
-    Nothing is shown if stderr is not a terminal.
-    """
+    """Yield a function that shows progress as one line on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -106,7 +106,6 @@ class Terminal:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Take over the terminal while the block lasts."""
         loop = asyncio.get_running_loop()
         self._enter()
         loop.add_reader(self._in, self._read)
@@ -122,7 +121,6 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
         return self._console.size
 
     def draw(self, lines: Sequence[Text]) -> None:
@@ -165,7 +163,6 @@ class Terminal:
 
 
 async def _once(backend: Backend, *, width: int | None) -> list[str]:
-    """Return one screen with all queues."""
     snapshot, clock = await backend.overview.look(), SystemClock()
     history = await backend.history.many([each.name for each in snapshot.queues], most=SAMPLES)
     seen = _seen(snapshot, history, Rates(), now_ms=clock.now_ms())
@@ -173,7 +170,6 @@ async def _once(backend: Backend, *, width: int | None) -> list[str]:
 
 
 async def _watch(backend: Backend) -> None:
-    """Show the live screen until q or a signal."""
     terminal = Terminal()
     with terminal.opened():
         top = Top(backend, terminal)
@@ -185,8 +181,6 @@ async def _watch(backend: Backend) -> None:
 
 
 class Top:
-    """The live screen: the state, the last look at Redis, and the terminal."""
-
     def __init__(self, backend: Backend, terminal: Terminal) -> None:
         self._backend = backend
         self._terminal = terminal
@@ -216,7 +210,6 @@ class Top:
             self._draw()
 
     async def look(self) -> None:
-        """Read Redis and draw until it is cancelled."""
         while True:
             self._again = anyio.Event()
             try:
@@ -250,7 +243,6 @@ class Top:
         )
 
     async def _detail(self) -> Detail | None:
-        """Read the details of the queue whose screen is open."""
         found = [row for row in self._seen.rows if row.queue.name == self._state.selected] if self._seen else []
         if not found:
             return None

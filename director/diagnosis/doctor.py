@@ -170,7 +170,6 @@ Answer = tuple[Verdict, str, str]
 
 
 def examine(look: Look) -> list[Finding]:
-    """Run every check, in the order of the table."""
     findings = []
     for name, check in CHECKS.items():
         verdict, found, fix = check(look)

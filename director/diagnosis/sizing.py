@@ -43,8 +43,6 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """The least and the most directors that there should be."""
-
     least: int = 0
     most: int | None = None
 

@@ -17,8 +17,6 @@ QueueState = Literal[
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """How many wait in each lane."""
-
     high: int
     normal: int
     low: int
@@ -84,10 +82,7 @@ def state_of(stats: QueueStats) -> QueueState:
 
 
 class ServerView(Struct, frozen=True, kw_only=True):
-    """A model server as its director sees it: `state` holds `since`. `detail` says why it gets no work.
-
-    `failed_starts` counts starts in a row after none of which it could run anything.
-    """
+    """A model server as its director sees it. `failed_starts` counts starts in a row that could run nothing."""
 
     url: str
     state: str

@@ -211,8 +211,6 @@ MOST_OVER: Final = 1_000  # expired files that are still counted; the next file 
 
 
 class Suspension(Struct, frozen=True, kw_only=True):
-    """Why an account may run nothing, since when, and what happens to its predictions."""
-
     policy: Policy
     reason: Reason
     since_ms: int
@@ -236,10 +234,7 @@ class Account(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """The stored facts of an account: the limits that an operator set, its type and its suspension.
-
-    `revision` counts changes of limits. `suspension_rev` counts suspensions and resumptions.
-    """
+    """The stored facts of an account. `revision` counts changes of limits, `suspension_rev` of its suspension."""
 
     limits: dict[str, str]
     revision: int
@@ -314,7 +309,6 @@ class Accounts:
         return made.secret
 
     async def give_token(self, account: str, made: NewToken) -> Token:
-        """Store a new token for this account, which is created if missing."""
         await self.create(account)
         return await self.tokens.add(account, made)
 
@@ -457,10 +451,7 @@ class Accounts:
         await ask(write)
 
     async def webhook_secrets(self, account: str) -> list[str]:
-        """Return the secrets that sign this account's webhooks, the current one first.
-
-        Former secrets also sign until their time has passed (see lua/rotate.lua). Then they are deleted.
-        """
+        """Return the secrets that sign its webhooks, the current one first. Former ones end: see lua/rotate.lua."""
         found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
         former = {field: int(field.rpartition(":")[2]) for field in found if field.startswith(FORMER)}
         now_ms = self._clock.now_ms()

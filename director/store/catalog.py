@@ -212,7 +212,6 @@ class Catalog:
         return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
 
     async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
-        """Return the size of each schema of these (model, version), 0 without one."""
         return await pipelined(
             self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
         )
@@ -233,7 +232,6 @@ class Catalog:
         return await self.setup_run(queue.rpartition(":")[0], text(version))
 
     async def runs(self, queues: Sequence[QueueName]) -> list[int]:
-        """Return how many predictions each queue has ever accepted."""
         return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
 
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:

@@ -133,7 +133,6 @@ class DeadLetters:
         return [Place(int(at or 0), name, queue) for (name, queue), at in zip(named, died, strict=True)]
 
     async def every(self, queues: Sequence[QueueName], *, before: Place | None = None) -> AsyncIterator[list[Place]]:
-        """Yield all letters behind `before`, a slice at a time."""
         while places := await self._places(queues, before, SLICE):
             yield places
             before = places[-1]

@@ -36,10 +36,7 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A named thing that can be run. '' means that nothing is said, and for `latest` that there is no version.
-
-    `default_example` is the id of one of its examples.
-    """
+    """'' means that nothing is said. `default_example` is the id of one of its examples."""
 
     name: str
     created_ms: int
@@ -129,7 +126,6 @@ class Models:
         return text(found or b"")
 
     async def default_examples(self, models: Sequence[Model]) -> list[Raw | None]:
-        """Return the default example of each model, or None."""
         found: list[bytes | None] = await self._of_examples("hget", models)
         return [None if example is None else Raw(example) for example in found]
 
@@ -144,7 +140,6 @@ class Models:
         return dict(zip(ids, sizes, strict=True))
 
     async def examples(self, name: str, ids: Sequence[str]) -> list[Raw]:
-        """Return those predictions that are examples of a model, in this order."""
         found = await ask(lambda: self._redis.hmget(keys.examples(name), ids)) if ids else []
         return [Raw(example) for example in found if example is not None]
 
@@ -203,10 +198,7 @@ class ModelConfigs:
         self._changes = Changes(redis, scripts, clock)
 
     async def get(self, model: str) -> StoredConfig | None:
-        """Return the configuration of a model, or None if the model does not exist.
-
-        Raises SettingsError if it cannot be read: a newer release wrote it.
-        """
+        """Return the configuration, or None without the model. Raises SettingsError if a newer release wrote it."""
         found: list[bytes | None] = await ask(lambda: self._redis.hmget(keys.model(model), OF_CONFIG))
         created, revision, config, at_ms, by = found
         if created is None:
@@ -254,8 +246,6 @@ Name = Annotated[str, Meta(pattern=MODEL_NAME)]
 
 
 class Collection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Models under a headline, in the order in which they are shown."""
-
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     description: Annotated[str, Meta(max_length=2_000)] = ""
     full_description: Annotated[str, Meta(max_length=20_000)] = ""

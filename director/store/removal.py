@@ -83,10 +83,7 @@ class Removal:
         return True
 
     async def _settle_latest(self, name: str) -> None:
-        """Make the newest version that is left the latest.
-
-        It looks again after each write, as every concurrent removal does: the last one leaves no version that is gone.
-        """
+        """Make the newest version that is left the latest. Each concurrent removal looks again after its write."""
         for _ in range(TRIES):
             model = await self._catalog.model(name)
             left = await self._catalog.version_ids(name)
