@@ -53,23 +53,18 @@ ENDED: Final = "ended"
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
-NAMES: Final[Mapping[str, str]] = {
-    "\x1b": "escape",
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "backspace",
-    "\b": "backspace",
-    "\x1b[A": "up",
-    "\x1bOA": "up",
-    "\x1b[B": "down",
-    "\x1bOB": "down",
-    "\x1b[5~": "page_up",
-    "\x1b[6~": "page_down",
-    "\x1b[H": "home",
-    "\x1b[1~": "home",
-    "\x1b[F": "end",
-    "\x1b[4~": "end",
+SENT: Final = {
+    "escape": ("\x1b",),
+    "enter": ("\r", "\n"),
+    "backspace": ("\x7f", "\b"),
+    "up": ("\x1b[A", "\x1bOA"),
+    "down": ("\x1b[B", "\x1bOB"),
+    "page_up": ("\x1b[5~",),
+    "page_down": ("\x1b[6~",),
+    "home": ("\x1b[H", "\x1b[1~"),
+    "end": ("\x1b[F", "\x1b[4~"),
 }
+NAMES: Final = {each: name for name, sent in SENT.items() for each in sent}
 TREND: Final = 8  # columns of blocks for the last ten minutes
 SAMPLES: Final = 60
 MOST_TENANTS: Final = 50

@@ -14,7 +14,7 @@ here: the autoscaler decides when to follow a smaller number.
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
 from msgspec import Struct
 
@@ -83,7 +83,7 @@ def _slots(load: Load, objectives: Objectives) -> int:
 
 def _runnable_by_lane(load: Load) -> dict[Lane, float]:
     """Split runnable work in the proportion of what waits, since its lanes are unknown. Due retries have no lane."""
-    lanes: tuple[Lane, ...] = ("high", "normal", "low")
+    lanes = get_args(Lane)
     whole = sum(load.waiting.values())
     if not whole:
         return {lane: load.runnable if lane == "normal" else 0.0 for lane in lanes}
