@@ -130,9 +130,9 @@ class ClusterPipes:
         self._pipes: dict[Redis, Pipes] = {}
 
     async def ask(self, commands: Sequence[bytes], names: Sequence[str]) -> list[Any]:
-        """Send each command to the master of its key and return the answers. `names`: the key of each command.
+        """Send each command to the master of its key (`names`). An answer may be the error of its master.
 
-        An answer may be an error reply or the error of its master. Raises if nothing was sent at all.
+        Raises if nothing was sent at all.
         """
 
         def send(node: Redis, indexes: Sequence[int]) -> Awaitable[list[Any]]:

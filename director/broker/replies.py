@@ -144,11 +144,7 @@ class Bound(NamedTuple):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """Some events of a prediction of `account`, and its state at that time.
-
-    `last`: number of the newest event. `next`: number of the event after these. `moved`: the server that the prediction
-    moved to, or ''.
-    """
+    """`last`: the newest event. `next`: the event after these. `moved`: the server that it moved to, or ''."""
 
     account: str
     status: Status

@@ -269,10 +269,9 @@ class Scripts:
     # Requests of callers: accept a prediction, show it, cancel it. They hold no claim.
 
     async def enqueue(self, prediction: NewPrediction, *, now_ms: int | None = None) -> replies.Accepted:
-        """Accept a prediction. Safe to repeat with the same id.
+        """Accept a prediction. Safe to repeat with the same id. Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
 
-        Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises BackendUnavailable if its idempotency key went
-        to a later one.
+        Raises BackendUnavailable if its idempotency key went to a later one.
         """
         if prediction.lane not in LANES:  # no claim would ever look there
             raise ValueError(f"unknown lane {prediction.lane}")
@@ -462,7 +461,7 @@ class Scripts:
         """Claim up to `count`. The same nonce returns the same claims. A paused queue hands out nothing.
 
         `budget`: most that all may cost; with `alone` the first is claimed at any cost. `warm`: the affinity key that
-        goes first within its tenant. `send`: sends the packed call once and returns the reply. Raises UnknownQueue.
+        goes first within its tenant. `send`: sends the packed call once; its errors pass through. Raises UnknownQueue.
         """
         args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, given(now_ms)]
         args += [given(budget), int(alone), warm]
@@ -642,12 +641,10 @@ class Scripts:
         rule: str | None = None,
         now_ms: int | None = None,
     ) -> replies.Delivered:
-        """Note the outcome of a terminal webhook's attempt. Without `delay_s` there is no other. `put_off` counts as
-        no attempt.
+        """Note the outcome of a terminal webhook's attempt; without `delay_s` there is no other. `put_off` is none.
 
-        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `status`:
-        answered by `host`. `is_asked`: the host asked for this delay. `known`: attempts noted before this one. `rule`:
-        forbids the address.
+        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_asked`:
+        the host asked for this delay. `known`: attempts noted before this one. `rule`: forbids the address.
         """
         partition = partition_of(prediction_id)
         names = [keys.record(prediction_id), keys.owed(partition), keys.owed_to(partition, host)]

@@ -127,10 +127,7 @@ SERVICE: Final = (
 def command(
     path: str, *arguments: Argument, examples: Sequence[str] = (), about: str = "", **settings: Any
 ) -> Callable[[RunT], RunT]:
-    """Declare a command. An example is the part after the path; `settings` are for its parser.
-
-    Without a docstring and `about`, the help line is the description.
-    """
+    """Declare a command. An example is the part after the path; `settings` are for its parser."""
 
     def declared(run: RunT) -> RunT:
         declare(path, run, about or run.__doc__ or "", arguments, examples, settings)

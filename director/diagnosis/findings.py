@@ -44,7 +44,10 @@ CODES: Final[tuple[Code, ...]] = get_args(Code)
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that needs an operator. `ask` is the command that shows more or repairs it."""
+    """One thing that needs an operator. `title` names it in a few words. `detail` says which, how many and since when.
+
+    `ask` is the command that shows more or repairs it.
+    """
 
     code: Code
     level: Level

@@ -27,11 +27,7 @@ SHORTEST_S: Final = 0.001
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """The work of a queue. `waiting` counts all by lane, `runnable` what of it could run now or soon.
-
-    `arrivals_s` are arrivals per second by lane. `service_s` (of a run) and `slots_each` (of a director) are None while
-    unknown.
-    """
+    """The work of a queue. `runnable` could run now or soon. `service_s` and `slots_each` are None while unknown."""
 
     waiting: Mapping[Lane, int]
     runnable: int

@@ -38,7 +38,10 @@ class Submitted(Struct, frozen=True):
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """One claim; unless `is_spent` the next has its number. `how` is a status or a code, '' while it continues."""
+    """One claim. `number` is of the attempt; the next claim has the same number if `is_spent` is false.
+
+    `how` is its end: a status, or the code of what went wrong, '' while it continues. Unknown times are None.
+    """
 
     number: int
     director: str

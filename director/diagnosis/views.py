@@ -17,6 +17,8 @@ QueueState = Literal[
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
+    """How many wait in each lane."""
+
     high: int
     normal: int
     low: int
@@ -82,7 +84,10 @@ def state_of(stats: QueueStats) -> QueueState:
 
 
 class ServerView(Struct, frozen=True, kw_only=True):
-    """A model server as its director sees it. `failed_starts` counts starts in a row that could run nothing."""
+    """A model server as its director sees it: `state` holds `since`. `detail` says why it gets no work.
+
+    `failed_starts` counts starts in a row after none of which it could run anything.
+    """
 
     url: str
     state: str

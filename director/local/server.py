@@ -131,10 +131,7 @@ def _quoted(path: Path) -> str:
 
 @asynccontextmanager
 async def own_server() -> AsyncGenerator[Redis, None]:
-    """Yield a client of a new, empty server in memory, which ends with the block.
-
-    It writes no append-only file: simulations and benches are about the scripts, not the disk.
-    """
+    """Yield a client of a new, empty server in memory without an append-only file. It ends with the block."""
     with tempfile.TemporaryDirectory(prefix="director-bench-") as folder:
         home = Home(Path(folder))
         home.make()

@@ -240,11 +240,7 @@ def _in_url(host: str) -> str:
 
 
 def banner(state: State, *, program: str, home: str, promise: str) -> str:
-    """Return what `up` prints when all is ready: the address, the token, and commands that work as they stand.
-
-    `program`: the name of this command. `promise`: what durability means for accepted work. The token is shown to the
-    user who started the service, a password of Redis never.
-    """
+    """Return what `up` prints when all is ready. The token is shown to the user, a password of Redis never."""
     url, token = state.url, state.token
     facts = {"token": token, "page": f"{url}/ (log in with the token)", "data": f"{home} ({promise})"}
     parts = ["\n".join((f"\nDirector is up at {url}", *(f"  {name:<6} {value}" for name, value in facts.items())))]
@@ -298,10 +294,7 @@ def down(home: Home) -> bool:
 
 
 def end_leftovers(home: Home) -> bool:
-    """End the parts that `up.json` still names while no `up` runs. Return True if there were any.
-
-    Valkey was started first, so it is ended last.
-    """
+    """End the parts that `up.json` still names while no `up` runs, Valkey last. Return True if there were any."""
     state = home.read()
     left = [one for name, one in state.processes.items() if name != UP and is_alive(one)]
     for one in reversed(left):

@@ -211,16 +211,15 @@ MOST_OVER: Final = 1_000  # expired files that are still counted; the next file 
 
 
 class Suspension(Struct, frozen=True, kw_only=True):
+    """Why an account may run nothing, since when, and what happens to its predictions."""
+
     policy: Policy
     reason: Reason
     since_ms: int
 
 
 class Account(Struct, frozen=True):
-    """The account of a token. `limits_rev` counts the changes of the limits.
-
-    `token_id` and `expires_ms` belong to the token. `expires_ms` is None if the token does not expire.
-    """
+    """The account of a token. `token_id` and `expires_ms` are the token's; `limits_rev` counts changes of limits."""
 
     name: str
     lanes: tuple[str, ...] = ("normal",)
@@ -267,10 +266,7 @@ class Accounts:
         self.tokens = Tokens(redis, self._clock)
 
     async def create(self, account: str, kind: AccountType = TYPES[0]) -> bool:
-        """Create the account. Return False, and change nothing, if it exists.
-
-        The caller whose secret is stored created it, even if the reply was lost.
-        """
+        """Create the account. Return False if it exists. After a lost reply the stored secret tells who made it."""
         refuse_name(account)
         key, secret = keys.account(account), new_secret()
 

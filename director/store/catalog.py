@@ -25,10 +25,7 @@ from director.store.models import Model, Models
 
 
 async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
-    """List a registered queue, and pause suspended accounts in it before anything is handed out. Safe to repeat.
-
-    The suspensions are read after it is listed: see `Suspensions`. Nothing is written if all of it stands.
-    """
+    """List a queue, then pause suspended accounts in it (see `Suspensions`). Writes nothing if all of it stands."""
     client: Any = redis  # redis-py says str or bytes; ours answers in bytes
     # The partition first: a reader that finds a queue finds what is owed there, even after the queue is gone.
     for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
@@ -50,10 +47,7 @@ LISTED: Final = "2"  # marks a version that is announced; "1" did so before mode
 
 
 class Version(Struct, frozen=True, kw_only=True):
-    """One immutable image of a model. `schema` is the OpenAPI document from a model server, so it is untrusted.
-
-    `queue`, `streams` and `size` are of runs of `kind`. `weights` is an address if a training made the version.
-    """
+    """One immutable image of a model, with the queue of `kind`. `schema` is from a model server, so it is untrusted."""
 
     model: str
     id: str
@@ -91,11 +85,9 @@ class Catalog:
         """Register a version and return its queue. Several directors may do so at once and repeatedly.
 
         A version becomes its model's latest when it is first registered, and again if `is_latest`. The queue is written
-        first and the model last: a reader of a name finds all that belongs to it. Nothing is written if all of it
-        stands: a
-        director can start beside a full server. Raises SettingsError for an invalid name or version, and
-        UnknownModel if the
-        model is missing and `makes_model` is false.
+        first and the model last: a reader of a name finds all that belongs to it. Nothing is written if all stands, so
+        a director can start beside a full server. Raises SettingsError for an invalid name or version, and UnknownModel
+        if the model is missing and `makes_model` is false.
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
@@ -258,10 +250,7 @@ class Catalog:
         policy: Policy,
         is_latest: bool = False,
     ) -> QueueName:
-        """Register directors for this kind of run of a version, and return their queue. Safe to repeat.
-
-        For a known version, a director of another kind than predictions writes only its own queue.
-        """
+        """Register directors for this kind of run of a version, and return their queue. Safe to repeat."""
         if not kind or await self.version(model, version) is None:
             mine = Policy() if kind else policy
             predictions = await self.register(

@@ -36,6 +36,8 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
+    """`owner` is the account."""
+
     owner: str
     name: str
     created_ms: int

@@ -34,10 +34,7 @@ class ServerFound(Struct, frozen=True, kw_only=True):
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """The report of a director with each heartbeat. `more` counts the servers that it left out of `servers`.
-
-    Times are by the director's clock, which showed `now_ms`.
-    """
+    """The report of a director with each heartbeat, by its own clock. `more` counts servers that it left out."""
 
     version: str = ""
     now_ms: int | None = None

@@ -214,7 +214,7 @@ class ModelConfigs:
             raise SettingsError(f"The configuration of {model} cannot be read here: {exc}") from exc
 
     async def put(self, model: str, config: ModelConfig, *, by: str, was: int | None = None) -> int:
-        """Replace the whole configuration, and return the new revision. `was` is the revision that was read.
+        """Replace the configuration read as revision `was`, and return the new revision.
 
         Raises UnknownModel, ConfigChanged, and SettingsError for a configuration that no director could apply.
         """
@@ -246,6 +246,8 @@ Name = Annotated[str, Meta(pattern=MODEL_NAME)]
 
 
 class Collection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Models under a headline, in the order in which they are shown."""
+
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     description: Annotated[str, Meta(max_length=2_000)] = ""
     full_description: Annotated[str, Meta(max_length=20_000)] = ""
@@ -315,11 +317,9 @@ MOST_EXAMPLE_BYTES: Final = 256 * 1024  # every answer that shows the model carr
 
 
 class Examples:
-    """Predictions that operators show with a model: copies of input and output, since the record is deleted some day.
+    """Copies of predictions that operators show with a model, without webhook and stream address (a permission).
 
-    A copy has no webhook and no address of an event stream, because that address is a permission. Raises
-    SettingsError for
-    a prediction that cannot be shown.
+    Raises SettingsError for a prediction that cannot be shown.
     """
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:

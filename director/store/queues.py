@@ -151,12 +151,7 @@ class Moved(Struct, frozen=True, kw_only=True):
 
 
 class Migration:
-    """Moves what waits in a queue to another queue of the same model, such as from an old version to its successor.
-
-    Each slice is one script, and a call moves what an earlier one left. A claimed prediction ends where it is. If
-    it waits
-    again, the next call moves it.
-    """
+    """Moves what waits in a queue to another queue of the same model. A claimed prediction ends where it is."""
 
     def __init__(self, scripts: Scripts, queue: QueueName, to: QueueName) -> None:
         if queue == to:
