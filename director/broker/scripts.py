@@ -641,7 +641,7 @@ class Scripts:
         rule: str | None = None,
         now_ms: int | None = None,
     ) -> replies.Delivered:
-        """Note the outcome of a terminal webhook's attempt; without `delay_s` there is no other. `put_off` is none.
+        """Note the outcome of a terminal webhook's attempt; `put_off` is not counted. Without `delay_s`: the last.
 
         `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_asked`:
         the host asked for this delay. `known`: attempts noted before this one. `rule`: forbids the address.

@@ -138,7 +138,6 @@ def cut(text: str, width: int, *, is_middle: bool = True) -> str:
 
 def _tail(text: str, room: int) -> int:
     """Return the columns behind the mark: a queue's kind if its model then fits before the mark, else a third."""
-
     model, colon, version = text.rpartition(":")
     kind = len(version) - len(version.partition("~")[0])
     return kind if colon and cell_len(model) + len(colon) + FEWEST_DIGITS + kind <= room else room - room * 2 // 3
@@ -156,7 +155,6 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def ticker(to: TextIO) -> Live:
     """Return a line of a terminal that can change, between its `start` and its `stop`."""
-
     return Live(
         console=Console(file=to), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     )
@@ -164,5 +162,4 @@ def ticker(to: TextIO) -> Live:
 
 def one_line(text: str) -> Text:
     """Return a text for rich, without markup and control characters, that is cut at the end of the line."""
-
     return Text(printable(text), no_wrap=True, overflow="ellipsis")

@@ -126,7 +126,6 @@ class Suspensions:
             high = f"({ids[-1]}"
 
     async def _left(self, account: str, queues: list[QueueName]) -> int:
-
         def read(pipe: Any) -> None:
             for queue in queues:
                 pipe.hget(keys.queued(queue), account)

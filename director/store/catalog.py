@@ -194,7 +194,6 @@ class Catalog:
         return [version for version in found if version is not None]
 
     async def each_version(self, named: Sequence[tuple[str, str]]) -> list[Version | None]:
-
         def read(pipe: Any) -> None:
             for model, version in named:
                 pipe.hmget(keys.version(model, version), SHOWN)

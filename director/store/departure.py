@@ -72,7 +72,6 @@ async def named_site(redis: Redis) -> str:
 
 async def server_name(redis: Redis) -> str:
     """Return the name that an earlier move gave this server, or '' if there was none."""
-
     [name] = await pipelined(redis, lambda pipe: [pipe.get(keys.site())])
     return text(name or b"")
 

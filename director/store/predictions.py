@@ -139,7 +139,6 @@ class Predictions:
         return [LivePlace(int(score), PredictionId(text(name))) for name, score in found]
 
     async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
-
         def read(pipe: Any) -> None:
             pipe.zmscore(keys.lease(queue), ids)
             pipe.zmscore(keys.delayed(queue), ids)
