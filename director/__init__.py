@@ -1,10 +1,13 @@
 """Director: a self-hosted, Replicate-compatible prediction queue on Redis Streams."""
 
-from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ("__version__",)
+def __getattr__(name: str) -> str:
+    """Return `__version__`, which takes 35 ms to look up: most commands never ask."""
+    if name != "__version__":
+        raise AttributeError(name)
+    from importlib.metadata import PackageNotFoundError, version
 
-try:
-    __version__ = version("director")
-except PackageNotFoundError:  # a bare checkout on the path, never installed
-    __version__ = "0+unknown"
+    try:
+        return version("director")
+    except PackageNotFoundError:  # a bare checkout on the path, never installed
+        return "0+unknown"

@@ -74,9 +74,7 @@ class _TlsToAny(_AnyMaster, Tls):
 
 
 class ClusterPool(BlockingConnectionPool):
-    """The connections to a Cluster: a pool to any master for commands without a key, a client per node, and the slot
-    map.
-    """
+    """A pool to any master for commands without a key, a client per node, and the map of slots."""
 
     def __init__(self, seeds: Sequence[Address], *, is_tls: bool, **options: Any) -> None:
         itself = weakref.proxy(self)
@@ -98,7 +96,6 @@ class ClusterPool(BlockingConnectionPool):
         return [self.node(master) for master in await self._masters()]
 
     async def serving(self, key: str) -> Redis:
-        """Return the client for the master that has this key."""
         await self._know()
         owner = self._owners[_slot(key)]
         if owner is None:
@@ -136,7 +133,6 @@ class ClusterPool(BlockingConnectionPool):
         return replies
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
-        """Close the connections to every node."""
         self.doubt()
         await super().disconnect(inuse_connections)
         for node in list(self._nodes.values()):
@@ -181,9 +177,7 @@ class ClusterPool(BlockingConnectionPool):
         self._owners = doubtful
 
     async def _ask(self, where: Address) -> tuple[bool, list[Address | None]]:
-        """Return whether this node finds the Cluster healthy, and each slot's owner. A cut-off node knows old masters
-        only.
-        """
+        """Return whether this node finds the Cluster healthy, and each slot's owner."""
         host, port = where
         brief = {"max_connections": 1, "socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
         pool = BlockingConnectionPool(**{**self._options, **brief, "host": host, "port": port})
@@ -214,9 +208,7 @@ DOUBTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions
 
 
 class Cluster(Redis):
-    """A client with the interface of `Redis`: a pipeline is one write to each master. A command without a key goes to
-    any.
-    """
+    """A client with the interface of `Redis`. A pipeline is one write to each master."""
 
     @property
     def slots(self) -> ClusterPool:
@@ -228,7 +220,6 @@ class Cluster(Redis):
         return ClusterPipeline(self, transaction=transaction)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Run a command on the master that has its key."""
         key = _key(args)
         if key is None:
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
@@ -254,7 +245,6 @@ class ClusterPipeline(Pipeline):
         self._slots = cluster.slots
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        """Send the commands and return their replies in order."""
         stack: Any = self.command_stack
         self.command_stack = []
         if not stack:
@@ -368,7 +358,6 @@ def asks(answer: Any) -> TypeGuard[exceptions.AskError]:
 
 
 def moving() -> exceptions.TryAgainError:
-    """Return the error for a call whose slot is migrating."""
     return exceptions.TryAgainError("the slot is on its way to another server")
 
 

@@ -48,8 +48,6 @@ BUFFERED_BYTES: Final = 8 << 20
 
 
 class Watched(Protocol):
-    """A connection that counts its traffic."""
-
     @property
     def reads(self) -> int:
         """Number of reads that returned bytes."""
@@ -218,10 +216,7 @@ def was_sent(exc: Exception) -> bool:
 
 
 def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
-    """Return a pool of connections to the one server of a URL. Raises ValueError or TypeError for a malformed URL.
-
-    `options` win over the URL: a time-out that is too short would break every wait.
-    """
+    """Return a pool of connections to one server; `options` win over the URL. Raises ValueError or TypeError."""
     known = dict(parse_url(url))
     return checked(BlockingConnectionPool(**{**known, **options, "connection_class": DIRECT[url.partition("://")[0]]}))
 

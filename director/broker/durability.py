@@ -36,10 +36,7 @@ class Server(Struct, frozen=True):
 
 
 async def check(redis: Redis, settings: CommonSettings) -> Server:
-    """Check the server, or every master of a Cluster, and return the weakest.
-
-    Raises UnsafeBackend, with what to change, for a server that is too old or would lose what it accepts.
-    """
+    """Check every server and return the weakest. Raises UnsafeBackend for one that is too old or would lose work."""
     try:
         behind = await ask(lambda: servers(redis))
     except exceptions.ResponseError as exc:

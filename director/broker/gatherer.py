@@ -101,8 +101,6 @@ class Meter(Protocol):
 
 
 class Script(Struct, frozen=True):
-    """A script as the server knows it."""
-
     name: str
     text: str
     sha: str
@@ -115,11 +113,7 @@ class Script(Struct, frozen=True):
 
 
 class Call(Struct):
-    """One script call with the future that its caller awaits.
-
-    `weight`: bytes of the command and, if known, of its answer. `is_doubtful`: the server may have run the call
-    although its answer did not arrive.
-    """
+    """`weight`: bytes of the command and, if known, of its answer. `is_doubtful`: it may have run without an answer."""
 
     script: Script
     key: str

@@ -17,7 +17,6 @@ PERMANENT: Final[dict[str, str]] = {}
 
 
 def tag(partition: Partition) -> str:
-    """Return the hash tag of a partition."""
     return f"{{p{partition}}}"
 
 

@@ -55,7 +55,6 @@ class Pipes:
         return replies
 
     async def aclose(self) -> None:
-        """Return the kept connections to the pool."""
         if self._timer is not None:
             self._timer.cancel()
         while self._kept:
@@ -131,9 +130,9 @@ class ClusterPipes:
         self._pipes: dict[Redis, Pipes] = {}
 
     async def ask(self, commands: Sequence[bytes], names: Sequence[str]) -> list[Any]:
-        """Send each command to the master of its key and return the answers. `names`: the key of each command.
+        """Send each command to the master of its key (`names`). An answer may be the error of its master.
 
-        An answer may be an error reply or the error of its master. Raises if nothing was sent at all.
+        Raises if nothing was sent at all.
         """
 
         def send(node: Redis, indexes: Sequence[int]) -> Awaitable[list[Any]]:
@@ -142,7 +141,6 @@ class ClusterPipes:
         return await in_parts(self._slots, names, send)
 
     async def aclose(self) -> None:
-        """Return the kept connections to their pools."""
         for pipes in self._pipes.values():
             await pipes.aclose()
 

@@ -146,7 +146,6 @@ def describe(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Return whether the URL holds a password."""
     user, at, _ = url.partition("://")[2].rpartition("@")
     return bool(at) and ":" in user
 
@@ -157,5 +156,4 @@ def text(reply: bytes | str) -> str:
 
 
 def texts(reply: Mapping[bytes, bytes] | Mapping[str, str] | Mapping[bytes | str, bytes | str]) -> dict[str, str]:
-    """Return a hash as text."""
     return {text(name): text(value) for name, value in reply.items()}

@@ -58,7 +58,6 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
     @property
     def started(self) -> int:
-        """Predictions that were handed out for the first time."""
         return self.tally.get("started", 0)
 
     @property
@@ -67,10 +66,7 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """Predictions that a queue runs, and could run now or soon, at server time `now_ms`; and all that waits per lane.
-
-    `slots_each`: of a director; `service_ms`: of a run; both 0 if unknown.
-    """
+    """Predictions that a queue runs, and could run soon. `slots_each` and `service_ms` are 0 if unknown."""
 
     now_ms: int
     runnable: int
@@ -148,11 +144,7 @@ class Bound(NamedTuple):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """Some events of a prediction of `account`, and its state at that time.
-
-    `last`: number of the newest event. `next`: number of the event after these. `moved`: the server that the prediction
-    moved to, or ''.
-    """
+    """`last`: the newest event. `next`: the event after these. `moved`: the server that it moved to, or ''."""
 
     account: str
     status: Status
@@ -215,7 +207,6 @@ Stayed = Literal["waiting", "delayed", "canceled", "gone"]
 
 
 def event(seq: int, entry: bytes) -> Event:
-    """Parse an entry of an event list."""
     kind, at, data = entry.split(b" ", 2)
     return Event(seq, kind.decode(), int(at), data)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from redis import exceptions
 from redis.asyncio import Redis
 
-from director.broker.redis_client import ask, text
+from director.broker.redis_client import ask, pipelined, text
 from director.core.errors import UnsafeBackend
 
 # One command per line: its name, keys and channels decide whether it is allowed
@@ -118,20 +118,14 @@ async def refused(redis: Redis) -> list[str] | None:
     untyped: Any = redis
     try:
         user = text(await ask(lambda: untyped.execute_command("ACL WHOAMI")))
-
-        async def tried() -> list[Any]:
-            pipe: Any = redis.pipeline(transaction=False)
-            for command in NEEDED:
-                pipe.execute_command("ACL DRYRUN", user, *command)
-            return list(await pipe.execute())
-
-        answers = map(text, await ask(tried))
+        tried = await pipelined(
+            redis, lambda pipe: [pipe.execute_command("ACL DRYRUN", user, *command) for command in NEEDED]
+        )
     except exceptions.RedisError:
         return None
-    return [answer for answer in answers if answer != "OK"]
+    return [answer for answer in map(text, tried) if answer != "OK"]
 
 
 def in_a_line(found: Sequence[str]) -> str:
-    """Join the first few into one line."""
     more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
     return "; ".join(found[:MOST_TOLD]) + more

@@ -14,45 +14,9 @@ from typing import Any, Final, Literal, cast, get_args
 import msgspec
 from msgspec import Raw
 
-from director.broker import keys
+from director.broker import keys, replies
 from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
 from director.broker.redis_client import text
-from director.broker.replies import (
-    Accepted,
-    Admission,
-    Advanced,
-    Allowance,
-    Amended,
-    Arrived,
-    Bound,
-    Canceled,
-    Ceased,
-    Claims,
-    Configured,
-    Delivered,
-    Demand,
-    Departed,
-    Deployed,
-    Erased,
-    Hold,
-    Migrated,
-    QueueStats,
-    Readiness,
-    Redelivered,
-    Repair,
-    Replayed,
-    Requeued,
-    Reserved,
-    Rotated,
-    Stayed,
-    Stowed,
-    Unregistered,
-    Vacated,
-    Withdrawn,
-    event,
-    hoped,
-    number,
-)
 from director.core.account_limits import Bucket
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, SettingsError, UnknownQueue
 from director.core.ids import LANES, Kind, Partition, PredictionId, QueueName, partition_of
@@ -67,7 +31,7 @@ SENT: Final = tuple(name for name in NewPrediction.__struct_fields__ if name not
 MOST_CLAIMS = 20
 # As long as a call may be repeated, even by a mover that was frozen
 CAME_TTL_MS: Final = 30 * 86_400_000
-DELIVERED: Final[Sequence[Delivered]] = ("", "noted", "others")
+DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
 
 
 class Scripts:
@@ -96,10 +60,10 @@ class Scripts:
 
     async def unregister(
         self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
-    ) -> Unregistered:
+    ) -> replies.Unregistered:
         """Forget an empty queue without directors, or return why not and write nothing. `only_asks`: never write."""
         args: list[Arg] = [queue, ms(alive_s), "1" if only_asks else "", given(now_ms)]
-        return cast(Unregistered, (await self._call("unregister", [keys.meta(queue)], args)).decode())
+        return cast(replies.Unregistered, (await self._call("unregister", [keys.meta(queue)], args)).decode())
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
         """Change the streams of each lane. Returns (streams that take new work, streams that are read)."""
@@ -109,30 +73,30 @@ class Scripts:
 
     async def migrate(
         self, queue: QueueName, *, to: QueueName, start: int, count: int, only_asks: bool, now_ms: int | None = None
-    ) -> Migrated | None:
+    ) -> replies.Migrated | None:
         """Move the waiting predictions of one slice to another queue of the model; None if that queue is unknown."""
         args: list[Arg] = [queue, to, start, count, "1" if only_asks else "", given(now_ms)]
         reply = await self._call("migrate", [keys.live(queue)], args)
-        return Migrated(**dict(zip(Migrated.__struct_fields__, reply, strict=True))) if reply else None
+        return replies.Migrated(**dict(zip(replies.Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
-    async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> QueueStats:
+    async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
         """Return the numbers of a queue. Raises UnknownQueue."""
         reply = _known(queue, await self._call("stats", [keys.meta(queue)], [queue, given(now_ms)]))
-        fields: dict[str, Any] = dict(zip(QueueStats.__struct_fields__, reply[:-1], strict=False))
+        fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
         for name in ("service_cost", "mode", "breaker", "max_queued"):
             fields[name] = text(fields[name])
         fields["max_queued"] = fields["max_queued"] or None
         fields["mode"] = fields["mode"] or "absorb"
         fields["objectives"] = _read_objectives(fields["objectives"])
         fields["tally"] = {name.decode(): int(value) for name, value in pairs(reply[-1])}
-        return msgspec.convert(fields, QueueStats, strict=False)
+        return msgspec.convert(fields, replies.QueueStats, strict=False)
 
-    async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> Demand:
+    async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> replies.Demand:
         """Return what the queue runs, and what it could run now or within `soon_s`. Raises UnknownQueue."""
         reply = _known(queue, await self._call("demand", [keys.meta(queue)], [queue, ms(soon_s), given(now_ms)]))
         values = [text(value) if isinstance(value, bytes) else value for value in reply[:-1]]
-        fields = dict(zip(Demand.__struct_fields__, [*values, _read_objectives(reply[-1])], strict=True))
-        return msgspec.convert(fields, Demand, strict=False)
+        fields = dict(zip(replies.Demand.__struct_fields__, [*values, _read_objectives(reply[-1])], strict=True))
+        return msgspec.convert(fields, replies.Demand, strict=False)
 
     async def pause(
         self,
@@ -143,14 +107,11 @@ class Scripts:
         revision: int | None = None,
         now_ms: int | None = None,
     ) -> None:
-        """Pause or resume one tenant, or the whole queue. Claims that are held run on.
-
-        `revision`: of the account's suspension; an older revision than the known one changes nothing.
-        """
+        """Pause or resume one tenant, or the whole queue. An older `revision` of a suspension changes nothing."""
         args: list[Arg] = [queue, int(paused), tenant, given(now_ms), given(revision)]
         _known(queue, await self._call("pause", [keys.meta(queue)], args))
 
-    async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None = None) -> None:
+    async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
         """Set how the queue treats more work than it can run; `max_queued` goes with `bounded`."""
         if (mode == "bounded") != (max_queued is not None):
             raise ValueError("a bounded queue has max_queued, and no other has")
@@ -165,10 +126,7 @@ class Scripts:
         most_running: int | Literal["kept"] | None,
         revision: int = 0,
     ) -> None:
-        """Set a tenant's weight and most running claims, for its waiting work too. `revision`: of the account's limits.
-
-        `kept`: leave the most running as it is.
-        """
+        """Set a tenant's weight and most running claims (`kept`: leave them). `revision`: of the account's limits."""
         args: list[Arg] = [queue, tenant, f"{weight:g}", given(most_running), revision]
         _known(queue, await self._call("limit", [keys.meta(queue)], args))
 
@@ -183,15 +141,15 @@ class Scripts:
         asked_s: float = 0,
         in_all: int | None = None,
         now_ms: int | None = None,
-    ) -> Allowance:
+    ) -> replies.Allowance:
         """Take one token of a bucket, or reserve `asked_s` seconds of compute. Nothing is taken if it is denied.
 
-        `of`: the bucket, or the seconds of compute per day; `in_all`: the seconds in total; None for no limit. `id` for
-        compute is the prediction's. Safe to repeat with the same id for at least half a minute.
+        `of`: the bucket, or the seconds per day; `in_all`: the seconds in total; None for no limit. Safe to repeat with
+        the same id (for compute the prediction's) for at least half a minute.
         """
         if isinstance(of, Bucket):
             args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0, ""]
-            most: Mapping[Reserved, int | None] = {of.name: of.burst}
+            most: Mapping[replies.Reserved, int | None] = {of.name: of.burst}
         else:
             args = ["compute", id, ms(of), 0, ms(asked_s), ms(in_all)]
             most = {"compute": of, "credit": in_all}
@@ -199,8 +157,8 @@ class Scripts:
         allowed, remaining, reset_ms, retry_after_ms, limit = reply
         if not isinstance(of, Bucket):
             remaining //= 1000
-        denying = cast(Reserved, limit.decode())
-        return Allowance(denying, bool(allowed), most[denying] or 0, remaining, reset_ms, retry_after_ms)
+        denying = cast(replies.Reserved, limit.decode())
+        return replies.Allowance(denying, bool(allowed), most[denying] or 0, remaining, reset_ms, retry_after_ms)
 
     async def spend(
         self,
@@ -211,9 +169,9 @@ class Scripts:
         token: tuple[Bucket, str] | None = None,
         now_ms: int | None = None,
     ) -> tuple[bool, bool]:
-        """Replace a prediction's reserved compute by what it spent, and give back a token of the create bucket.
+        """Replace a prediction's reserved compute by what it spent, and give back a token. Safe to repeat.
 
-        Returns for (token, compute) whether there was something to correct. Safe to repeat.
+        Returns for (token, compute) whether there was something to correct.
         """
         bucket, taken_by = token or (Bucket("create", 0, 0), "")
         args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), given(now_ms)]
@@ -229,8 +187,8 @@ class Scripts:
         most: int | None = None,
         until_ms: int = 0,
         now_ms: int | None = None,
-    ) -> Stowed:
-        """Count `size` bytes for one file, or for all files of one prediction, until `until_ms`. Size 0 removes it.
+    ) -> replies.Stowed:
+        """Count `size` bytes for a file, or all files of a prediction, until `until_ms`; 0 removes it.
 
         Without a name it only returns the current total. Safe to repeat.
         """
@@ -239,20 +197,20 @@ class Scripts:
         fits, more = False, True
         while more and not fits:
             fits, total, more = await self._call("stow", written, args)
-        return Stowed(fits=bool(fits), total=total)
+        return replies.Stowed(fits=bool(fits), total=total)
 
-    async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> Rotated:
+    async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> replies.Rotated:
         """Sign with this secret from now on, and with the former one for `keep_s` more; 0 drops all former secrets."""
         args: list[Arg] = [secret, ms(keep_s), MOST_FORMER, given(now_ms)]
-        return cast(Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
+        return cast(replies.Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
 
     async def deploy(
         self, account: str, name: str, *, was: bytes, becomes: bytes, created_ms: int, most: int
-    ) -> Deployed:
+    ) -> replies.Deployed:
         """Write a deployment if it still equals `was`; empty bytes stand for a missing deployment."""
         args: list[Arg] = [name, was, becomes, created_ms, most]
         written = [keys.deployment(account, name), keys.deployments(account)]
-        return cast(Deployed, (await self._call("deploy", written, args)).decode())
+        return cast(replies.Deployed, (await self._call("deploy", written, args)).decode())
 
     # The catalogue, one key at a time, and the log of operators' changes. None touches a queue.
 
@@ -263,18 +221,18 @@ class Scripts:
         *,
         said: Mapping[str, str] | None = None,
         nonce: str = "",
-    ) -> Amended:
+    ) -> replies.Amended:
         """Make a model, or change its description. `nonce`: identifies the call that makes it. Safe to repeat."""
         args: list[Arg] = [what, nonce, *chain.from_iterable((said or {}).items())]
-        return cast(Amended, (await self._call("amend", [keys.model(model)], args)).decode())
+        return cast(replies.Amended, (await self._call("amend", [keys.model(model)], args)).decode())
 
     async def configure(
         self, model: str, config: bytes, *, by: str, at_ms: int, was: int | None, nonce: str
-    ) -> tuple[Configured, int]:
+    ) -> tuple[replies.Configured, int]:
         """Write a model's config, b"" to remove it, and return the new revision. `nonce`: identifies the change."""
         args: list[Arg] = [given(was), config, by, at_ms, nonce]
         word, *revision = await self._call("configure", [keys.model(model)], args)
-        return cast(Configured, word.decode()), int(revision[0]) if revision else 0
+        return cast(replies.Configured, word.decode()), int(revision[0]) if revision else 0
 
     async def note_setup(self, model: str, version: str, said: bytes) -> bool:
         """Write how the version's last setup went. Returns False for an unknown version."""
@@ -288,10 +246,10 @@ class Scripts:
         version: str = "",
         runs: int = 0,
         latest: str = "",
-    ) -> Withdrawn:
+    ) -> replies.Withdrawn:
         """Remove a model, or note that one of its versions goes. Safe to repeat."""
         args: list[Arg] = [what, version, runs, latest]
-        return cast(Withdrawn, (await self._call("withdraw", [keys.model(model)], args)).decode())
+        return cast(replies.Withdrawn, (await self._call("withdraw", [keys.model(model)], args)).decode())
 
     async def note(
         self,
@@ -310,11 +268,10 @@ class Scripts:
 
     # Requests of callers: accept a prediction, show it, cancel it. They hold no claim.
 
-    async def enqueue(self, prediction: NewPrediction, *, now_ms: int | None = None) -> Accepted:
-        """Accept a prediction. Safe to repeat with the same id.
+    async def enqueue(self, prediction: NewPrediction, *, now_ms: int | None = None) -> replies.Accepted:
+        """Accept a prediction. Safe to repeat with the same id. Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
 
-        Raises UnknownQueue, IdempotencyMismatch and QueueRefused. Raises BackendUnavailable if its idempotency key went
-        to a later one.
+        Raises BackendUnavailable if its idempotency key went to a later one.
         """
         if prediction.lane not in LANES:  # no claim would ever look there
             raise ValueError(f"unknown lane {prediction.lane}")
@@ -333,14 +290,14 @@ class Scripts:
         match word:
             case b"created":
                 created, deadline, hope = rest if len(rest) > 1 else (rest[0], b"", None)
-                return Accepted(
+                return replies.Accepted(
                     prediction.id,
                     created_ms=int(created),
                     deadline_ms=int(deadline) if deadline else None,
-                    outlook=hoped(hope),
+                    outlook=replies.hoped(hope),
                 )
             case b"replayed":
-                return Accepted(PredictionId(rest[0].decode()), replayed=True)
+                return replies.Accepted(PredictionId(rest[0].decode()), replayed=True)
             case b"mismatch":
                 raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
             case b"late":
@@ -358,24 +315,23 @@ class Scripts:
         model: str,
         idempotency: tuple[str, str],
         instead_of: PredictionId | None,
-    ) -> Bound | None:
-        """Bind an idempotency key to this prediction, or to none. Returns the binding that stands instead, None on
-        success.
+    ) -> replies.Bound | None:
+        """Bind an idempotency key, as (digest, body's fingerprint), to this prediction, or to none.
 
-        `idempotency`: (key's digest, body's fingerprint). `instead_of`: the prediction that the key may be taken from.
+        Returns the binding that stands instead. The key may be taken from `instead_of`.
         """
         digest, fingerprint = idempotency
         key = keys.idempotency(account=account, model=model, digest=digest)
         args: list[Arg] = [prediction_id or "", fingerprint, IDEMPOTENCY_TTL_MS, instead_of or ""]
         held = await self._call("bind", [key], args)
-        return Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
+        return replies.Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
 
     def enlist(
         self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
     ) -> "asyncio.Future[object]":
-        """Put an id on its account's list. Call it before `enqueue`. Ids below `oldest` may be dropped.
+        """Put an id on its account's list, before `enqueue`. Ids below `oldest` may be dropped.
 
-        `input_bytes`: size of the input that `enqueue` sends next. Both calls then use the same kind of traffic.
+        `input_bytes`: of the `enqueue` that follows, so that both calls share the kind of traffic.
         """
         names, args = [keys.listing(account, kind)], [prediction_id, oldest]
         return self._begin("enlist", names, args, traffic=_filing(input_bytes))
@@ -415,14 +371,13 @@ class Scripts:
             return Stored(record=record, input=None, left_out=left_out[0])
         raw = Raw(data) if data else None
         if not record.is_terminal:
-            output, logs = fold([event(seq, entry) for seq, entry in enumerate(entries, start=1)])
-            return Stored(record=record, input=raw, output=output, logs=logs, outlook=hoped(hope))
+            output, logs = fold([replies.event(seq, entry) for seq, entry in enumerate(entries, start=1)])
+            return Stored(record=record, input=raw, output=output, logs=logs, outlook=replies.hoped(hope))
         done = dict(pairs(ended))
         output = Raw(done[b"output"]) if done.get(b"output") else None
         return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
 
     async def story(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Known | None:
-        """Return everything about one prediction but its large data, or None if it is unknown."""
         reply = await self._call("story", [keys.record(prediction_id)], [prediction_id, given(now_ms)])
         if not reply:
             return None
@@ -430,23 +385,22 @@ class Scripts:
         return Known(
             now=at,
             record=Record.parse(prediction_id, fields),
-            events=tuple(event(seq, entry) for seq, entry in zip(entries[::2], entries[1::2], strict=True)),
-            outlook=hoped(hope),
-            attempts=number(attempts),
-            due=number(due),
-            lease=number(lease),
-            owed=number(owed),
+            events=tuple(replies.event(seq, entry) for seq, entry in zip(entries[::2], entries[1::2], strict=True)),
+            outlook=replies.hoped(hope),
+            attempts=replies.number(attempts),
+            due=replies.number(due),
+            lease=replies.number(lease),
+            owed=replies.number(owed),
             is_dead=bool(dead),
         )
 
     async def replay(
         self, prediction_id: PredictionId, *, after: int, count: int, most_bytes: int, whole: bool = True
-    ) -> Replayed | None:
-        """Return its events after a number, or None if it is unknown. Stops at `count` events, or once `most_bytes`
-        are reached.
+    ) -> replies.Replayed | None:
+        """Return its events after a number, or None if it is unknown. Stops at `count` events or `most_bytes`.
 
-        A number from before the last revival, or above the newest, belongs to a former list: all events are returned
-        then. One event may be larger than `most_bytes`; unless `whole`, the answer ends before it.
+        All events are returned for a number of a former list. One event may be larger; unless `whole`, the answer ends
+        before it.
         """
         args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
         # the size of the answer is not known before: a page may be as large as its bound, and what is whole larger
@@ -457,36 +411,36 @@ class Scripts:
         if not reply:
             return None
         account, status, ticket, moved, last, first, *entries = reply
-        return Replayed(
+        return replies.Replayed(
             account=account.decode(),
             status=Status(status.decode()),
             ticket=ticket.decode(),
             moved=moved.decode(),
             last=last,
             next=first + len(entries),
-            events=tuple(event(seq, entry) for seq, entry in enumerate(entries, start=first)),
+            events=tuple(replies.event(seq, entry) for seq, entry in enumerate(entries, start=first)),
         )
 
     async def redeliver(
         self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
-    ) -> Redelivered:
+    ) -> replies.Redelivered:
         """Owe its terminal webhook again, at once. `account`: the owner that it must have, or None for any."""
         names = [keys.record(prediction_id), keys.owed(partition_of(prediction_id))]
         args: list[Arg] = [prediction_id, account or "", given(now_ms)]
-        return cast(Redelivered, (await self._call("redeliver", names, args)).decode())
+        return cast(replies.Redelivered, (await self._call("redeliver", names, args)).decode())
 
     async def cancel(
         self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
-    ) -> Canceled:
+    ) -> replies.Canceled:
         """End a waiting prediction, or ask the director of a running one to stop it."""
         args: list[Arg] = [prediction_id, account, kind, given(now_ms)]
-        return cast(Canceled, (await self._call("cancel", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Canceled, (await self._call("cancel", [keys.record(prediction_id)], args)).decode())
 
-    async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> Erased:
+    async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> replies.Erased:
         """Delete a terminal prediction with all its data but its files. Safe to repeat."""
         names = [keys.record(prediction_id), keys.owed(partition_of(prediction_id))]
         args: list[Arg] = [prediction_id, account, given(now_ms)]
-        return cast(Erased, (await self._call("erase", names, args)).decode())
+        return cast(replies.Erased, (await self._call("erase", names, args)).decode())
 
     # A claim, from taking to releasing it. Nothing is written once the claim is lost.
 
@@ -503,13 +457,11 @@ class Scripts:
         warm: str = "",
         send: Callable[[bytes], Awaitable[Any]] | None = None,
         now_ms: int | None = None,
-    ) -> Claims:
-        """Claim up to `count`. Repeating a call with its nonce returns the same claims. A paused queue hands out
-        nothing.
+    ) -> replies.Claims:
+        """Claim up to `count`. The same nonce returns the same claims. A paused queue hands out nothing.
 
-        `budget`: most that all may cost together; with `alone` the first is claimed at any cost. `warm`: the affinity
-        key that goes first within the tenant whose turn it is. `send`: sends the packed call once in its own way and
-        returns the reply; its errors pass through. Raises UnknownQueue.
+        `budget`: most that all may cost; with `alone` the first is claimed at any cost. `warm`: the affinity key that
+        goes first within its tenant. `send`: sends the packed call once; its errors pass through. Raises UnknownQueue.
         """
         args: list[Arg] = [queue, consumer, nonce, count, ms(lease_s), MOST_CLAIMS, given(now_ms)]
         args += [given(budget), int(alone), warm]
@@ -518,7 +470,7 @@ class Scripts:
         state, *handed = await sent
         if state == b"unknown":
             raise UnknownQueue(queue)
-        claims = Claims(why=cast(Ceased, (handed[0] if handed else state).decode()))
+        claims = replies.Claims(why=cast(replies.Ceased, (handed[0] if handed else state).decode()))
         for raw_id, data, fields in handed[1:]:
             prediction_id = PredictionId(raw_id.decode())
             claims.append(Claim(Record.parse(prediction_id, fields), Raw(data or b"{}")))
@@ -532,15 +484,13 @@ class Scripts:
         lease_s: float,
         claims: Iterable[tuple[PredictionId, Token]],
         slots: int = 1,
-        state: Readiness = "ready",
+        state: replies.Readiness = "ready",
         about: bytes = b"",
         now_ms: int | None = None,
-    ) -> list[Hold]:
-        """Extend the leases of all these claims and return one state for each, in order. A call without claims is a
-        heartbeat.
+    ) -> list[replies.Hold]:
+        """Extend the leases of these claims, or send a heartbeat without claims. Returns the state of each, in order.
 
-        `slots`: of this director, busy or free. `state`: of its model servers. `about`: further facts about the
-        director, see director.store.directors.
+        `slots`: of this director. `state`: of its servers. `about`: further facts, see director.store.directors.
         """
         args: list[Arg] = [queue, consumer, ms(lease_s), given(now_ms), slots, state, about]
         args += chain.from_iterable(claims)
@@ -557,13 +507,13 @@ class Scripts:
         events: Sequence[NewEvent],
         remote: str = "",
         now_ms: int | None = None,
-    ) -> Advanced:
+    ) -> replies.Advanced:
         """Write that the run began `ran_ms` ago, new events, and the server's own name of the run if new (`remote`)."""
         args: list[Arg] = [prediction_id, token, seq, given(ran_ms), given(now_ms), remote]
         args += chain.from_iterable(events)
         word, *known = await self._call("advance", [keys.record(prediction_id)], args)
         last, started = known if known else (seq, None)
-        return Advanced(word.decode(), last, int(started) if started else None)
+        return replies.Advanced(word.decode(), last, int(started) if started else None)
 
     async def finish(
         self,
@@ -606,7 +556,7 @@ class Scripts:
         began: bool | None = None,
         claimed_ms: int | None = None,
         now_ms: int | None = None,
-    ) -> Requeued:
+    ) -> replies.Requeued:
         """Give a claim back, unspent or as a spent attempt. Returns the new state of the prediction.
 
         `began`: whether its run began; None lets the record decide. If the queue allows no second run, a begun one ends
@@ -614,24 +564,21 @@ class Scripts:
         """
         args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code]
         args += ["" if began is None else int(began), given(now_ms), given(claimed_ms)]
-        return cast(Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
 
     # Keepers, for queues, owed webhooks and dead letters. They never take a claim whose lease is still good.
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
-        """Note contact with this run of the server. Returns its time in ms, and for how many seconds keepers had
-        contact.
-        """
+        """Note contact with this run of the server. Returns its time in ms, and the seconds of contact so far."""
         at, lasted = await self._call("contact", [keys.contact()], [run_id, ms(silence_s), given(now_ms)])
         return at, lasted / 1000
 
     async def reap(
         self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
-    ) -> list[tuple[PredictionId, Requeued]]:
-        """Recover claims whose lease has expired. Returns the new state of each.
+    ) -> list[tuple[PredictionId, replies.Requeued]]:
+        """Recover claims whose lease (`lease_s`) has expired. Returns the new state of each.
 
-        `lease_s`: of the directors. `now_ms`: the server time to judge by, which a keeper that was frozen would
-        overrun. For a lease before it the server's clock has not stepped.
+        `now_ms`: the time to judge by, which a frozen keeper would overrun. Before it the clock did not step.
         """
         args: list[Arg] = [limit, _jitter(), ms(lease_s), given(now_ms)]
         return _outcomes(await self._call("reap", [keys.lease(queue), keys.directors(queue)], args))
@@ -646,7 +593,7 @@ class Scripts:
         count: int,
         idle_s: float,
         now_ms: int | None = None,
-    ) -> tuple[str, list[tuple[PredictionId, Requeued]]]:
+    ) -> tuple[str, list[tuple[PredictionId, replies.Requeued]]]:
         """Find claims of one stream that have no lease. Returns the cursor to continue from, '0-0' at the end."""
         args: list[Arg] = [queue, cursor, count, ms(idle_s), _jitter(), given(now_ms)]
         last, *recovered = await self._call("recover", [keys.stream(queue, lane, number)], args)
@@ -654,7 +601,7 @@ class Scripts:
 
     async def reconcile(
         self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
-    ) -> tuple[int, list[tuple[PredictionId, Repair]]]:
+    ) -> tuple[int, list[tuple[PredictionId, replies.Repair]]]:
         """Repair one slice of the live ids. Returns where the next slice starts, 0 after the last."""
         args: list[Arg] = [queue, start, count, ms(lease_s), given(now_ms)]
         following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
@@ -693,13 +640,11 @@ class Scripts:
         known: int | None = None,
         rule: str | None = None,
         now_ms: int | None = None,
-    ) -> Delivered:
-        """Note the outcome of a terminal webhook's attempt. Without `delay_s` there is no other. `put_off` counts as
-        no attempt.
+    ) -> replies.Delivered:
+        """Note the outcome of a terminal webhook's attempt; `put_off` is not counted. Without `delay_s`: the last.
 
-        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `status`:
-        answered by `host`. `is_asked`: the host asked for this delay. `known`: attempts noted before this one. `rule`:
-        forbids the address.
+        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_asked`:
+        the host asked for this delay. `known`: attempts noted before this one. `rule`: forbids the address.
         """
         partition = partition_of(prediction_id)
         names = [keys.record(prediction_id), keys.owed(partition), keys.owed_to(partition, host)]
@@ -721,7 +666,6 @@ class Scripts:
         return bool(await self._call("revive", [keys.record(prediction_id)], [prediction_id, given(now_ms)]))
 
     async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
-        """Delete a dead letter. Returns False if it is not one."""
         return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue, given(now_ms)]))
 
     # Moves of predictions to another Redis server: out of a queue, into the other's, and a tombstone.
@@ -733,7 +677,7 @@ class Scripts:
         *,
         site: str,
         now_ms: int | None = None,
-    ) -> list[Departed]:
+    ) -> list[replies.Departed]:
         """Take the waiting ones of these (id, account) pairs out of their queue. Returns each one's state, in order."""
         args: list[Arg] = [queue, site, given(now_ms), *chain.from_iterable(ids)]
         reply = await self._call("depart", [keys.live(queue)], args)
@@ -754,11 +698,10 @@ class Scripts:
         limits_rev: int = 0,
         refuses: bool = False,
         now_ms: int | None = None,
-    ) -> Arrived:
-        """Accept a prediction from another server, or with `refuses` refuse it for good.
+    ) -> replies.Arrived:
+        """Accept a prediction from another server, or with `refuses` refuse it for good. `record`: flat fields.
 
-        `record`: flat fields. `idempotency`: the key, its value, and its remaining ms. `limits_rev` 0 keeps the
-        account's limits that the queue knows.
+        `idempotency`: the key, its value, its remaining ms. `limits_rev` 0 keeps the limits that the queue knows.
         """
         own = keys.record(prediction_id)
         held, holds, held_ms = idempotency or (own, b"", 0)
@@ -768,19 +711,18 @@ class Scripts:
         args += [part for entry in events for part in (b"", entry)]
         # the same traffic for all sizes keeps the calls in order
         reply = await self._call("arrive", names, args, traffic=Traffic.LARGE_WRITES)
-        return cast(Arrived, reply.decode())
+        return cast(replies.Arrived, reply.decode())
 
     async def vacate(
         self, prediction_id: PredictionId, *, site: str, canceled: bool = False, now_ms: int | None = None
-    ) -> Vacated:
+    ) -> replies.Vacated:
         """Leave a tombstone for a prediction that arrived elsewhere. `canceled`: its caller's cancel was passed on."""
         args: list[Arg] = [prediction_id, site, int(canceled), CAME_TTL_MS, given(now_ms)]
-        return cast(Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
 
-    async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> Stayed:
-        """Put a prediction back that the other server refused."""
+    async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> replies.Stayed:
         args: list[Arg] = [prediction_id, site, given(now_ms)]
-        return cast(Stayed, (await self._call("stay", [keys.record(prediction_id)], args)).decode())
+        return cast(replies.Stayed, (await self._call("stay", [keys.record(prediction_id)], args)).decode())
 
 
 def given(value: float | str | None) -> Arg:

@@ -11,8 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from director.cli.arguments import arg, group, hours
-from director.cli.backend import Backend, audited
-from director.cli.operators import operator
+from director.cli.operators import Backend, audited, operator
 from director.cli.tables import Answer, listed
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError

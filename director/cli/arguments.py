@@ -23,10 +23,7 @@ MOST_HOURS: Final = 24 * 366
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help ends with examples and, for a process, with its settings.
-
-    `settings` is the name of their struct in core/settings.
-    """
+    """A parser whose help ends with examples and, for a process, with the settings of this struct of core/settings."""
 
     def __init__(self, *given: Any, examples: Sequence[str] = (), settings: str = "", **named: Any) -> None:
         super().__init__(*given, **named)
@@ -49,7 +46,6 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def all_of_it(self) -> "Iterator[CommandParser]":
-        """Yield this parser and all parsers below it, in the order of the help."""
         yield self
         for each in self.commands.values():
             yield from each.all_of_it()
@@ -76,9 +72,7 @@ RunT = TypeVar("RunT", bound=Run)
 
 
 class Argument(NamedTuple):
-    """An argument for argparse. `section` is the title of its part of the help, or EITHER for options that exclude
-    each other.
-    """
+    """`section` is the title of its part of the help, or EITHER for options that exclude each other."""
 
     names: Sequence[str]
     settings: dict[str, Any]
@@ -133,10 +127,7 @@ SERVICE: Final = (
 def command(
     path: str, *arguments: Argument, examples: Sequence[str] = (), about: str = "", **settings: Any
 ) -> Callable[[RunT], RunT]:
-    """Declare a command. An example is the part after the path; `settings` are for its parser.
-
-    Without a docstring and `about`, the help line is the description.
-    """
+    """Declare a command. An example is the part after the path; `settings` are for its parser."""
 
     def declared(run: RunT) -> RunT:
         declare(path, run, about or run.__doc__ or "", arguments, examples, settings)
@@ -209,7 +200,6 @@ def _add(
 
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
-    """Return a reader of a whole number between these."""
     to = f" to {most}" if most else ""
 
     def number(text: str) -> int:
@@ -221,14 +211,12 @@ def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
 
 
 def port_number(text: str) -> int:
-    """Read a port; 0 means any free one."""
     if not text.isdecimal() or int(text) > MOST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to {MOST_PORT}")
     return int(text)
 
 
 def hours(text: str) -> float:
-    """Read a number of hours, at most a leap year's."""
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6})?", text) or float(text) > MOST_HOURS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration: give hours from 0 to {MOST_HOURS}")
     return float(text)

@@ -4,12 +4,9 @@ The API is not asked, so these commands work while no API runs.
 """
 
 import argparse
-import getpass
-import logging
 import os
-import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,20 +14,14 @@ import anyio
 from redis.asyncio import Redis
 
 from director.broker.redis_client import client, describe
-from director.core.errors import BackendUnavailable, DirectorError, SettingsError
+from director.core.errors import BackendUnavailable, SettingsError
 from director.core.ids import QueueName
 from director.diagnosis.overview import Overview
 from director.diagnosis.scaling import Scaling
-from director.local.home import Home
-from director.runtime.logs import JsonLines
-from director.store import changes
+from director.local.home import Home, Nowhere
 from director.store.services import Services
 
 Done = TypeVar("Done")
-
-
-class Nowhere(DirectorError):
-    """No service is known. Start one, or name its address."""
 
 
 class Backend(Services):
@@ -76,32 +67,8 @@ def redis_url(given: argparse.Namespace) -> str:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[Backend]:
-    """Connect to one server while the block lasts."""
     backend = Backend(client(url, name="director-cli"))
     try:
         yield backend
     finally:
         await backend.aclose()
-
-
-@contextmanager
-def audited() -> Iterator[str]:
-    """Yield the operator's name, and write each change in the block as a line of JSON on stderr too."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(process="cli"))
-    level = changes.log.level
-    changes.log.addHandler(handler)
-    changes.log.setLevel(logging.INFO)
-    try:
-        yield typist()
-    finally:
-        changes.log.setLevel(level)
-        changes.log.removeHandler(handler)
-
-
-def typist() -> str:
-    """Return the operator's name as the log of changes has it. Only the user's name is read."""
-    try:
-        return f"cli:{getpass.getuser()}"
-    except (KeyError, OSError):  # in a container the user may have a number without a name
-        return "cli:unknown"

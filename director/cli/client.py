@@ -15,10 +15,9 @@ import httpx
 import msgspec
 from msgspec import Raw, Struct
 
-from director.cli.backend import Nowhere
 from director.core.errors import DirectorError
 from director.core.states import TERMINAL, Status
-from director.local.home import Home
+from director.local.home import Home, Nowhere
 
 T = TypeVar("T")
 
@@ -68,8 +67,6 @@ class Away(Refused):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """The fields of a prediction that the command line uses."""
-
     id: str
     status: Status
     model: str = ""
@@ -86,8 +83,6 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class Client:
-    """A connection to the API, open while the block lasts."""
-
     def __init__(self, service: Service) -> None:
         self._url = service.url
         # proxies from the environment are not used: they would see the token of a service on this machine
@@ -144,7 +139,6 @@ def read(body: Raw, kind: type[T]) -> T:
 
 
 def _detail(answer: httpx.Response) -> str:
-    """Return the text of a problem document in one line."""
     try:
         problem = msgspec.json.decode(answer.content, type=dict[str, Any])
     except msgspec.MsgspecError:

@@ -3,19 +3,20 @@
 import argparse
 import math
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from director.cli.arguments import EXAMPLE_ID, arg, flag, group
-from director.cli.backend import Backend, typist
-from director.cli.operators import operator, prediction_id, unknown_queue
+from director.cli.operators import Backend, operator, prediction_id, typist, unknown_queue
 from director.cli.output import printable
 from director.cli.tables import Answer, folded, line_width, listed, progress
 from director.core.errors import SettingsError
 from director.core.ids import PredictionId, QueueName
 from director.core.words import several
-from director.store.dead import Asked, Place, Shown
+
+if TYPE_CHECKING:
+    from director.store.dead import Place, Shown
 
 SHOWN: Final = 20
 COLUMNS: Final = ("died", "id", "queue", "account", "why", "attempts")
@@ -32,6 +33,8 @@ group("dead", "list")
 )
 async def _list(backend: Backend, given: argparse.Namespace) -> Answer:
     """List dead letters, newest first."""
+    from director.store.dead import Place
+
     before = Place.parse(given.cursor)
     if given.cursor and before is None:
         raise SettingsError(f"{given.cursor!r} is not a cursor: use the one that an earlier list printed.")
@@ -57,7 +60,7 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer(body, folded(map(printable, _lines(shown)), hang=4, width=line_width()))
 
 
-def _lines(shown: Shown) -> list[str]:
+def _lines(shown: "Shown") -> list[str]:
     letter = shown.letter
     head = (letter.died_at, letter.id, letter.queue, letter.account, letter.code)
     removed = "removed: it can no longer be revived"
@@ -106,6 +109,8 @@ async def _drop(backend: Backend, given: argparse.Namespace) -> Answer:
 async def _do(backend: Backend, given: argparse.Namespace, action: str) -> Answer:
     if bool(given.ids) == given.all or (given.queue and not given.all):
         raise SettingsError(f"name some: `director dead {action} ID …`, or --all, or --all --queue NAME.")
+    from director.store.dead import Asked
+
     ids, dead = [_id(name) for name in dict.fromkeys(given.ids)], backend.dead
     act = dead.revive if action == "revive" else dead.drop
     queues = await _queues(backend, given.queue)
@@ -133,17 +138,14 @@ async def _queues(backend: Backend, queue: str) -> list[QueueName]:
     return [QueueName(queue)] if queue else known
 
 
-async def _slices(places: list[Place]) -> AsyncIterator[list[Place]]:
+async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
     yield places
 
 
 async def _counted(
-    slices: AsyncIterator[list[Place]], rate: float | None, show: Callable[[str], None]
-) -> AsyncIterator[list[Place]]:
-    """Yield the same places, and show on a terminal how many are done.
-
-    With a rate, yield one place at a time: each may take seconds.
-    """
+    slices: "AsyncIterator[list[Place]]", rate: float | None, show: Callable[[str], None]
+) -> "AsyncIterator[list[Place]]":
+    """Yield the same places, one at a time with a rate, and show on a terminal how many are done."""
     met = 0
     async for places in slices:
         step = 1 if rate else len(places)

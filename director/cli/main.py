@@ -80,8 +80,6 @@ def _failed(text: str) -> int:
 
 
 class _Version(argparse.Action):
-    """Print the version, which is looked up only here."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from director import __version__
 

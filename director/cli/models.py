@@ -7,12 +7,10 @@ from typing import Final
 import msgspec
 
 from director.cli.arguments import EXAMPLE_ID, arg, flag, group
-from director.cli.backend import Backend, audited, typist
-from director.cli.operators import operator, prediction_id
+from director.cli.operators import Backend, audited, operator, prediction_id, typist
 from director.cli.tables import Answer, listed
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig
-from director.store.models import Collection
 
 # option: help
 SAID: Final = {
@@ -164,6 +162,8 @@ async def _example(backend: Backend, given: argparse.Namespace) -> Answer:
 )
 async def _put(backend: Backend, given: argparse.Namespace) -> Answer:
     """Write a collection, new or not."""
+    from director.store.models import Collection
+
     asked = {"name": given.name, "description": given.description, "models": given.models}
     try:
         collection = msgspec.convert(asked, Collection)

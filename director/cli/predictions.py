@@ -86,7 +86,6 @@ def _named(prediction_id: str) -> Generator[None]:
 
 def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
     """Poll until the prediction is terminal, and show what is new each time. Return the last response."""
-
     with Printer(sys.stdout, sys.stderr, shows_output=not given.output) as printer:
         while True:
             prediction = seen(body)
@@ -100,7 +99,6 @@ def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
 
 def _look(client: Client, prediction_id: str, printer: Printer) -> Raw:
     """Return the prediction. If the service is away, ask again for AWAY_S: accepted predictions are not lost."""
-
     give_up = time.monotonic() + AWAY_S
     is_told = False
     while True:

@@ -15,7 +15,6 @@ OWN_LINE: Final = ("data:", "http://", "https://")
 
 
 def as_text(value: Any) -> str:
-    """Return indented JSON."""
     return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
@@ -39,7 +38,6 @@ class Pieces:
             self.end()
 
     def end(self) -> None:
-        """End an unfinished line."""
         if self.is_mid_line:
             self._out.write("\n")
             self._out.flush()
@@ -111,6 +109,5 @@ class Printer:
             self._ticker.update(one_line(f"» {seen.status} {seconds:.0f} s"), refresh=True)
 
     def tell(self, text: str) -> None:
-        """Print a line about the prediction on stderr."""
         self._ticker.stop()
         print(harmless(f"» {text}", self._err), file=self._err, flush=True)

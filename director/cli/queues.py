@@ -3,15 +3,14 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import anyio
 import msgspec
 
 from director.broker.replies import Admission, QueueStats
 from director.cli.arguments import arg, flag, whole
-from director.cli.backend import Backend, connected, typist
-from director.cli.operators import QUEUE, operator
+from director.cli.operators import QUEUE, Backend, operator, typist
 from director.cli.tables import Answer, fitted, folded, line_width, progress
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
@@ -19,7 +18,9 @@ from director.core.ids import QueueName
 from director.core.policy import MAX_STREAMS, Burns, burns
 from director.core.schema import SetupRun
 from director.core.words import share, span
-from director.store.queues import Moved, Tenant
+
+if TYPE_CHECKING:
+    from director.store.queues import Tenant
 
 HANG: Final = 13  # column where the facts of a report begin
 COLUMNS: Final = ("queue", "high", "normal", "low", "running", "slots", "delayed", "dead", "mode", "breaker", "oldest")
@@ -150,6 +151,8 @@ async def _migrate(backend: Backend, given: argparse.Namespace) -> Answer:
         return await _depart(backend, given)
     if given.put_back or not given.to:
         raise SettingsError("--put-back goes with --to-redis." if given.put_back else "TO or --to-redis is missing.")
+    from director.store.queues import Moved
+
     queue, to, done = await backend.queue(given.queue), await backend.queue(given.to), Moved()
     with progress() as show:
         async for done in backend.queue_administration.migrate(queue, to, by=typist(), only_asks=given.dry_run):
@@ -168,6 +171,7 @@ async def _depart(here: Backend, given: argparse.Namespace) -> Answer:
     # only here: no other command on queues needs them
     from director.broker.durability import check
     from director.broker.redis_client import describe
+    from director.cli.backend import connected
     from director.core.settings import CommonSettings, load
     from director.store.departure import Departure, Left, Site
 
@@ -214,18 +218,16 @@ async def _bound(backend: Backend, given: argparse.Namespace) -> Answer:
 
 
 def table(found: Sequence[tuple[QueueName, QueueStats]], *, width: int | None = None) -> list[str]:
-    """Return one line for each queue, below the names of the columns."""
     return fitted(COLUMNS, [_row(queue, stats) for queue, stats in found], width=width, words=WORDS)
 
 
 def report(
     queue: str,
     stats: QueueStats,
-    tenants: Sequence[Tenant],
+    tenants: "Sequence[Tenant]",
     setup: SetupRun | None = None,
     burnt: Burns | None = None,
 ) -> list[str]:
-    """Return all that is known of one queue."""
     takes = f"; one run takes {span(stats.service_ms / 1000)}" if stats.service_ms else ""
     facts = {
         "waiting": f"high {stats.high}, normal {stats.normal}, low {stats.low}; oldest {_oldest(stats)}",
@@ -299,12 +301,11 @@ def _bucket(pair: tuple[str, int]) -> float:
 
 
 def _counted(tally: Mapping[str, int], prefix: str, unit: str = "") -> str:
-    """Return the counters with this prefix, each with its number."""
     found = {name.removeprefix(prefix): count for name, count in tally.items() if name.startswith(prefix)}
     return ", ".join(f"{name}{unit}: {count}" for name, count in found.items())
 
 
-def _line(tenant: Tenant) -> str:
+def _line(tenant: "Tenant") -> str:
     marks = [mark for mark, is_so in (("paused", tenant.is_paused), ("suspended", tenant.is_suspended)) if is_so]
     state = f" ({', '.join(marks)})" if marks else ""
     return f"  {'account':<10} {tenant.name}{state}: {tenant.waiting} waiting, {tenant.running} running"

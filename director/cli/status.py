@@ -2,21 +2,22 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
 
 from director.broker import keys
 from director.cli.arguments import JSON, REDIS, arg, command, flag
-from director.cli.backend import Backend, redis_url
-from director.cli.operators import QUEUE, operator, unknown_queue
+from director.cli.operators import QUEUE, Backend, operator, unknown_queue
 from director.cli.output import printable
 from director.cli.tables import Answer, fitted, folded, line_width
 from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable, UnknownQueue
 from director.core.words import since
-from director.diagnosis.views import DirectorView, ServerView, director_view
+
+if TYPE_CHECKING:
+    from director.diagnosis.views import DirectorView, ServerView
 
 COLUMNS: Final = ("director", "state", "slots", "holds", "version", "up", "last sign", "queues")
 WORDS: Final = ("director", "state", "version", "queues")
@@ -31,6 +32,8 @@ HANG: Final = 4  # indent of continued lines: the reason why a server is not rea
 )
 async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
     """Show every director with its model servers. A silent one is shown until a keeper removes it."""
+    from director.diagnosis.views import director_view
+
     queues = [await backend.queue(given.queue)] if given.queue else await backend.queues.all()
     found = [director_view(one) for one in await backend.directors.of(queues)]
 
@@ -40,7 +43,7 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
     return Answer(found, text if found else "no directors: `director run` starts one")
 
 
-def director_lines(found: Sequence[DirectorView], *, now_ms: int, width: int | None) -> list[str]:
+def director_lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int | None) -> list[str]:
     """Return a line for each director and, below that table, a line for each of their model servers."""
     table = fitted(COLUMNS, [_row(one, now_ms) for one in found], width=width, words=WORDS)
     servers = [
@@ -56,7 +59,7 @@ def director_lines(found: Sequence[DirectorView], *, now_ms: int, width: int | N
     return table
 
 
-def _row(one: DirectorView, now_ms: int) -> list[str]:
+def _row(one: "DirectorView", now_ms: int) -> list[str]:
     return [
         one.name,
         one.state if one.alive else SILENT,
@@ -69,7 +72,7 @@ def _row(one: DirectorView, now_ms: int) -> list[str]:
     ]
 
 
-def _server(server: ServerView, now_ms: int) -> str:
+def _server(server: "ServerView", now_ms: int) -> str:
     why = f": {server.detail}" if server.detail else ""
     return f"{server.url}  {server.state} for {since(server.since, now_ms)}, {server.slots} slots{why}"
 
@@ -98,6 +101,7 @@ def _doctor(given: argparse.Namespace) -> int:
     """Check Redis and the service around it. The exit code is 1 if any check fails."""
     # only here: the checks take 50 ms to import
     from director.broker.redis_client import client, describe
+    from director.cli.backend import redis_url
     from director.core.settings import CommonSettings, load
     from director.diagnosis.doctor import Finding, examine, has_failed, look
 

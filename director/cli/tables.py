@@ -38,7 +38,6 @@ class Answer(NamedTuple):
     code: int = 0
 
     def show(self, *, is_json: bool) -> int:
-        """Print one of both, and return the exit code."""
         if is_json:
             print_json(self.body)
         else:
@@ -124,10 +123,7 @@ def folded(lines: Iterable[str], *, hang: int, width: int | None) -> str:
 
 
 def cut(text: str, width: int, *, is_middle: bool = True) -> str:
-    """Return at most `width` columns of a text, without its middle or its end.
-
-    The name of a queue first loses digits of its version.
-    """
+    """Return at most `width` columns, without the middle or end. A queue's name first loses digits of its version."""
     if cell_len(text) <= width:
         return text
     if width <= len(MARK):
@@ -142,7 +138,6 @@ def cut(text: str, width: int, *, is_middle: bool = True) -> str:
 
 def _tail(text: str, room: int) -> int:
     """Return the columns behind the mark: a queue's kind if its model then fits before the mark, else a third."""
-
     model, colon, version = text.rpartition(":")
     kind = len(version) - len(version.partition("~")[0])
     return kind if colon and cell_len(model) + len(colon) + FEWEST_DIGITS + kind <= room else room - room * 2 // 3
@@ -150,10 +145,7 @@ def _tail(text: str, room: int) -> int:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress as one line on stderr. The line goes with the block.
-
-    Nothing is shown if stderr is not a terminal.
-    """
+    """Yield a function that shows progress as one line on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -163,7 +155,6 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def ticker(to: TextIO) -> Live:
     """Return a line of a terminal that can change, between its `start` and its `stop`."""
-
     return Live(
         console=Console(file=to), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     )
@@ -171,5 +162,4 @@ def ticker(to: TextIO) -> Live:
 
 def one_line(text: str) -> Text:
     """Return a text for rich, without markup and control characters, that is cut at the end of the line."""
-
     return Text(printable(text), no_wrap=True, overflow="ellipsis")

@@ -77,7 +77,6 @@ def _tail(given: argparse.Namespace) -> int:
 
 
 async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
-    """Print steps until the command is interrupted."""
     queue = await backend.queue(given.queue) if given.queue else None
     following = Following(AuditLog(backend.redis), [queue_partition(queue)] if queue else [])
     await following.begin()
@@ -109,7 +108,6 @@ async def _follow_all(backend: Backend, given: argparse.Namespace) -> None:
 
 
 def _step(entry: Entry, *, width: int | None) -> str:
-    """Return a step as one line."""
     by = f"by {entry.by} " if entry.by else ""
     words = (
         iso(entry.at)[CLOCK],
@@ -124,7 +122,6 @@ def _step(entry: Entry, *, width: int | None) -> str:
 
 
 async def _follow_one(backend: Backend, prediction_id: PredictionId, *, is_json: bool) -> None:
-    """Print the events of one prediction until its last."""
     pieces, after = Pieces(sys.stdout), 0
 
     async def read() -> Replayed | None:

@@ -23,7 +23,8 @@ from rich.control import Control
 from rich.text import Text
 
 from director.cli.arguments import JSON, REDIS, command, flag
-from director.cli.backend import Backend, on_backend, typist
+from director.cli.backend import Backend, on_backend
+from director.cli.operators import typist
 from director.cli.output import printable
 from director.cli.tables import line_width, print_json
 from director.cli.top_screen import (
@@ -52,23 +53,18 @@ ENDED: Final = "ended"
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
-NAMES: Final[Mapping[str, str]] = {
-    "\x1b": "escape",
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "backspace",
-    "\b": "backspace",
-    "\x1b[A": "up",
-    "\x1bOA": "up",
-    "\x1b[B": "down",
-    "\x1bOB": "down",
-    "\x1b[5~": "page_up",
-    "\x1b[6~": "page_down",
-    "\x1b[H": "home",
-    "\x1b[1~": "home",
-    "\x1b[F": "end",
-    "\x1b[4~": "end",
+SENT: Final = {
+    "escape": ("\x1b",),
+    "enter": ("\r", "\n"),
+    "backspace": ("\x7f", "\b"),
+    "up": ("\x1b[A", "\x1bOA"),
+    "down": ("\x1b[B", "\x1bOB"),
+    "page_up": ("\x1b[5~",),
+    "page_down": ("\x1b[6~",),
+    "home": ("\x1b[H", "\x1b[1~"),
+    "end": ("\x1b[F", "\x1b[4~"),
 }
+NAMES: Final = {each: name for name, sent in SENT.items() for each in sent}
 TREND: Final = 8  # columns of blocks for the last ten minutes
 SAMPLES: Final = 60
 MOST_TENANTS: Final = 50
@@ -105,7 +101,6 @@ class Terminal:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Take over the terminal while the block lasts."""
         loop = asyncio.get_running_loop()
         self._enter()
         loop.add_reader(self._in, self._read)
@@ -121,7 +116,6 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
         return self._console.size
 
     def draw(self, lines: Sequence[Text]) -> None:
@@ -164,7 +158,6 @@ class Terminal:
 
 
 async def _once(backend: Backend, *, width: int | None) -> list[str]:
-    """Return one screen with all queues."""
     snapshot, clock = await backend.overview.look(), SystemClock()
     history = await backend.history.many([each.name for each in snapshot.queues], most=SAMPLES)
     seen = _seen(snapshot, history, Rates(), now_ms=clock.now_ms())
@@ -172,7 +165,6 @@ async def _once(backend: Backend, *, width: int | None) -> list[str]:
 
 
 async def _watch(backend: Backend) -> None:
-    """Show the live screen until q or a signal."""
     terminal = Terminal()
     with terminal.opened():
         top = Top(backend, terminal)
@@ -184,8 +176,6 @@ async def _watch(backend: Backend) -> None:
 
 
 class Top:
-    """The live screen: the state, the last look at Redis, and the terminal."""
-
     def __init__(self, backend: Backend, terminal: Terminal) -> None:
         self._backend = backend
         self._terminal = terminal
@@ -215,7 +205,6 @@ class Top:
             self._draw()
 
     async def look(self) -> None:
-        """Read Redis and draw until it is cancelled."""
         while True:
             self._again = anyio.Event()
             try:
@@ -249,7 +238,6 @@ class Top:
         )
 
     async def _detail(self) -> Detail | None:
-        """Read the details of the queue whose screen is open."""
         found = [row for row in self._seen.rows if row.queue.name == self._state.selected] if self._seen else []
         if not found:
             return None

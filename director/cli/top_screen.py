@@ -49,8 +49,6 @@ class Row(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A request to pause or resume a queue."""
-
     queue: QueueName
     paused: bool
 
@@ -69,8 +67,6 @@ class State(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """The effect of a key."""
-
     state: State
     change: Change | None = None
     is_over: bool = False
@@ -87,7 +83,6 @@ SORTS: Final[Mapping[str, Callable[[Row], float]]] = {
 
 
 def shown(state: State, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that pass the filter, in order; equal ones by name."""
     found = [row for row in rows if state.wanted.lower() in row.queue.name]
     return sorted(found, key=lambda row: (SORTS[state.sort](row), row.queue.name))
 
@@ -98,7 +93,6 @@ def chosen(state: State, rows: Sequence[Row]) -> int:
 
 
 def pressed(state: State, key: str, rows: Sequence[Row]) -> Step:
-    """Return the effect of a key while these rows are shown."""
     state = replace(state, note="")
     if state.asked is not None:
         return Step(state=replace(state, asked=None), change=state.asked if key in ("y", "Y") else None)
@@ -185,13 +179,10 @@ TREND_S: Final = 600.0
 
 
 class Rates:
-    """Starts in a minute, from the counters seen in the last minute."""
-
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Mapping[QueueName, int]]] = deque()
 
     def note(self, at_s: float, queues: Iterable[QueueView]) -> None:
-        """Remember the counters of now."""
         self._looks.append((at_s, {each.name: each.started for each in queues}))
         while at_s - self._looks[0][0] > WINDOW_S:
             self._looks.popleft()
@@ -213,9 +204,7 @@ def started_per_min(samples: Sequence[Sample], *, now_ms: int) -> float | None:
 
 
 def waited(samples: Sequence[Sample], *, now_ms: int, now: int, parts: int) -> list[int]:
-    """Return the highest number waiting in each part of the last ten minutes. A part without samples counts as 0, and
-    the last part includes `now`.
-    """
+    """Return the most that waited in each part of the last ten minutes; the last part includes `now`."""
     found = [0] * parts
     for sample in samples:
         at = parts - 1 - int((now_ms - sample.at_ms) / 1000 / TREND_S * parts)
@@ -332,7 +321,6 @@ def _totals(seen: Seen) -> str:
 
 
 def _attention(state: State, seen: Seen, height: int | None) -> list[Text]:
-    """Return the worst findings, if there is room for them above the queues."""
     if state.view != "queues" or (height is not None and height < ROOMY):
         return []
     return [

@@ -32,10 +32,7 @@ SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """A server and its service at one moment. `config` and `refused` are None if the server forbids the question.
-
-    `findings` are of the service, by the same judgement as on the dashboard.
-    """
+    """A server and its service at one moment. `config` and `refused` are None if the server forbids the question."""
 
     address: str
     settings: CommonSettings
@@ -170,7 +167,6 @@ Answer = tuple[Verdict, str, str]
 
 
 def examine(look: Look) -> list[Finding]:
-    """Run every check, in the order of the table."""
     findings = []
     for name, check in CHECKS.items():
         verdict, found, fix = check(look)

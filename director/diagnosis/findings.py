@@ -193,12 +193,10 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 def work_of(stats: QueueStats) -> int:
-    """Return how many predictions of a queue are still to be run."""
     return stats.waiting + stats.delayed
 
 
 def waits(stats: QueueStats) -> str:
-    """Return the waiting work in words, with the age of the oldest."""
     if not work_of(stats):
         return "Nothing waits"
     delayed = f" and {stats.delayed:,} delayed" if stats.delayed else ""
@@ -307,7 +305,6 @@ def away(reason: str) -> Finding:
 
 
 def is_slow(answer_ms: float) -> bool:
-    """Is this too long for an answer of Redis?"""
     return answer_ms > SLOW_MS
 
 
@@ -347,7 +344,6 @@ def _webhooks(situation: Situation) -> Iterator[Finding]:
 
 
 def _queues(situation: Situation) -> Iterator[Finding]:
-    """Find queues in which nothing starts, or not in time."""
     for queue, stats in situation.queues.items():
         state, waiting = state_of(stats), waits(stats)
         if work_of(stats) and state_of(replace(stats, breaker="")) == "no_director":

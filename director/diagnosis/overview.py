@@ -109,7 +109,6 @@ class Overview:
 
     @property
     def rest_s(self) -> float:
-        """How long to wait before the next look."""
         longest_s = LONGEST_S * max(1.0, self._seen / MANY)
         return min(max(SHORTEST_S, REST * min(self._took, default=0)), longest_s)
 
@@ -155,7 +154,6 @@ class CloserLook:
         )
 
     async def _answered(self) -> tuple[int, float]:
-        """Return the server's time, and how many ms it took to answer."""
         took = []
         for _ in range(TRIES):
             began = time.perf_counter()
@@ -219,5 +217,4 @@ class CloserLook:
         return {queue: judged(queue, samples) for queue, samples in (await history.many(hot[:MOST_BURNING])).items()}
 
     async def _each(self, asked: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """Return the replies to these commands, in one write."""
         return await pipelined(self._redis, lambda pipe: [getattr(pipe, name)(*args) for name, args in asked])

@@ -56,7 +56,6 @@ class Scaling:
         return QueueName(name)
 
     async def of(self, queue: QueueName) -> Scale:
-        """Return the demand of one queue. Raises UnknownQueue."""
         demand = await self._scripts.demand(queue, soon_s=SOON_S)
         samples = await QueueHistory(self._redis).of(queue, most=int(max(WINDOWS_S) / PERIOD_S) + 1)
         load = Load(

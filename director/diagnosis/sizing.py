@@ -14,7 +14,7 @@ here: the autoscaler decides when to follow a smaller number.
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
 from msgspec import Struct
 
@@ -27,11 +27,7 @@ SHORTEST_S: Final = 0.001
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """The work of a queue. `waiting` counts all by lane, `runnable` what of it could run now or soon.
-
-    `arrivals_s` are arrivals per second by lane. `service_s` (of a run) and `slots_each` (of a director) are None while
-    unknown.
-    """
+    """The work of a queue. `runnable` could run now or soon. `service_s` and `slots_each` are None while unknown."""
 
     waiting: Mapping[Lane, int]
     runnable: int
@@ -43,8 +39,6 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """The least and the most directors that there should be."""
-
     least: int = 0
     most: int | None = None
 
@@ -85,7 +79,7 @@ def _slots(load: Load, objectives: Objectives) -> int:
 
 def _runnable_by_lane(load: Load) -> dict[Lane, float]:
     """Split runnable work in the proportion of what waits, since its lanes are unknown. Due retries have no lane."""
-    lanes: tuple[Lane, ...] = ("high", "normal", "low")
+    lanes = get_args(Lane)
     whole = sum(load.waiting.values())
     if not whole:
         return {lane: load.runnable if lane == "normal" else 0.0 for lane in lanes}

@@ -14,10 +14,15 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from director.core.errors import DirectorError
 from director.local.processes import Mark, UpError
 
 UP: Final = "up"  # the name of `up` itself among the processes
 LOG_KEPT_BYTES: Final = 1 << 20
+
+
+class Nowhere(DirectorError):
+    """No service is known. Start one, or name its address."""
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -36,7 +41,6 @@ class State(Struct, frozen=True, kw_only=True):
         return {name: Mark(pid, self.started[name]) for name, pid in self.pids.items() if name in self.started}
 
     def running(self, processes: Mapping[str, Mark]) -> "State":
-        """Return the same home with these processes."""
         pids = {name: one.pid for name, one in processes.items()}
         started = {name: one.started for name, one in processes.items()}
         return msgspec.structs.replace(self, pids=pids, started=started)
@@ -62,7 +66,6 @@ class Home:
 
     @property
     def files(self) -> Path:
-        """Return the folder of stored files."""
         return self.path / "files"
 
     def log(self, part: str) -> Path:
@@ -78,9 +81,7 @@ class Home:
 
     @contextmanager
     def locked(self) -> Generator[None, None, None]:
-        """Hold the lock of this home. Raises UpError if another `up` holds it. It ends with its process, even a killed
-        one.
-        """
+        """Hold the lock of this home. It ends with its process. Raises UpError if another `up` holds it."""
         with (self.path / "lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -62,12 +62,10 @@ def keeper(home: Home, *, redis_url: str) -> tuple[Part, str]:
 
 
 def served_examples(home: Home, *, redis_url: str) -> list[Served]:
-    """Return each example model, on ports of its own."""
     return [_served(home, example, redis_url) for example in EXAMPLES.values()]
 
 
 def missing_for_examples() -> list[str]:
-    """Return the packages that the examples need and that are not installed."""
     return [package for module, package in NEEDED_BY_EXAMPLES.items() if importlib.util.find_spec(module) is None]
 
 
@@ -118,9 +116,7 @@ def _python(module: str) -> Sequence[str]:
 def _ours(
     home: Home, name: str, command: Sequence[str], *, redis_url: str, grace_s: float = 10.0, **settings: str
 ) -> Part:
-    """Return a process of this package. The user's own environment applies, except for what makes the parts fit
-    together.
-    """
+    """Return a process of this package, with the user's environment below what makes the parts fit together."""
     allowed = os.environ.get(PREFIX + "WEBHOOK_ALLOW", "")
     settings |= {
         "redis_url": redis_url,
@@ -148,15 +144,11 @@ Ask = Callable[[httpx.AsyncClient], Awaitable[bool]]
 
 
 class Expected(Struct, frozen=True):
-    """A part, and the conditions of its readiness."""
-
     part: str
     asks: Sequence[Ask]
 
 
 def answers_200(url: str) -> Ask:
-    """Return the condition that this page of the part answers 200."""
-
     async def ask(client: httpx.AsyncClient) -> bool:
         return (await client.get(url)).status_code == httpx.codes.OK
 

@@ -41,7 +41,6 @@ def mark(pid: int) -> Mark | None:
 
 
 def is_alive(process: Mark) -> bool:
-    """Return True if that process still runs under its pid."""
     return mark(process.pid) == process
 
 
@@ -93,7 +92,6 @@ def _started_elsewhere(pid: int) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that no process listens on now."""
     return _bind(host, 0)
 
 

@@ -69,7 +69,6 @@ class EmbeddedServer:
             self._listen = f"port {port}\nbind 127.0.0.1\nrequirepass {password}"
 
     def part(self, cwd: Path) -> Part:
-        """Return the part that the supervisor runs."""
         return Part(name=VALKEY, command=[str(self._binary), str(self._config)], env=dict(os.environ), cwd=cwd)
 
     @property
@@ -117,9 +116,7 @@ def find_binary(wanted: str = "") -> Path:
 
 
 def _limit() -> str:
-    """Return half of the machine's memory as `maxmemory`: a full server refuses, but one that the system killed is
-    away.
-    """
+    """Return half of the machine's memory as `maxmemory`: a full server refuses, and is not killed."""
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):  # the system does not say
@@ -134,10 +131,7 @@ def _quoted(path: Path) -> str:
 
 @asynccontextmanager
 async def own_server() -> AsyncGenerator[Redis, None]:
-    """Yield a client of a new, empty server in memory, which ends with the block.
-
-    It writes no append-only file: simulations and benches are about the scripts, not the disk.
-    """
+    """Yield a client of a new, empty server in memory without an append-only file. It ends with the block."""
     with tempfile.TemporaryDirectory(prefix="director-bench-") as folder:
         home = Home(Path(folder))
         home.make()

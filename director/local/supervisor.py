@@ -47,9 +47,7 @@ class Kept(Struct):
 
 @dataclass(slots=True)
 class Supervisor:
-    """Runs parts by name. `say` writes to the user, `changed` is called after each start, `open_log` opens a part's
-    log. `ends` counts how often each part died by itself.
-    """
+    """`changed` is called after each start. `ends` counts how often each part died by itself."""
 
     tasks: TaskGroup
     open_log: Callable[[str], int]
@@ -80,7 +78,6 @@ class Supervisor:
             self._stages.pop()
 
     def force(self) -> None:
-        """Kill everything that still runs, at once."""
         self._is_forced = True
         for stage in self._stages:
             for kept in stage:
@@ -165,7 +162,6 @@ async def supervising(
 
 
 def how_it_ended(code: int) -> str:
-    """Return an exit code in words."""
     if code >= 0:
         return f"exit code {code}"
     with suppress(ValueError):

@@ -26,7 +26,7 @@ from director.broker.redis_client import client, describe, has_password
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.settings import CommonSettings, load
 from director.local import DEFAULT_HOME, parts
-from director.local.home import UP, Home
+from director.local.home import UP, Home, State
 from director.local.parts import (
     Expected,
     Served,
@@ -62,6 +62,19 @@ PROMISES: Final = {
 }
 
 
+ASK: Final = """\
+Ask it:
+
+  curl -s {url}/v1/models/{model}/predictions -H "Authorization: Bearer {token}" \
+-H "Content-Type: application/json" -H "Prefer: wait" -d '{{"input": {input}}}'
+
+The same with Replicate's client for Python (pip install "replicate<2"):
+
+  import replicate
+  client = replicate.Client(api_token="{token}", base_url="{url}")
+  print("".join(client.run("{model}", input={input})))"""
+
+
 class Options(Struct, frozen=True, kw_only=True):
     """The options of the command line. `redis_url` wins over `redis_server`; without both, the wheel has Valkey."""
 
@@ -90,8 +103,6 @@ def up(options: Options, say: Callable[[str], None]) -> int:
 
 
 class Up:
-    """One run of `up`."""
-
     def __init__(self, options: Options, home: Home, port: int, say: Callable[[str], None]) -> None:
         self._options = options
         self._home = home
@@ -102,7 +113,6 @@ class Up:
         self._is_ready = False
 
     async def run(self) -> int:
-        """Start everything, wait for a signal, end everything."""
         # raised after the block: a task group would wrap an error that passes through it
         failures: list[DirectorError] = []
         with anyio.open_signal_receiver(*SIGNALS) as signals:
@@ -150,7 +160,7 @@ class Up:
                 limit_s=START_LIMIT_S,
             )
         self._is_ready = True
-        self._say_ready(server, has_examples=bool(served))
+        self._say(banner(self._state, program=_program(), home=self._home.shown, promise=PROMISES[server.level]))
 
     def _start_parts(self, redis: Redis, redis_url: str, served: Sequence[Served]) -> list[Expected]:
         """Start all but the server. The reverse order ends the API first, then the runs, then what runs need."""
@@ -203,23 +213,9 @@ class Up:
         return parts.served_examples(self._home, redis_url=redis_url)
 
     def _note(self) -> None:
-        """Write the processes to `up.json`, as the supervisor has them now."""
         own = mark(os.getpid())
         self._state = self._state.running(({UP: own} if own else {}) | self._supervisor.marks)
         self._home.write(self._state)
-
-    def _say_ready(self, server: Server, *, has_examples: bool) -> None:
-        self._say(
-            banner(
-                program=_program(),
-                url=self._url,
-                token=self._state.token,
-                redis_url=self._state.redis_url,
-                home=self._home.shown,
-                promise=PROMISES[server.level],
-                has_examples=has_examples,
-            )
-        )
 
 
 def _program() -> str:
@@ -243,49 +239,23 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def banner(*, program: str, url: str, token: str, redis_url: str, home: str, promise: str, has_examples: bool) -> str:
-    """Return what `up` prints when all is ready: the address, the token, and commands that work as they stand.
-
-    `program`: the name of this command. `promise`: what durability means for accepted work. The token is shown to the
-    user who started the service, a password of Redis never.
-    """
+def banner(state: State, *, program: str, home: str, promise: str) -> str:
+    """Return what `up` prints when all is ready. The token is shown to the user, a password of Redis never."""
+    url, token = state.url, state.token
     facts = {"token": token, "page": f"{url}/ (log in with the token)", "data": f"{home} ({promise})"}
     parts = ["\n".join((f"\nDirector is up at {url}", *(f"  {name:<6} {value}" for name, value in facts.items())))]
-    if has_examples:
-        parts += [_curl(url, token), _python(url, token), f"Or: {_predict(program, home)}"]
+    if state.servers:
+        where = "" if home == DEFAULT_HOME else f" --home {shlex.quote(home)}"
+        parts.append(ASK.format(url=url, token=token, model=EXAMPLE, input=json.dumps(INPUT)))
+        parts.append(f"Or: {program} predict {EXAMPLE} -i text=hello -i n=3{where}")
     else:
-        parts.append(f"Serve a model of yours, say a Cog server on port 5000:\n\n  {_serve(program, redis_url, home)}")
+        rest = f" --redis {shlex.quote(state.redis_url)}"
+        if has_password(state.redis_url):
+            rest = f"\n\nwith the redis_url of {home}/up.json in DIRECTOR_REDIS_URL: it holds a password."
+        serve = f"{program} run --model owner/name --server http://127.0.0.1:5000{rest}"
+        parts.append(f"Serve a model of yours, say a Cog server on port 5000:\n\n  {serve}")
     parts.append("Webhooks may go to addresses of this machine. Ctrl-C ends everything; the data stays.\n")
     return "\n\n".join(parts)
-
-
-def _predict(program: str, home: str) -> str:
-    where = "" if home == DEFAULT_HOME else f" --home {shlex.quote(home)}"
-    return f"{program} predict {EXAMPLE} -i text=hello -i n=3{where}"
-
-
-def _serve(program: str, redis_url: str, home: str) -> str:
-    command = f"{program} run --model owner/name --server http://127.0.0.1:5000"
-    if not has_password(redis_url):
-        return f"{command} --redis {shlex.quote(redis_url)}"
-    return f"{command}\n\nwith the redis_url of {home}/up.json in DIRECTOR_REDIS_URL: it holds a password."
-
-
-def _curl(url: str, token: str) -> str:
-    body = json.dumps({"input": INPUT})
-    return (
-        f'Ask it:\n\n  curl -s {url}/v1/models/{EXAMPLE}/predictions -H "Authorization: Bearer {token}" '
-        f"""-H "Content-Type: application/json" -H "Prefer: wait" -d '{body}'"""
-    )
-
-
-def _python(url: str, token: str) -> str:
-    return f"""\
-The same with Replicate's client for Python (pip install "replicate<2"):
-
-  import replicate
-  client = replicate.Client(api_token="{token}", base_url="{url}")
-  print("".join(client.run("{EXAMPLE}", input={json.dumps(INPUT)})))"""
 
 
 async def follow(home: Home, say: Callable[[str], None]) -> None:
@@ -302,9 +272,7 @@ def _logs(home: Home) -> list[Path]:
 
 
 def _say_new(log: Path, shown: int, say: Callable[[str], None]) -> int:
-    """Show the whole lines beyond `shown` bytes and return the new position. A log that was cut is shown from its
-    start.
-    """
+    """Show the whole lines beyond `shown` bytes and return the new position. A log that was cut is shown again."""
     if log.stat().st_size < shown:
         shown = 0
     with log.open("rb") as file:
@@ -326,10 +294,7 @@ def down(home: Home) -> bool:
 
 
 def end_leftovers(home: Home) -> bool:
-    """End the parts that `up.json` still names while no `up` runs. Return True if there were any.
-
-    Valkey was started first, so it is ended last.
-    """
+    """End the parts that `up.json` still names while no `up` runs, Valkey last. Return True if there were any."""
     state = home.read()
     left = [one for name, one in state.processes.items() if name != UP and is_alive(one)]
     for one in reversed(left):

@@ -219,10 +219,7 @@ class Suspension(Struct, frozen=True, kw_only=True):
 
 
 class Account(Struct, frozen=True):
-    """The account of a token. `limits_rev` counts the changes of the limits.
-
-    `token_id` and `expires_ms` belong to the token. `expires_ms` is None if the token does not expire.
-    """
+    """The account of a token. `token_id` and `expires_ms` are the token's; `limits_rev` counts changes of limits."""
 
     name: str
     lanes: tuple[str, ...] = ("normal",)
@@ -236,10 +233,7 @@ class Account(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """The stored facts of an account: the limits that an operator set, its type and its suspension.
-
-    `revision` counts changes of limits. `suspension_rev` counts suspensions and resumptions.
-    """
+    """The stored facts of an account. `revision` counts changes of limits, `suspension_rev` of its suspension."""
 
     limits: dict[str, str]
     revision: int
@@ -272,10 +266,7 @@ class Accounts:
         self.tokens = Tokens(redis, self._clock)
 
     async def create(self, account: str, kind: AccountType = TYPES[0]) -> bool:
-        """Create the account. Return False, and change nothing, if it exists.
-
-        The caller whose secret is stored created it, even if the reply was lost.
-        """
+        """Create the account. Return False if it exists. After a lost reply the stored secret tells who made it."""
         refuse_name(account)
         key, secret = keys.account(account), new_secret()
 
@@ -314,7 +305,6 @@ class Accounts:
         return made.secret
 
     async def give_token(self, account: str, made: NewToken) -> Token:
-        """Store a new token for this account, which is created if missing."""
         await self.create(account)
         return await self.tokens.add(account, made)
 
@@ -457,10 +447,7 @@ class Accounts:
         await ask(write)
 
     async def webhook_secrets(self, account: str) -> list[str]:
-        """Return the secrets that sign this account's webhooks, the current one first.
-
-        Former secrets also sign until their time has passed (see lua/rotate.lua). Then they are deleted.
-        """
+        """Return the secrets that sign its webhooks, the current one first. Former ones end: see lua/rotate.lua."""
         found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
         former = {field: int(field.rpartition(":")[2]) for field in found if field.startswith(FORMER)}
         now_ms = self._clock.now_ms()

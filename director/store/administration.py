@@ -59,10 +59,7 @@ class Suspensions:
         self._clock = clock
 
     async def suspend(self, account: str, policy: Policy, reason: Reason, *, within_s: float) -> Ended:
-        """Hold or end all that the account has, for up to `within_s`. A keeper does the rest.
-
-        Raises SettingsError if the account does not exist.
-        """
+        """Hold or end all that the account has, for up to `within_s`. Raises SettingsError for an unknown account."""
         await self._accounts.refuse_unknown(account)
         await self._begin(account)
         since_ms = self._clock.now_ms()
@@ -129,7 +126,6 @@ class Suspensions:
             high = f"({ids[-1]}"
 
     async def _left(self, account: str, queues: list[QueueName]) -> int:
-
         def read(pipe: Any) -> None:
             for queue in queues:
                 pipe.hget(keys.queued(queue), account)

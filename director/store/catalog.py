@@ -25,10 +25,7 @@ from director.store.models import Model, Models
 
 
 async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
-    """List a registered queue, and pause suspended accounts in it before anything is handed out. Safe to repeat.
-
-    The suspensions are read after it is listed: see `Suspensions`. Nothing is written if all of it stands.
-    """
+    """List a queue, then pause suspended accounts in it (see `Suspensions`). Writes nothing if all of it stands."""
     client: Any = redis  # redis-py says str or bytes; ours answers in bytes
     # The partition first: a reader that finds a queue finds what is owed there, even after the queue is gone.
     for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
@@ -50,10 +47,7 @@ LISTED: Final = "2"  # marks a version that is announced; "1" did so before mode
 
 
 class Version(Struct, frozen=True, kw_only=True):
-    """One immutable image of a model. `schema` is the OpenAPI document from a model server, so it is untrusted.
-
-    `queue`, `streams` and `size` are of runs of `kind`. `weights` is an address if a training made the version.
-    """
+    """One immutable image of a model, with the queue of `kind`. `schema` is from a model server, so it is untrusted."""
 
     model: str
     id: str
@@ -91,11 +85,9 @@ class Catalog:
         """Register a version and return its queue. Several directors may do so at once and repeatedly.
 
         A version becomes its model's latest when it is first registered, and again if `is_latest`. The queue is written
-        first and the model last: a reader of a name finds all that belongs to it. Nothing is written if all of it
-        stands: a
-        director can start beside a full server. Raises SettingsError for an invalid name or version, and
-        UnknownModel if the
-        model is missing and `makes_model` is false.
+        first and the model last: a reader of a name finds all that belongs to it. Nothing is written if all stands, so
+        a director can start beside a full server. Raises SettingsError for an invalid name or version, and UnknownModel
+        if the model is missing and `makes_model` is false.
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
@@ -202,7 +194,6 @@ class Catalog:
         return [version for version in found if version is not None]
 
     async def each_version(self, named: Sequence[tuple[str, str]]) -> list[Version | None]:
-
         def read(pipe: Any) -> None:
             for model, version in named:
                 pipe.hmget(keys.version(model, version), SHOWN)
@@ -212,7 +203,6 @@ class Catalog:
         return [_version(*name, *parts) for name, *parts in zip(named, replies, replies, strict=True)]
 
     async def schema_bytes(self, named: Sequence[tuple[str, str]]) -> list[int]:
-        """Return the size of each schema of these (model, version), 0 without one."""
         return await pipelined(
             self._redis, lambda pipe: [pipe.hstrlen(keys.version(*version), "schema") for version in named]
         )
@@ -233,7 +223,6 @@ class Catalog:
         return await self.setup_run(queue.rpartition(":")[0], text(version))
 
     async def runs(self, queues: Sequence[QueueName]) -> list[int]:
-        """Return how many predictions each queue has ever accepted."""
         return [int(count or 0) for count in await self._field_of_each([keys.meta(q) for q in queues], "arrivals")]
 
     async def _field_of_each(self, hashes: Sequence[str], field: str) -> list[bytes | None]:
@@ -260,10 +249,7 @@ class Catalog:
         policy: Policy,
         is_latest: bool = False,
     ) -> QueueName:
-        """Register directors for this kind of run of a version, and return their queue. Safe to repeat.
-
-        For a known version, a director of another kind than predictions writes only its own queue.
-        """
+        """Register directors for this kind of run of a version, and return their queue. Safe to repeat."""
         if not kind or await self.version(model, version) is None:
             mine = Policy() if kind else policy
             predictions = await self.register(

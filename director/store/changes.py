@@ -53,10 +53,7 @@ ChangeKind = Literal[
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One entry. `entry` is its position in the log, `id` is of the change, and `at` is in ms.
-
-    `account` and `queue` are '' if the change concerns none. The fields of `detail` depend on the kind.
-    """
+    """One entry: `entry` is its position, `id` is of the change, `at` in ms. `account` or `queue` is '' if none."""
 
     entry: str
     id: str

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict, Unpack
 
 from msgspec import Raw, Struct
 from redis.asyncio import Redis
@@ -21,7 +21,7 @@ from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Record, spent_attempts
 from director.core.view import iso
-from director.store.changes import Changes
+from director.store.changes import ChangeKind, Changes
 
 SLICE: Final = 100
 MOST_NOTED: Final = 20  # ids in the log of changes
@@ -102,6 +102,19 @@ class Asked(Struct, frozen=True, kw_only=True):
         return {"ids": self.ids[:MOST_NOTED], "count": len(self.ids)} if self.ids else {"all": True}
 
 
+Slices = AsyncIterator[list[Place]]
+Act = Callable[[Place], Awaitable[bool]]
+
+
+class How(TypedDict):
+    """How letters are changed: at most `rate` a second, for `within_s`. The log has the operator and what was asked."""
+
+    by: str
+    asked: Asked
+    rate: NotRequired[float | None]
+    within_s: NotRequired[float]
+
+
 class DeadLetters:
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # ours answers in bytes
@@ -133,52 +146,28 @@ class DeadLetters:
         return [Place(int(at or 0), name, queue) for (name, queue), at in zip(named, died, strict=True)]
 
     async def every(self, queues: Sequence[QueueName], *, before: Place | None = None) -> AsyncIterator[list[Place]]:
-        """Yield all letters behind `before`, a slice at a time."""
         while places := await self._places(queues, before, SLICE):
             yield places
             before = places[-1]
 
-    async def revive(
-        self,
-        slices: AsyncIterator[list[Place]],
-        *,
-        by: str,
-        asked: Asked,
-        rate: float | None = None,
-        within_s: float = math.inf,
-    ) -> Done:
-        """Return letters to their queues, at most `rate` per second, until all are revived or the time is up.
+    async def revive(self, slices: Slices, **how: Unpack[How]) -> Done:
+        """Return letters to their queues, until all are revived or the time is up."""
+        return await self._change("letters_revived", slices, lambda place: self._scripts.revive(place.id), **how)
 
-        `by` is the operator and `asked` the letters that were meant, for the log of changes.
-        """
-        async with self._changes.noting("letters_revived", by=by, queue=asked.queue, **asked.facts) as noted:
-            done = await self._each(slices, lambda place: self._scripts.revive(place.id), rate, within_s)
+    async def drop(self, slices: Slices, **how: Unpack[How]) -> Done:
+        return await self._change(
+            "letters_dropped", slices, lambda place: self._scripts.drop(place.id, place.queue), **how
+        )
+
+    async def _change(self, kind: ChangeKind, slices: Slices, act: Act, **how: Unpack[How]) -> Done:
+        asked = how["asked"]
+        async with self._changes.noting(kind, by=how["by"], queue=asked.queue, **asked.facts) as noted:
+            done = await self._each(slices, act, how.get("rate"), how.get("within_s", math.inf))
             if not done.done:
                 noted.void()
         return done
 
-    async def drop(
-        self,
-        slices: AsyncIterator[list[Place]],
-        *,
-        by: str,
-        asked: Asked,
-        rate: float | None = None,
-        within_s: float = math.inf,
-    ) -> Done:
-        async with self._changes.noting("letters_dropped", by=by, queue=asked.queue, **asked.facts) as noted:
-            done = await self._each(slices, lambda place: self._scripts.drop(place.id, place.queue), rate, within_s)
-            if not done.done:
-                noted.void()
-        return done
-
-    async def _each(
-        self,
-        slices: AsyncIterator[list[Place]],
-        act: Callable[[Place], Awaitable[bool]],
-        rate: float | None,
-        within_s: float,
-    ) -> Done:
+    async def _each(self, slices: Slices, act: Act, rate: float | None, within_s: float) -> Done:
         done, refused = 0, []
         began = due = self._clock.monotonic()
         async for places in slices:

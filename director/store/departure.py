@@ -41,10 +41,9 @@ class Site(Struct, frozen=True):
 
 
 class Left(Struct, frozen=True, kw_only=True):
-    """Progress so far: how many moved, and how many were put back. The other counts are of the last pass and stay here.
+    """Progress so far: `moved` and `stayed` (put back). The others are of the last pass, and stay here.
 
-    `claimed`: they run. `held`: their account is paused here. `strange`: their account is unknown there. `elsewhere`:
-    they are on their way to a third server.
+    `claimed`: they run. `held`: their account is paused. `strange`: it is unknown there. `elsewhere`: for others.
     """
 
     moved: int = 0
@@ -73,11 +72,8 @@ async def named_site(redis: Redis) -> str:
 
 async def server_name(redis: Redis) -> str:
     """Return the name that an earlier move gave this server, or '' if there was none."""
-
-    async def read() -> str:
-        return text(await redis.get(keys.site()) or b"")
-
-    return await ask(read)
+    [name] = await pipelined(redis, lambda pipe: [pipe.get(keys.site())])
+    return text(name or b"")
 
 
 class Departure:
@@ -108,7 +104,7 @@ class Departure:
                 yield done
         for _ in range(PASSES):
             before, done, start, has_changed = done.moved, replace(done, claimed=0, held=0, strange=0), 0, False
-            while ids := await self._waiting(start):
+            while ids := await self._ids(keys.live(self._queue), start):
                 answers = await self._look(ids) if only_asks else await self._depart(ids)
                 gone = sum(answer == "leaving" for answer in answers)
                 arrived = gone if only_asks else await self._carry(ids, answers)
@@ -129,7 +125,7 @@ class Departure:
         """Put what has not arrived yet back into the queue here. Yield the progress after each slice."""
         await self._meet()
         done = Left()
-        while ids := await self._on_the_way(done.elsewhere):
+        while ids := await self._ids(keys.leaving(self._queue), done.elsewhere):
             for prediction_id in ids:
                 record = await self._record(prediction_id)
                 if record is None or record.leaving != self._site:
@@ -150,25 +146,16 @@ class Departure:
 
     async def _carried_on(self) -> AsyncIterator[Left]:
         done = Left()
-        while ids := await self._on_the_way(done.elsewhere):
+        while ids := await self._ids(keys.leaving(self._queue), done.elsewhere):
             records = [await self._record(prediction_id) for prediction_id in ids]
             mine = [record is not None and record.leaving == self._site for record in records]
             arrived = await self._carry(ids, ["leaving" if is_mine else "elsewhere" for is_mine in mine])
             done = replace(done, moved=done.moved + arrived, elsewhere=done.elsewhere + len(ids) - arrived)
             yield done
 
-    async def _on_the_way(self, start: int) -> list[PredictionId]:
-        return await self._ids(keys.leaving(self._queue), start)
-
-    async def _waiting(self, start: int) -> list[PredictionId]:
-        return await self._ids(keys.live(self._queue), start)
-
     async def _ids(self, index: str, start: int) -> list[PredictionId]:
-        async def read() -> list[bytes]:
-            found: list[bytes] = await self._here.redis.zrange(index, start, start + SLICE - 1)  # type: ignore[assignment]
-            return found
-
-        return [PredictionId(text(name)) for name in await ask(read)]
+        [found] = await pipelined(self._here.redis, lambda pipe: [pipe.zrange(index, start, start + SLICE - 1)])
+        return [PredictionId(text(name)) for name in found]
 
     async def _look(self, ids: Sequence[PredictionId]) -> list[str]:
         held = {text(name) for name in await ask(lambda: self._here.redis.smembers(keys.held(self._queue)))}

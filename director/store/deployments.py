@@ -69,8 +69,6 @@ class Deployments:
         return [(int(created), text(name)) for name, created in await ask(read)]
 
     async def many(self, owner: str, names: Sequence[str]) -> list[Deployment]:
-        """Return those that exist, in this order, in one call."""
-
         async def read() -> list[Any]:
             return await self._redis.mget([keys.deployment(owner, name) for name in names])
 

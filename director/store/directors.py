@@ -23,10 +23,7 @@ LOOP: Final = 2  # failed starts in a row; fewer may be an accident
 
 
 class ServerFound(Struct, frozen=True, kw_only=True):
-    """One model server as its director sees it. `detail` says for people why it gets no work.
-
-    `failed_starts` counts starts in a row after none of which it could run anything.
-    """
+    """One model server as its director sees it. `failed_starts` counts starts in a row that could run nothing."""
 
     url: str
     state: str
@@ -37,10 +34,7 @@ class ServerFound(Struct, frozen=True, kw_only=True):
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """The report of a director with each heartbeat. `more` counts the servers that it left out of `servers`.
-
-    Times are by the director's clock, which showed `now_ms`.
-    """
+    """The report of a director with each heartbeat, by its own clock. `more` counts servers that it left out."""
 
     version: str = ""
     now_ms: int | None = None
@@ -133,10 +127,7 @@ def _beat(queue: QueueName, at_ms: int, standing: str, about: bytes | None) -> B
 
 
 def about_of(written: bytes | None, *, at_ms: int) -> About:
-    """Return what came with a heartbeat at this time of the server, with all times by the server's clock.
-
-    The result is empty if the director's release writes nothing, or something that is not understood.
-    """
+    """Return what came with a heartbeat, by the server's clock; empty if nothing there is understood."""
     try:
         about = msgspec.json.decode(written, type=About) if written else About()
     except msgspec.DecodeError:

@@ -36,10 +36,7 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A named thing that can be run. '' means that nothing is said, and for `latest` that there is no version.
-
-    `default_example` is the id of one of its examples.
-    """
+    """'' means that nothing is said. `default_example` is the id of one of its examples."""
 
     name: str
     created_ms: int
@@ -129,7 +126,6 @@ class Models:
         return text(found or b"")
 
     async def default_examples(self, models: Sequence[Model]) -> list[Raw | None]:
-        """Return the default example of each model, or None."""
         found: list[bytes | None] = await self._of_examples("hget", models)
         return [None if example is None else Raw(example) for example in found]
 
@@ -144,7 +140,6 @@ class Models:
         return dict(zip(ids, sizes, strict=True))
 
     async def examples(self, name: str, ids: Sequence[str]) -> list[Raw]:
-        """Return those predictions that are examples of a model, in this order."""
         found = await ask(lambda: self._redis.hmget(keys.examples(name), ids)) if ids else []
         return [Raw(example) for example in found if example is not None]
 
@@ -203,10 +198,7 @@ class ModelConfigs:
         self._changes = Changes(redis, scripts, clock)
 
     async def get(self, model: str) -> StoredConfig | None:
-        """Return the configuration of a model, or None if the model does not exist.
-
-        Raises SettingsError if it cannot be read: a newer release wrote it.
-        """
+        """Return the configuration, or None without the model. Raises SettingsError if a newer release wrote it."""
         found: list[bytes | None] = await ask(lambda: self._redis.hmget(keys.model(model), OF_CONFIG))
         created, revision, config, at_ms, by = found
         if created is None:
@@ -222,7 +214,7 @@ class ModelConfigs:
             raise SettingsError(f"The configuration of {model} cannot be read here: {exc}") from exc
 
     async def put(self, model: str, config: ModelConfig, *, by: str, was: int | None = None) -> int:
-        """Replace the whole configuration, and return the new revision. `was` is the revision that was read.
+        """Replace the configuration read as revision `was`, and return the new revision.
 
         Raises UnknownModel, ConfigChanged, and SettingsError for a configuration that no director could apply.
         """
@@ -325,11 +317,9 @@ MOST_EXAMPLE_BYTES: Final = 256 * 1024  # every answer that shows the model carr
 
 
 class Examples:
-    """Predictions that operators show with a model: copies of input and output, since the record is deleted some day.
+    """Copies of predictions that operators show with a model, without webhook and stream address (a permission).
 
-    A copy has no webhook and no address of an event stream, because that address is a permission. Raises
-    SettingsError for
-    a prediction that cannot be shown.
+    Raises SettingsError for a prediction that cannot be shown.
     """
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:

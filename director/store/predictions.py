@@ -90,10 +90,7 @@ class Predictions:
         await ask(lambda: self._redis.zrem(keys.listing(account, kind), prediction_id))
 
     async def stands_for(self, account: str, *, model: str, digest: str, fingerprint: str) -> PredictionId | None:
-        """Return the prediction that was accepted with this key, or None. Its record may be gone, and the key may end.
-
-        Raises IdempotencyMismatch if the key was used with another request.
-        """
+        """Return the prediction accepted with this key, or None. Raises IdempotencyMismatch for another request."""
         key = keys.idempotency(account=account, model=model, digest=digest)
         held = await ask(lambda: self._redis.get(key))
         if held is None:
@@ -142,7 +139,6 @@ class Predictions:
         return [LivePlace(int(score), PredictionId(text(name))) for name, score in found]
 
     async def _views(self, queue: QueueName, ids: Sequence[PredictionId]) -> list[LiveView | None]:
-
         def read(pipe: Any) -> None:
             pipe.zmscore(keys.lease(queue), ids)
             pipe.zmscore(keys.delayed(queue), ids)
@@ -191,6 +187,7 @@ def _when(at_ms: str) -> str | None:
 WORDS: Final = 4  # id, status, started, completed
 TEXTS: Final = 5  # code, error, metrics, output, logs
 NONE: Final = "-"
+OF_RECORD: Final = ("status", "started", "completed", "code", "error", "metrics")
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -206,21 +203,13 @@ class Ending(Struct, frozen=True, kw_only=True):
     logs: str
 
     def of(self, filed: Stored) -> Stored:
-        record = replace(
-            filed.record,
-            status=self.status,
-            started=self.started,
-            completed=self.completed,
-            code=self.code,
-            error=self.error,
-            metrics=self.metrics,
-        )
+        record = replace(filed.record, **{name: getattr(self, name) for name in OF_RECORD})
         output = Raw(self.output) if self.output else None
         return Stored(record=record, input=filed.input, output=output, logs=self.logs)
 
 
 def heard(message: bytes) -> tuple[PredictionId, Ending | None]:
-    """Return which prediction ended and its end: None if the record must be read, or the message is not understood."""
+    """Return which prediction ended and its end, or None if the record must be read."""
     head, _, rest = message.partition(b"\n")
     words = head.decode(errors="replace").split(" ")
     try:

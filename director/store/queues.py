@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -150,12 +151,7 @@ class Moved(Struct, frozen=True, kw_only=True):
 
 
 class Migration:
-    """Moves what waits in a queue to another queue of the same model, such as from an old version to its successor.
-
-    Each slice is one script, and a call moves what an earlier one left. A claimed prediction ends where it is. If
-    it waits
-    again, the next call moves it.
-    """
+    """Moves what waits in a queue to another queue of the same model. A claimed prediction ends where it is."""
 
     def __init__(self, scripts: Scripts, queue: QueueName, to: QueueName) -> None:
         if queue == to:
@@ -229,12 +225,9 @@ class QueueAdministration:
     ) -> AsyncGenerator[Moved]:
         """Move what waits, as `Migration` does. Raises SettingsError for a queue of another model."""
         migration = Migration(self._scripts, queue, to)
-        if only_asks:
-            async for moved in migration.steps(only_asks=True):
-                yield moved
-            return
-        async with self._changes.noting("queue_migrated", by=by, queue=queue, to=to):
-            async for moved in migration.steps():
+        noted = self._changes.noting("queue_migrated", by=by, queue=queue, to=to)
+        async with nullcontext() if only_asks else noted:
+            async for moved in migration.steps(only_asks=only_asks):
                 yield moved
 
 

@@ -83,10 +83,7 @@ class Removal:
         return True
 
     async def _settle_latest(self, name: str) -> None:
-        """Make the newest version that is left the latest.
-
-        It looks again after each write, as every concurrent removal does: the last one leaves no version that is gone.
-        """
+        """Make the newest version that is left the latest. Each concurrent removal looks again after its write."""
         for _ in range(TRIES):
             model = await self._catalog.model(name)
             left = await self._catalog.version_ids(name)
@@ -111,10 +108,9 @@ class Trained(Struct, frozen=True):
 
 
 class TrainedVersions:
-    """Makes the version that a training produces: a version of its destination, with the weights of the training.
+    """Makes the version that a training produces, named after the training, so making it twice makes one version.
 
-    The version is named after the training, so making it twice makes one version. The weights of the first attempt
-    stay, and live as long as the version. `store` holds files of outputs, if any.
+    The weights of the first attempt stay, and live as long as the version. `store` holds files of outputs, if any.
     """
 
     def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: OutputStore | None) -> None:
@@ -124,10 +120,7 @@ class TrainedVersions:
         self._store = store
 
     async def make(self, training: Record, weights: str | None) -> Trained | None:
-        """Return the version that this training makes, or None if its destination is gone.
-
-        It runs as the trained version does. No director serves it yet, so its predictions wait for one.
-        """
+        """Return the version that this training makes, or None if its destination is gone. No director serves it."""
         source = await self._catalog.version(training.model, training.version)
         if source is None or await self._catalog.model(training.destination) is None:
             return None

@@ -21,10 +21,7 @@ from director.store.removal import Removal
 
 
 class Services:
-    """Building it connects to nothing. `limits` hold for accounts without limits of their own.
-
-    `at_once` bounds the writes of scripts that are under way, and `meter` is notified of each.
-    """
+    """Building it connects to nothing. `at_once` bounds the writes of scripts under way; `meter` counts each."""
 
     def __init__(
         self,

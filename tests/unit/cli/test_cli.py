@@ -17,13 +17,13 @@ import pytest
 
 from director.cli import predictions
 from director.cli.arguments import model_name, port_number
-from director.cli.backend import Nowhere, redis_url
+from director.cli.backend import redis_url
 from director.cli.client import FileFault, Seen, parse_input, save_output, service
 from director.cli.main import main
 from director.cli.printing import Printer
 from director.cli.tables import print_json
 from director.core.states import Status
-from director.local.home import Home, State
+from director.local.home import Home, Nowhere, State
 
 
 @pytest.fixture(autouse=True)

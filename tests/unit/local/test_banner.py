@@ -1,18 +1,13 @@
 import pytest
 
+from director.local.home import State
 from director.local.up import banner
 
 
 def printed(redis_url: str, *, has_examples: bool, home: str = ".director") -> str:
-    return banner(
-        program=".venv/bin/director",
-        url="http://127.0.0.1:8080",
-        token="the-token",
-        redis_url=redis_url,
-        home=home,
-        promise="kept",
-        has_examples=has_examples,
-    )
+    servers = {"example/hello": "http://127.0.0.1:1"} if has_examples else {}
+    state = State(url="http://127.0.0.1:8080", token="the-token", redis_url=redis_url, servers=servers)
+    return banner(state, program=".venv/bin/director", home=home, promise="kept")
 
 
 def test_without_examples_it_says_how_to_serve_a_model_on_this_redis() -> None:
