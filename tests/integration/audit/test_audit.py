@@ -37,9 +37,6 @@ pytestmark = pytest.mark.anyio
 SECRET = new_secret()
 
 
-# ── a file ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -162,9 +159,6 @@ async def test_unwritable_file_is_reported_in_one_line(redis: Redis, tmp_path: P
                 await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
 
 
-# ── a receiver ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def to(server: RedisServer, url: str, **given: Any) -> AuditSettings:
     given = {"audit_secret": SECRET, "webhook_allow": "loopback", **given}
     return AuditSettings(redis_url=server.url, audit_to=url, **given)
@@ -260,9 +254,6 @@ def test_sinks_of_two_urls_have_two_names_that_hide_the_url() -> None:
     assert one != other
     assert one.startswith("receiver.example-")
     assert "secret" not in one
-
-
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @asynccontextmanager

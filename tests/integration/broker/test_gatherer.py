@@ -60,9 +60,6 @@ async def drive(redis: Redis) -> QueueDriver:
     return QueueDriver(redis, scripts, queue)
 
 
-# ── one write ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_calls_of_one_turn_are_sent_in_one_pipeline(driver: QueueDriver, gatherer: CountingGatherer) -> None:
     await driver.submit()  # the server knows the script now
     gatherer.pipelines.clear()
@@ -144,9 +141,6 @@ async def test_more_callers_than_connections_are_all_served(server: RedisServer)
     await redis.aclose()
 
 
-# ── each caller has its own fate ────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_error_of_one_caller_does_not_affect_its_neighbours(driver: QueueDriver) -> None:
     await driver.redis.set(keys.listing("broken"), "not a list")
     refused, accepted = await asyncio.gather(
@@ -187,9 +181,6 @@ async def test_closing_waits_for_a_call_just_made(driver: QueueDriver, gatherer:
     await gatherer.aclose()
     assert len(await driver.members(keys.live(driver.queue))) == 1
     await caller
-
-
-# ── a server that forgets, dies, or is away ─────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -251,9 +242,6 @@ async def test_abandoned_call_fails_silently(mortal: RedisServer) -> None:
         # a future whose error no code retrieved is reported here, otherwise the test's loop would raise it
         gc.collect()
     await asyncio.sleep(0)
-
-
-# ── a lost reply ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -368,6 +356,5 @@ async def test_version_with_lost_replies_is_still_the_latest(losing: LosingProxy
     queue: QueueName = await catalog.register(MODEL, newer, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     assert losing.lost == 1
     model = await catalog.model(MODEL)
-    assert model is not None
     assert model.latest == newer
     assert queue in await catalog.queues()

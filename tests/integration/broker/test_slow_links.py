@@ -221,21 +221,17 @@ async def test_size_decides_what_a_get_leaves_out(mortal: RedisServer) -> None:
         await driver.finish(small, output=b'"few"', ran_ms=0)
         await driver.finish(large, output=b'"%s"' % (b"x" * MIB), ran_ms=0)
         looked = await driver.scripts.get(small.id, whole=False)
-        assert looked is not None
         assert (bytes(looked.output or b""), looked.left_out) == (b'"few"', 0)
         looked = await driver.scripts.get(large.id, whole=False)
-        assert looked is not None
         assert (looked.input, looked.output, looked.left_out) == (None, None, MIB + 2 + len(b'{"text":"hi"}'))
         assert looked.record.is_terminal
         whole = await driver.scripts.get(large.id, size=looked.left_out)
-        assert whole is not None
         assert (len(whole.output or b""), whole.left_out) == (MIB + 2, 0)
 
 
 async def test_waiting_prediction_with_a_large_input_is_shown_with_its_outlook(mortal: RedisServer) -> None:
     async with driving(mortal.url) as driver:
         found = await driver.scripts.get(await driver.submit(data=b'"%s"' % (b"x" * MIB)))
-        assert found is not None
         assert found.outlook is not None
         assert len(found.input or b"") == MIB + 2
 

@@ -30,7 +30,6 @@ async def plain(play: Play) -> None:
     if full := await play.claim(pid=41):
         await play.driver.release(full, code="refused")
     run = await play.run("r1", pid=41)
-    assert run is not None
     await run.shows()
     run.ends()
     await run.is_finished()
@@ -41,7 +40,6 @@ async def no_webhook_wanted(play: Play) -> None:
     """A prediction without a webhook."""
     await play.ask(has_webhook=False)
     run = await play.run("r1", pid=41)
-    assert run is not None
     run.ends()
     await run.is_finished()
 
@@ -50,7 +48,6 @@ async def a_director_dies(play: Play) -> None:
     """A director dies, and another one claims its prediction as soon as possible."""
     await play.ask()
     left = await play.run("r1", pid=41)
-    assert left is not None
     await left.shows()
     play.kill(41)
     left.ends("canceled")
@@ -74,7 +71,6 @@ async def a_director_freezes(play: Play) -> None:
     play.freeze(41)
     await play.keep()
     heir = await play.run("r2", pid=42)
-    assert heir is not None
     await sleeper.shows()
     await heir.shows()
     heir.ends()
@@ -88,7 +84,6 @@ async def a_director_extends_its_claim(play: Play) -> None:
     """A director extends its claim, and another one waits for work."""
     await play.ask()
     run = await play.run("r1", pid=41)
-    assert run is not None
     await run.shows()
     for _ in range(16):
         await play.driver.extend(run.claim)
@@ -96,7 +91,6 @@ async def a_director_extends_its_claim(play: Play) -> None:
     run.ends()
     if not await run.is_finished():
         heir = await play.run("r2", pid=42)
-        assert heir is not None
         heir.ends()
         await heir.is_finished()
     await play.deliver()
@@ -107,7 +101,6 @@ async def a_director_wakes_after_a_cancel(play: Play) -> None:
     asked = await play.ask()
     assert asked is not None
     sleeper = await play.run("r1", pid=41)
-    assert sleeper is not None
     await sleeper.shows()
     play.freeze(41)
     await play.keep()
@@ -124,7 +117,6 @@ async def a_reader_comes_back(play: Play) -> None:
     reader = PlayedReader(play, asked)
     await reader.comes()
     run = await play.run("r1", pid=41)
-    assert run is not None
     await run.shows()
     await reader.comes()
     await run.shows()
@@ -168,7 +160,6 @@ async def a_receiver_is_down(play: Play) -> None:
     """The receiver is down at first, and up later."""
     await play.ask()
     run = await play.run("r1", pid=41)
-    assert run is not None
     run.ends()
     await run.is_finished()
     await play.deliver(answered=500)
@@ -208,7 +199,6 @@ async def a_caller_cancels(play: Play) -> None:
     asked = await play.ask()
     assert asked is not None
     run = await play.run("r1", pid=41)
-    assert run is not None
     await run.shows()
     play.driver.pass_time(1)
     await play.cancel(asked)

@@ -102,9 +102,6 @@ async def test_a_full_server_refuses_and_an_id_runs_only_once(tmp_path: Path):
         await running
 
 
-# ---- the sink ----
-
-
 @asynccontextmanager
 async def sink(folder: Path, secret: str) -> AsyncIterator[str]:
     with closing(Journal(folder / "sink.jsonl")) as journal:

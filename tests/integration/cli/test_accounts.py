@@ -50,14 +50,12 @@ async def test_set_limits_hold_for_every_token_of_the_account(operator: Operator
     line = ("account", "set", ACCOUNT, "--rate", "2.5", "--burst", "5", "--max-running", "3", "--weight", "2")
     assert await operator.types(*line) == f"{ACCOUNT} rate=2.5 burst=5 max_running=3 weight=2\n"
     account = await Accounts(redis).authenticate(token)
-    assert account is not None
     assert account.limits == AccountLimits(rate=2.5, burst=5, max_running=3, weight=2)
     assert account.limits.bucket("create") == Bucket("create", 2.5, 5)
     assert account.limits.bucket("read") is None
     assert account.limits_rev == 1
     await operator.types("account", "set", ACCOUNT, "--rate", "3")
     changed = await Accounts(redis).authenticate(token)
-    assert changed is not None
     assert changed.limits_rev == 2
 
 
@@ -216,7 +214,6 @@ async def test_token_of_the_former_release_is_listed_after_use(redis: Any) -> No
 async def test_token_can_expire(operator: Operator, redis: Any) -> None:
     token = (await operator.types("token", "create", "--account", ACCOUNT, "--expires-hours", "1")).strip()
     account = await Accounts(redis).authenticate(token)
-    assert account is not None
     assert account.expires_ms is not None
     [known] = await Accounts(redis).tokens.of(ACCOUNT)
     assert 0 < await redis.pttl(f"token:{known.digest}") <= 3_600_000
@@ -250,9 +247,6 @@ async def test_invalid_limit_written_by_hand_is_named(redis: Any, token: str) ->
     await redis.hset(f"account:{ACCOUNT}", "rate", "soon")
     with pytest.raises(SettingsError, match="rate: a number from"):
         Accounts(redis).limits_of(await Accounts(redis).written(ACCOUNT))
-
-
-# ── webhook secrets ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_rotation_shows_no_secret(operator: Operator, redis: Redis) -> None:

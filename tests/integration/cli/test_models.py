@@ -39,7 +39,6 @@ async def test_operator_sets_visibility_of_a_model(
 ) -> None:
     assert await types(server, "model", "set", MODEL, "--visibility", "private", "--official", "yes") == 0
     model = await catalog.model(MODEL)
-    assert model is not None
     assert (model.visibility, model.is_official, model.latest) == ("private", True, VERSION)
     capsys.readouterr()
     assert await types(server, "model", "list") == 0

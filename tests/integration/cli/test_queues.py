@@ -44,9 +44,6 @@ async def alive(driver: QueueDriver, *, slots: int = 2) -> None:
     await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=slots)
 
 
-# ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_migrate_moves_waiting_predictions_and_dry_run_moves_nothing(
     run: Run, driver: QueueDriver, catalog: Catalog
 ) -> None:
@@ -173,9 +170,6 @@ async def test_suspended_accounts_with_predictions_are_shown_and_marked(
     assert tenants == [Tenant("large", 2, 0, False), Tenant("small", 1, 0, True, True)]
     await driver.pause(paused=False, tenant="small", revision=2)
     assert "account    small (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)
-
-
-# ── what is changed ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_unfinished_resize_says_so_and_can_be_repeated(run: Run, driver: QueueDriver) -> None:

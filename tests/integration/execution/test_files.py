@@ -210,9 +210,6 @@ async def test_hanging_store_blocks_no_other_prediction(
         assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
 
 
-# ---- as long as the data ----
-
-
 async def test_files_are_deleted_together_with_the_data(
     caller: Caller,
     server: RedisServer,
@@ -262,9 +259,6 @@ async def test_address_lasts_at_least_as_long_as_the_data(
         left_s = int(httpx.URL(url).params["expires"]) - SystemClock().now_ms() / 1000
         assert left_s >= await redis.pttl(keys.output_data(owed)) / 1000 > 86_400
     await redis.delete(keys.owed(partition_of(owed)))
-
-
-# ---- at the address ----
 
 
 @pytest.fixture

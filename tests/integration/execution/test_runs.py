@@ -226,12 +226,8 @@ async def test_catalogue_shows_the_model_with_its_schema_and_server(
     async with live_director(server.url, cog_url) as director:
         await eventually(lambda: director.servers.any_ready(), "the server is ready")
     version = await catalog.version(MODEL, VERSION)
-    assert version is not None
     assert "Input" in json.loads(bytes(version.schema))["components"]["schemas"]
     assert version.server.startswith("coglet ")
-
-
-# ---- slots ----
 
 
 async def test_two_servers_share_work_within_their_slots(
@@ -294,9 +290,6 @@ def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, 
 
 async def _running(caller: Caller, asked: list[Any]) -> int:
     return [await caller.status(each) for each in asked].count("processing")
-
-
-# ---- answers of Redis that get lost ----
 
 
 async def test_lost_answer_of_a_claim_is_repeated_without_duplicates(

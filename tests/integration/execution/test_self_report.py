@@ -23,7 +23,6 @@ async def test_heartbeat_reports_what_operators_need(
     async with live_director(server.url, cog_url, lease_s=0.6) as director:
         held = await caller.submit(n=1, gate=str(gate))
         one = await eventually(found, "it tells what it holds", until=lambda one: one is not None and one.held == 1)
-        assert one is not None
         about = one.last.about
         assert (one.name, one.is_alive, one.last.state, about.version) == (director.name, True, "ready", __version__)
         [shown] = about.servers

@@ -54,9 +54,6 @@ PHASE_S = 30.0
 CALLERS = 8
 
 
-# ── a receiver that fails, dies and comes back ───────────────────────────────────────────────────────────────────
-
-
 async def submit_for(seconds: float, caller: Caller, url: str) -> list[str]:
     """Submit one prediction after the other for this time."""
     ids: list[str] = []
@@ -135,9 +132,6 @@ async def test_ends_arrive_under_load_with_default_settings(
     )
     assert set(told) == {f"msg_{one}_completed" for one in ids}
     judge([*failing.received, *living.received], ids, secret, is_whole=False)
-
-
-# ── order at any pace ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class PacedRunner(ScriptedRunner):

@@ -128,10 +128,8 @@ async def test_training_makes_the_version_that_its_output_names(api: httpx.Async
     weights = done["output"]["weights"]
     assert (await api.get(weights)).content == b"learned poems"
     version = await catalog.version(DESTINATION, made)
-    assert version is not None
     assert (version.weights, json.loads(bytes(version.schema))) == (weights, SCHEMA)
     model = await catalog.model(DESTINATION)
-    assert model is not None
     assert model.latest == made
     asked = await api.post("/v1/predictions", json={"version": f"{DESTINATION}:{made}", "input": {}})
     assert (asked.status_code, asked.json()["queue"]["reason"]) == (201, "no_director")
@@ -172,7 +170,6 @@ async def test_weights_of_the_first_attempt_that_makes_the_version_stay(
 ) -> None:
     done = await ended(api, await train(api, data="a"))
     stored = await scripts.get(done["id"])
-    assert stored is not None
     versions = TrainedVersions(redis, catalog, Removal(redis, scripts, catalog), store=None)
     again = [await versions.make(stored.record, "https://example.com/w") for _ in range(2)]
     assert [(one and one.version, one and one.weights) for one in again] == [tuple(done["output"].values())] * 2
@@ -204,15 +201,12 @@ async def test_weights_missing_from_the_store_are_not_kept_with_the_version(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
 ) -> None:
     stored = await scripts.get((await ended(api, await train(api, data="a")))["id"])
-    assert stored is not None
     training = replace(stored.record, id=new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms()))
     versions = TrainedVersions(redis, catalog, Removal(redis, scripts, catalog), store=None)
     weights = "data:application/octet-stream;base64," + "A" * 1_000_000
     made = await versions.make(training, weights)
-    assert made is not None
     assert made.weights == weights, "they are an output as any other, as long as that lives"
     version = await catalog.version(DESTINATION, made.version.partition(":")[2])
-    assert version is not None
     assert version.weights == ""
 
 
@@ -284,5 +278,4 @@ async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(
         assert done["status"] == "succeeded"
         assert len((await api.get(done["output"]["weights"])).content) == size
     version = await catalog.version(DESTINATION, done["output"]["version"].partition(":")[2])
-    assert version is not None
     assert version.weights == done["output"]["weights"]

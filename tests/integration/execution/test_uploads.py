@@ -151,9 +151,6 @@ async def test_hanging_store_blocks_no_other_prediction(
         assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
 
 
-# ---- who may put files, and which ----
-
-
 @pytest.mark.parametrize(
     "secret", ["another-secret-of-it", "", "%2e%2e", "x" * 5000], ids=["wrong", "no", "up", "long"]
 )
@@ -218,9 +215,6 @@ async def test_upload_path_needs_a_secret(
     assert "404" in ended["error"]
 
 
-# ---- large ones ----
-
-
 @pytest.mark.heavy
 async def test_large_file_is_never_in_the_memory_of_the_director(
     caller: Caller, server: RedisServer, given: Given, folder: Path
@@ -242,7 +236,6 @@ async def test_large_file_goes_to_a_bucket(
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
     cache = request.config.cache
-    assert cache is not None
     async with AsyncExitStack() as stack:
         bucket = await stack.enter_async_context(bucket_url(moto_folder(cache.mkdir("clients"))))
         given_settings = {**given.settings(Path()), "files_dir": "", "files_url": bucket}

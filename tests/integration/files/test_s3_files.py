@@ -34,7 +34,6 @@ BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
 @pytest.fixture(scope="module")
 async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     cache = request.config.cache
-    assert cache is not None
     folder = moto_folder(cache.mkdir("clients"))
     async with bucket_url(folder) as url:
         yield url
@@ -212,7 +211,6 @@ async def test_fault_of_a_bucket_is_reported_without_its_own_text(
         (nowhere, "it cannot be reached"),
     ):
         wrong = store_in("", redis, SystemClock(), url=other)
-        assert wrong is not None
         assert await wrong.probe() == f"DIRECTOR_FILES_URL: {reason}"
 
 

@@ -96,9 +96,6 @@ async def test_dead_letter_succeeds_after_repair_and_revival(
             official._client.close()
 
 
-# ── typed access ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def dead(redis: Redis, scripts: Scripts) -> DeadLetters:
     return DeadLetters(redis, scripts, SystemClock())
@@ -219,9 +216,6 @@ def test_invalid_cursor_is_none(cursor: str) -> None:
     assert Place.parse(cursor) is None
 
 
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_command_lists_shows_revives_and_drops(
     server: RedisServer, driver: QueueDriver, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,9 +263,6 @@ def test_incomplete_command_is_one_error_line(
     assert ended.returncode == 1
     assert says in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-# ── the admin API ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

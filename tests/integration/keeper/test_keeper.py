@@ -60,9 +60,6 @@ def past(driver: QueueDriver) -> QueueDriver:
     return driver
 
 
-# ── reaper ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def reaper(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Reaper:
     return make_reaper(redis, scripts, registry, clock)
@@ -168,9 +165,6 @@ async def test_nothing_is_reaped_for_a_lease_after_a_server_restart(clock: FakeC
             await redis.aclose()
 
 
-# ── promoter, expirer ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_due_retry_is_promoted_with_a_wakeup(
     scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
 ) -> None:
@@ -217,9 +211,6 @@ async def test_passed_deadline_of_a_run_notifies_its_director(
     assert await expire(scripts, registry) == Expired(told=1)
     assert await past.extend(claim) == ["deadline"]
     assert await past.finish(claim, Status.CANCELED)
-
-
-# ── courier ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -425,9 +416,6 @@ async def test_drain_waits_for_current_delivery_and_takes_no_other(
         assert (await courier.run_once()).outcomes == {}
         tasks.cancel_scope.cancel()
     assert await owed(past, second.id) is not None
-
-
-# ── receivers that are away ──────────────────────────────────────────────────────────────────────────────────────
 
 
 async def overdue(past: QueueDriver, ids: list[PredictionId]) -> None:

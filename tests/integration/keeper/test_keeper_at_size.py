@@ -30,8 +30,6 @@ def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
     return driver
 
 
-# ── many ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 MANY = 100_000
 
 
@@ -75,8 +73,6 @@ async def test_orphan_behind_a_hundred_thousand_live_claims_is_found(
     assert (await driver.claim_one(consumer="d2")).id == orphan
     await redis.flushall()  # the fixture would look at each of these keys
 
-
-# ── under load ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 LEASE_S = 1.0
 

@@ -174,9 +174,6 @@ async def test_heaviest_account_is_shown_as_share_without_name(
     assert (await unnamed.run_once())["director_queue_tenant_waiting"] == {}
 
 
-# ── many queues ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Counting(Gatherer):
     """Counts questions about queues."""
 

@@ -45,9 +45,6 @@ def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
     return driver
 
 
-# ── recoverer ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def recoverer(redis: Redis, scripts: Scripts, registry: Registry, clock: FakeClock) -> Recoverer:
     return make_recoverer(redis, scripts, registry, clock)
@@ -135,9 +132,6 @@ async def test_faulty_queue_does_not_stop_the_search_of_others(
     assert {name for name, _ in await look_through(recoverer)} == lost
 
 
-# ── reconciler ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def compare(reconciler: Reconciler) -> tuple[list[PredictionId], int]:
     """Run a whole pass. Return what was repaired, and in how many rounds."""
     repaired: list[PredictionId] = []
@@ -178,9 +172,6 @@ async def test_two_reconcilers_repair_each_prediction_once(
     assert Counter(name for repaired, _ in both for name in repaired) == Counter(lost)
     claims = await driver.claim_all()
     assert Counter(claim.id for claim in claims) == Counter(lost)
-
-
-# ── retirer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_directors_silent_for_an_hour_without_claims_are_forgotten(

@@ -110,9 +110,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[Started, None, Non
         yield running
 
 
-# ---- what it prints works as it stands ----
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_printed_curl_line_gives_the_models_output(up):
     [line] = [line for line in up.said.splitlines() if line.startswith("  curl ")]
@@ -143,9 +140,6 @@ def test_up_json_shows_the_addresses_and_what_runs(up):
         *(f"{part}-{model}" for part in ("model", "director") for model in ("hello", "thumbnail")),
     }
     assert all(is_alive(one) for one in up.processes.values())
-
-
-# ---- the other commands find it ----
 
 
 def test_predict_prints_only_the_output_on_stdout(up):
@@ -248,9 +242,6 @@ def test_doctor_finds_nothing_wrong_with_the_bundled_server(up):
     assert {verdicts[name] for name in ("durability", "eviction", "memory", "password")} == {"ok"}
 
 
-# ---- when something is wrong ----
-
-
 def test_second_up_in_the_same_home_is_one_line(up):
     answer = director("up", home=up.home)
     assert answer.returncode == 1
@@ -312,9 +303,6 @@ def test_model_server_with_a_dead_worker_is_restarted(up):
         os.kill(worker, signal.SIGKILL)
     up.wait_for("model-thumbnail ended (exit code 0); starting it again")
     until(lambda: up.processes["model-thumbnail"] != parent)
-
-
-# ---- ending, and going on ----
 
 
 def test_next_up_after_ctrl_c_keeps_token_and_data(tmp_path):

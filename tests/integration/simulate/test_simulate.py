@@ -43,9 +43,6 @@ def starts(trace: Trace, played: PlayResult) -> str:
     return "".join(trace.accounts[trace.account[number]] for number in played.order)
 
 
-# ── what is known of queues ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def one_line(trace: Trace, *, slots: int) -> list[int]:
     """Return the starts in a single line, by Kiefer and Wolfowitz: at the arrival, or when the first slot is free."""
     free = [0] * slots
@@ -98,9 +95,6 @@ def idle_while_waiting(trace: Trace, played: PlayResult, *, slots: int) -> int:
         idle += (at - last) * min(waiting, slots - running)
         waiting, running, last = waiting + waits, running + runs, at
     return idle
-
-
-# ── fairness and policies ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.heavy
@@ -159,8 +153,6 @@ async def test_simulation_removes_everything_from_the_server(scratch: Redis) -> 
     of_predictions = [key async for key in scratch.scan_iter() if b":q:" not in key and b":log" not in key]
     assert [key for key in of_predictions if await scratch.pttl(key) == -1] == []
 
-
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 LINE = ("simulate", "--made", "lanes", "--minutes", "0.5", "--slots", "2,3", "--policy", "fair", "--policy", "fifo")
 

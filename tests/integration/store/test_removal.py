@@ -99,7 +99,6 @@ async def assert_known(redis: Redis, catalog: Catalog, queue: QueueName) -> None
     assert await catalog.version(MODEL, VERSION) is not None
     assert await catalog.model_of(VERSION) == MODEL
     model = await catalog.model(MODEL)
-    assert model is not None
     assert model.latest in await catalog.version_ids(MODEL)
 
 

@@ -193,9 +193,6 @@ async def test_no_claim_after_suspension_despite_racing_creates(
     assert len(await driver.claim_all()) >= 20
 
 
-# ── interrupted ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("reached", ["nothing", "what is written down", "one queue of two"])
 async def test_keeper_finishes_an_interrupted_suspension(
     reached: str, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
@@ -271,9 +268,6 @@ async def test_late_keeper_does_not_undo_a_suspension(
         await suspensions.settle(ACCOUNT, within_s=5)
     await driver.submit()
     assert await driver.claim_all() == []
-
-
-# ── an operator ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_operator_suspends_and_resumes_over_http(
