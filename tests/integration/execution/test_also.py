@@ -14,9 +14,8 @@ from director.core.policy import Policy
 from director.execution.director import check_settings
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, director_process, live_director, settings_for
+from tests.support.live_director import Caller, Gate, Live, settings_for
 from tests.support.queue_driver import MODEL, VERSION
-from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
@@ -32,17 +31,17 @@ async def newer(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller
 
 
 async def test_one_slot_alternates_between_both_queues(
-    caller: Caller, newer: Caller, server: RedisServer, redis: Redis, cog_url: str, tmp_path: Path
+    caller: Caller, newer: Caller, live: Live, tmp_path: Path
 ) -> None:
     log = tmp_path / "order"
     asked = [await each.submit(n=0, count=str(log)) for each in (caller, newer) for _ in range(4)]
-    async with live_director(server.url, cog_url, version=NEWER, also=(OLD,)) as director:
+    async with live.director(version=NEWER, also=(OLD,)) as director:
         for one in asked:
             assert (await caller.ended(one))["status"] == "succeeded"
         for queue in (OLD, NEW):
             assert (await caller.scripts.stats(queue)).slots == 1
-            assert await redis.zscore(keys.directors(queue), director.name) is not None
-    steps = await redis.xrange(keys.log(keys.queue_partition(NEW)))
+            assert await caller.redis.zscore(keys.directors(queue), director.name) is not None
+    steps = await caller.redis.xrange(keys.log(keys.queue_partition(NEW)))
     ran = [step[b"queue"].decode() for _, step in steps if step[b"kind"] == b"claimed"]
     assert ran in ([OLD, NEW] * 4, [NEW, OLD] * 4)
     records = [await caller.record(one) for one in asked]
@@ -52,27 +51,23 @@ async def test_one_slot_alternates_between_both_queues(
 
 
 async def test_old_queue_wakes_the_director_and_keeps_leases_and_cancels(
-    caller: Caller, newer: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
+    caller: Caller, newer: Caller, live: Live, gate: Gate
 ) -> None:
-    async with live_director(server.url, cog_url, version=NEWER, also=(OLD,), lease_s=0.6):
+    async with live.director(version=NEWER, also=(OLD,), lease_s=0.6):
         for one in (newer, caller, newer):
             assert (await one.ended(await one.submit(n=1)))["status"] == "succeeded"
-        held = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(held, status="processing")
-        first = await redis.zscore(keys.lease(OLD), held)
+        held = await caller.running(n=1, gate=str(gate))
+        first = await caller.redis.zscore(keys.lease(OLD), held)
         await eventually(
-            lambda: redis.zscore(keys.lease(OLD), held), "its lease is extended", until=lambda at: at > first
+            lambda: caller.redis.zscore(keys.lease(OLD), held), "its lease is extended", until=lambda at: at > first
         )
         assert await caller.cancel(held) == "asked"
         assert (await caller.ended(held))["status"] == "canceled"
 
 
-async def test_drain_leaves_both_queues(
-    caller: Caller, newer: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with director_process(server.url, cog_url, version=NEWER, also=OLD, drain_s=0) as director:
-        held = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(held, status="processing")
+async def test_drain_leaves_both_queues(caller: Caller, newer: Caller, live: Live, gate: Gate) -> None:
+    async with live.process(version=NEWER, also=OLD, drain_s=0) as director:
+        held = await caller.running(n=1, gate=str(gate))
         director.send(signal.SIGTERM)
         assert await director.exit_code() == 0
     record = await caller.record(held)

@@ -7,17 +7,14 @@ import pytest
 
 from director.servers.runners.cog import CogRunner
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, live_director
+from tests.support.live_director import Caller, Gate, Live
 from tests.support.scripted_cog import Exchange, answer, frame, scripted_cog, stream
-from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_cancel_stops_the_run_keeps_its_output_and_frees_the_slot(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with live_director(server.url, cog_url, lease_s=60):  # only the wakeup can deliver it, not a heartbeat
+async def test_cancel_stops_the_run_keeps_its_output_and_frees_the_slot(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director(lease_s=60):  # only the wakeup can deliver it, not a heartbeat
         asked = await caller.submit(n=2, gate=str(gate))
         await caller.shows(asked, output=["a0", "a1"])
         assert await caller.cancel(asked) == "asked"
@@ -28,18 +25,17 @@ async def test_cancel_stops_the_run_keeps_its_output_and_frees_the_slot(
 
 
 async def test_heartbeat_delivers_a_cancel_whose_wakeup_was_lost(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.heartbeat.Heartbeat._listen", lambda _: anyio.sleep_forever())
-    async with live_director(server.url, cog_url, lease_s=0.9):
-        asked = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(asked, status="processing")
+    async with live.director(lease_s=0.9):
+        asked = await caller.running(n=1, gate=str(gate))
         await caller.cancel(asked)
         assert (await caller.ended(asked))["status"] == "canceled"
 
 
 async def test_cancel_that_the_server_missed_is_repeated(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
     cancel = CogRunner.cancel
@@ -48,7 +44,7 @@ async def test_cancel_that_the_server_missed_is_repeated(
         heard.append(prediction_id)
         return len(heard) > 2 and await cancel(self, prediction_id)
 
-    async with live_director(server.url, cog_url):
+    async with live.director():
         asked = await caller.submit(n=1, gate=str(gate))
         await caller.shows(asked, output=["a0"])
         monkeypatch.setattr(CogRunner, "cancel", deaf_at_first)
@@ -57,7 +53,7 @@ async def test_cancel_that_the_server_missed_is_repeated(
     assert heard[:3] == [asked] * 3
 
 
-async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Caller, server: RedisServer) -> None:
+async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Caller, live: Live) -> None:
     asked = caller.new_id()
     canceled = anyio.Event()
 
@@ -66,7 +62,7 @@ async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Cal
         last = frame("completed", {"id": asked, "status": "succeeded", "output": ["all of it"]})
         await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
 
-    async with scripted_cog() as cog, live_director(server.url, cog.url):
+    async with scripted_cog() as cog, live.director(cog.url):
         cog.on("POST", f"/predictions/{asked}/cancel", answer(404, b"{}"))
         cog.on("PUT", f"/predictions/{asked}", stream(frame("start", {}), then=then))
         await caller.submit(asked)
@@ -78,12 +74,9 @@ async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Cal
         assert (await caller.ended(asked))["status"] == "canceled"
 
 
-async def test_waiting_prediction_is_canceled_without_a_run(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with live_director(server.url, cog_url):
-        running = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(running, status="processing")
+async def test_waiting_prediction_is_canceled_without_a_run(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director():
+        running = await caller.running(n=1, gate=str(gate))
         waiting = await caller.submit(n=1)
         assert await caller.cancel(waiting) == "canceled"
         gate.open()
@@ -94,10 +87,8 @@ async def test_waiting_prediction_is_canceled_without_a_run(
 
 
 @pytest.mark.parametrize("late", ["", "aborted"])
-async def test_deadline_during_the_run_cancels_it(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, late: str
-) -> None:
-    async with live_director(server.url, cog_url, lease_s=0.9):
+async def test_deadline_during_the_run_cancels_it(caller: Caller, live: Live, gate: Gate, late: str) -> None:
+    async with live.director(lease_s=0.9):
         asked = await caller.submit(n=1, gate=str(gate), lifetime_ms=1000, late=late)
         ended = await caller.ended(asked)
         assert (ended["status"], ended["error"]) == ("canceled", None)
@@ -105,10 +96,10 @@ async def test_deadline_during_the_run_cancels_it(
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_deadline_before_the_run_ends_it_as_waiting(caller: Caller, server: RedisServer) -> None:
+async def test_deadline_before_the_run_ends_it_as_waiting(caller: Caller, live: Live) -> None:
     ends: list[dict[str, Any]] = []
     # the director never has a free slot
-    async with scripted_cog() as cog, live_director(server.url, cog.url, lease_s=0.3):
+    async with scripted_cog() as cog, live.director(cog.url, lease_s=0.3):
         for late in ("", "aborted"):
             asked = await caller.submit(lifetime_ms=300, late=late)
             ends.append(await caller.ended(asked))

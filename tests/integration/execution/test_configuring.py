@@ -16,7 +16,7 @@ from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
 from director.store.models import ModelConfigs
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, live_director
+from tests.support.live_director import Caller, Gate, Live, live_director
 from tests.support.model_server import ModelServer, model_server
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.runner_conformance import CONFIGS
@@ -29,6 +29,11 @@ pytestmark = pytest.mark.anyio
 async def model() -> AsyncGenerator[ModelServer, None]:
     async with model_server() as server:
         yield server
+
+
+@pytest.fixture
+def model_url(model: ModelServer) -> str:
+    return model.url
 
 
 class Operator:
@@ -57,10 +62,8 @@ async def policy(redis: Any) -> list[str]:
     return [(value or b"").decode() for value in await redis.hmget(keys.meta(queue_name(MODEL, VERSION)), names)]
 
 
-async def test_queue_policy_is_changed_and_reset(
-    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator
-) -> None:
-    async with live_director(server.url, model.url, **driven("http")):
+async def test_queue_policy_is_changed_and_reset(caller: Caller, live: Live, operator: Operator) -> None:
+    async with live.director(**driven("http")):
         await caller.ended(await caller.submit(n=1))
         assert await policy(caller.redis) == ["3", "retry", "hold", ""]
         await operator.says(attempts=7, on_lost="fail", breaker_mode="fail", lifetime_s=60)
@@ -72,12 +75,11 @@ async def test_queue_policy_is_changed_and_reset(
 
 
 async def test_run_started_after_a_change_has_the_new_limit(
-    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
+    caller: Caller, live: Live, operator: Operator, gate: Gate
 ) -> None:
-    async with live_director(server.url, model.url, concurrent_predictions=2, **driven("http")):
+    async with live.director(concurrent_predictions=2, **driven("http")):
         await caller.ended(await caller.submit(n=1))
-        before = await caller.submit(gate=str(gate))
-        await caller.shows(before, status="processing")
+        before = await caller.running(gate=str(gate))
         await operator.says(run_limit_s=0.2, attempts=4)
         await eventually(lambda: policy(caller.redis), "in force", until=lambda now: now[0] == "4")
         ended = await caller.ended(await caller.submit(gate=f"{gate}.other"))
@@ -88,9 +90,9 @@ async def test_run_started_after_a_change_has_the_new_limit(
 
 
 async def test_additional_slots_start_waiting_predictions(
-    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
+    caller: Caller, live: Live, operator: Operator, gate: Gate
 ) -> None:
-    async with live_director(server.url, model.url, **driven("http")):
+    async with live.director(**driven("http")):
         await caller.ended(await caller.submit(n=1))
         ids = [await caller.submit(gate=str(gate)) for _ in range(2)]
         await caller.shows(ids[0], status="processing")
@@ -101,11 +103,10 @@ async def test_additional_slots_start_waiting_predictions(
 
 
 async def test_server_changes_its_protocol_after_its_run_has_ended(
-    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, gate: Gate
+    caller: Caller, live: Live, operator: Operator, gate: Gate
 ) -> None:
-    async with live_director(server.url, model.url, **driven("http")) as director:
-        running = await caller.submit(gate=str(gate))
-        await caller.shows(running, status="processing")
+    async with live.director(**driven("http")) as director:
+        running = await caller.running(gate=str(gate))
         await operator.says(runner={"kind": "polling", **CONFIGS["polling"]})
         await eventually(lambda: director.servers.all == [], "it gets nothing more")
         waiting = await caller.submit(n=1)
@@ -133,9 +134,9 @@ async def test_director_without_any_server_says_what_it_needs(server: RedisServe
 
 
 async def test_unusable_configuration_leaves_the_director_unchanged(
-    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator, caplog: pytest.LogCaptureFixture
+    caller: Caller, live: Live, operator: Operator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with live_director(server.url, model.url, **driven("http")):
+    async with live.director(**driven("http")):
         await caller.ended(await caller.submit(n=1))
         await caller.redis.hset(keys.model(MODEL), "config", '{"of a newer release": 1}')
         await eventually(lambda: "the configuration cannot be used" in caplog.text, "it says so")

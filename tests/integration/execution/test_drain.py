@@ -12,19 +12,15 @@ from director.core.ids import partition_of
 from director.execution.director import Director
 from tests.support.cog import cog_process
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Tally, director_process, live_director, supervised_cog
-from tests.support.servers import RedisServer
+from tests.support.live_director import Caller, Gate, Live, Tally, supervised_cog
 from tests.support.sink import Answer, sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_drain_finishes_runs_and_claims_nothing_more(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with director_process(server.url, cog_url) as director:
-        running = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(running, status="processing")
+async def test_drain_finishes_runs_and_claims_nothing_more(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.process() as director:
+        running = await caller.running(n=1, gate=str(gate))
         waiting = await caller.submit(n=1)
         director.send(signal.SIGTERM)
         await director.says("draining")
@@ -37,11 +33,10 @@ async def test_drain_finishes_runs_and_claims_nothing_more(
 
 
 async def test_server_that_ignores_sigterm_is_asked_to_end_when_idle(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+    caller: Caller, live: Live, folder: Path, gate: Gate
 ) -> None:
-    async with cog_process(folder) as cog, director_process(server.url, cog.url, end_servers=True) as director:
-        running = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(running, status="processing")
+    async with cog_process(folder) as cog, live.process(cog.url, end_servers=True) as director:
+        running = await caller.running(n=1, gate=str(gate))
         director.send(signal.SIGTERM)
         await director.says("draining")
         assert not cog.exited()
@@ -52,9 +47,9 @@ async def test_server_that_ignores_sigterm_is_asked_to_end_when_idle(
 
 
 async def test_run_beyond_the_drain_time_is_released_and_run_elsewhere(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:
-    async with director_process(server.url, cog_url, drain_s=0) as director:
+    async with live.process(drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
         await caller.shows(asked, output=["a0"])
         director.send(signal.SIGTERM)
@@ -65,16 +60,16 @@ async def test_run_beyond_the_drain_time_is_released_and_run_elsewhere(
     assert (handed["status"], handed["output"], handed["started_at"]) == ("starting", None, None)
     assert (await caller.record(asked)).attempt == 0
     gate.open()
-    async with live_director(server.url, cog_url):
+    async with live.director():
         assert (await caller.ended(asked))["output"] == ["a0"]
     assert (await caller.record(asked)).attempt == 1
     assert tally.runs == 2
 
 
 async def test_drained_run_ends_where_retries_are_forbidden(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:
-    async with director_process(server.url, cog_url, drain_s=0, on_lost="fail") as director:
+    async with live.process(drain_s=0, on_lost="fail") as director:
         asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
         await caller.shows(asked, output=["a0"])
         waiting = await caller.submit(n=1, count=str(tally))
@@ -87,16 +82,16 @@ async def test_drained_run_ends_where_retries_are_forbidden(
     assert ended["error"] == "The run had begun when its director was drained, and this model allows no second run."
     assert await caller.dead() == [asked]
     gate.open()
-    async with live_director(server.url, cog_url, on_lost="fail"):
+    async with live.director(on_lost="fail"):
         assert (await caller.ended(waiting))["status"] == "succeeded"
     assert tally.runs == 2, "each once"
 
 
 async def test_run_that_ignores_its_cancel_is_released_unspent(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.active_claims.DRAIN_WAIT_S", 0.2)
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, drain_s=0) as director:
+    async with supervised_cog(folder) as cog, live.director(cog.url, drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
         await caller.shows(asked, output=["a0"])
         assert await director.missing() == ""
@@ -108,10 +103,8 @@ async def test_run_that_ignores_its_cancel_is_released_unspent(
         gate.open()
 
 
-async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with director_process(server.url, cog_url, drain_s=3600) as director:
+async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.process(drain_s=3600) as director:
         asked = await caller.submit(n=1, gate=str(gate))
         await caller.shows(asked, output=["a0"])
         director.send(signal.SIGINT)
@@ -125,8 +118,8 @@ async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(
     assert await caller.redis.zrange(keys.lease(caller.queue), 0, -1) == [asked.encode()]
 
 
-async def test_director_without_any_server_exits_at_once(caller: Caller, server: RedisServer) -> None:
-    async with director_process(server.url, "http://127.0.0.1:9") as director:
+async def test_director_without_any_server_exits_at_once(caller: Caller, live: Live) -> None:
+    async with live.process("http://127.0.0.1:9") as director:
         said = await director.says("the health of a model server changed")
         assert said["status"] == "unreachable"
         director.send(signal.SIGTERM)
@@ -134,9 +127,9 @@ async def test_director_without_any_server_exits_at_once(caller: Caller, server:
 
 
 async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
-    caller: Caller, server: RedisServer, cog_url: str, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with live_director(server.url, cog_url) as director:
+    async with live.director() as director:
         claimed, answered = _slow_claims(director, monkeypatch)
         asked = await caller.submit(n=1)
         await asyncio.wait_for(claimed.wait(), 10)
@@ -149,9 +142,9 @@ async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
 
 
 async def test_claim_that_arrives_after_the_drain_time_is_released_unstarted(
-    caller: Caller, server: RedisServer, cog_url: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with live_director(server.url, cog_url, drain_s=0) as director:
+    async with live.director(drain_s=0) as director:
         claimed, answered = _slow_claims(director, monkeypatch)
         asked = await caller.submit(n=1, count=str(tally))
         await asyncio.wait_for(claimed.wait(), 10)
@@ -181,8 +174,8 @@ def _slow_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> tuple[a
     return claimed, answered
 
 
-async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, server: RedisServer, cog_url: str) -> None:
-    async with sink() as receiver, director_process(server.url, cog_url, webhook_allow="loopback") as director:
+async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, live: Live, cog_url: str) -> None:
+    async with sink() as receiver, live.process(webhook_allow="loopback") as director:
         receiver.answer = Answer(delay_s=12)
         asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
         await caller.ended(asked)

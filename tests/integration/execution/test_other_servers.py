@@ -11,11 +11,10 @@ import pytest
 
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, director_process, keeping, live_director
+from tests.support.live_director import Caller, Gate, Live
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import CONFIGS
 from tests.support.scripted_cog import answer, scripted_cog
-from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +23,11 @@ pytestmark = pytest.mark.anyio
 async def model() -> AsyncGenerator[ModelServer, None]:
     async with model_server() as server:
         yield server
+
+
+@pytest.fixture
+def model_url(model: ModelServer) -> str:
+    return model.url
 
 
 def driven(kind: str, **given: Any) -> dict[str, str]:
@@ -36,10 +40,8 @@ async def jobs(url: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_predictions_succeed_fail_and_are_refused_as_on_cog(
-    caller: Caller, server: RedisServer, model: ModelServer, kind: str
-) -> None:
-    async with live_director(server.url, model.url, concurrent_predictions=2, **driven(kind)):
+async def test_predictions_succeed_fail_and_are_refused_as_on_cog(caller: Caller, live: Live, kind: str) -> None:
+    async with live.director(concurrent_predictions=2, **driven(kind)):
         ids = [await caller.submit(n=2), await caller.submit(then="raise"), await caller.submit(then="invalid")]
         succeeded, failed, invalid = [await caller.ended(prediction_id) for prediction_id in ids]
     assert (succeeded["status"], succeeded["output"], succeeded["metrics"]["units"]) == ("succeeded", ["a0", "a1"], 3)
@@ -49,11 +51,10 @@ async def test_predictions_succeed_fail_and_are_refused_as_on_cog(
 
 
 async def test_canceled_unstoppable_run_keeps_its_slot(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
-    async with live_director(server.url, model.url, **driven("polling", cancel_endpoint_template="")) as director:
-        first = await caller.submit(gate=str(gate))
-        await caller.shows(first, status="processing")
+    async with live.director(**driven("polling", cancel_endpoint_template="")) as director:
+        first = await caller.running(gate=str(gate))
         before = await jobs(model.url)
         await caller.cancel(first)
         assert (await caller.ended(first))["status"] == "canceled"
@@ -67,21 +68,16 @@ async def test_canceled_unstoppable_run_keeps_its_slot(
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_cancel_reaches_the_server(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate, kind: str
-) -> None:
-    async with live_director(server.url, model.url, **driven(kind)):
-        prediction_id = await caller.submit(gate=str(gate))
-        await caller.shows(prediction_id, status="processing")
+async def test_cancel_reaches_the_server(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
+    async with live.director(**driven(kind)):
+        prediction_id = await caller.running(gate=str(gate))
         await caller.cancel(prediction_id)
         assert (await caller.ended(prediction_id))["status"] == "canceled"
         await eventually(Path(f"{gate}.stopped").exists, "the server stopped it")
 
 
-async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
-) -> None:
-    async with live_director(server.url, model.url, **driven("openai")):
+async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director(**driven("openai")):
         prediction_id = await caller.submit(prompt=json.dumps({"n": 2, "gate": str(gate)}))
         await caller.shows(prediction_id, status="processing", output=["a0", "a1"])
         gate.open()
@@ -94,13 +90,13 @@ async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(
 
 
 async def test_configured_header_reaches_the_server_but_no_log(
-    caller: Caller, server: RedisServer, caplog: pytest.LogCaptureFixture
+    caller: Caller, live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scripted_cog() as scripted:
         scripted.on("GET", "/health", answer(200, b""))
         scripted.on("POST", "/predict", answer(200, b"\x89P", content_type="image/png"))
         with caplog.at_level("DEBUG"):
-            async with live_director(server.url, scripted.url, server_header="x-key: s3cret", **driven("http")):
+            async with live.director(scripted.url, server_header="x-key: s3cret", **driven("http")):
                 ended = await caller.ended(await caller.submit())
         assert {exchange.headers.get("x-key") for exchange in scripted.exchanges} == {"s3cret"}
     assert (ended["status"], ended["output"]) == ("succeeded", "data:image/png;base64,iVA=")
@@ -108,16 +104,16 @@ async def test_configured_header_reaches_the_server_but_no_log(
 
 
 async def test_next_director_follows_the_run_of_a_dead_one(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
     before = await jobs(model.url)
-    async with keeping(caller.redis, server.url, lease_s=1):
-        async with director_process(server.url, model.url, lease_s=1, **driven("polling")) as first:
+    async with live.keeper(lease_s=1):
+        async with live.process(lease_s=1, **driven("polling")) as first:
             prediction_id = await caller.submit(gate=str(gate))
             await eventually(lambda: caller.record(prediction_id), "the name", until=lambda record: record.remote != "")
             first.send(signal.SIGKILL)
             await first.exit_code()
-        async with live_director(server.url, model.url, lease_s=1, **driven("polling")):
+        async with live.director(lease_s=1, **driven("polling")):
             await eventually(lambda: caller.record(prediction_id), "the next", until=lambda record: record.attempt == 2)
             gate.open()
             assert (await caller.ended(prediction_id))["status"] == "succeeded"
@@ -125,30 +121,28 @@ async def test_next_director_follows_the_run_of_a_dead_one(
 
 
 async def test_drain_leaves_the_run_to_the_next_director_without_an_attempt(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
     before = await jobs(model.url)
-    async with director_process(server.url, model.url, drain_s=0, **driven("polling")) as first:
-        prediction_id = await caller.submit(gate=str(gate))
-        await caller.shows(prediction_id, status="processing")
+    async with live.process(drain_s=0, **driven("polling")) as first:
+        prediction_id = await caller.running(gate=str(gate))
         first.send(signal.SIGTERM)
         assert await first.exit_code() == 0
     assert (await caller.record(prediction_id)).attempt == 0
-    async with live_director(server.url, model.url, **driven("polling")):
+    async with live.director(**driven("polling")):
         gate.open()
         assert (await caller.ended(prediction_id))["status"] == "succeeded"
     assert await jobs(model.url) == before + 1
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_restarted_server_gets_work_again(caller: Caller, server: RedisServer, gate: Gate, kind: str) -> None:
+async def test_restarted_server_gets_work_again(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     given = driven(kind, **({"away_s": 0.2} if kind == "polling" else {}))
-    async with live_director(server.url, url, backoff_s=0, **given), keeping(caller.redis, server.url):
+    async with live.director(url, backoff_s=0, **given), live.keeper():
         async with model_server(port=port) as model:
-            prediction_id = await caller.submit(gate=str(gate))
-            await caller.shows(prediction_id, status="processing")
+            prediction_id = await caller.running(gate=str(gate))
             model.kill()
             await eventually(
                 lambda: caller.record(prediction_id), "given back", until=lambda record: record.token == ""

@@ -21,7 +21,7 @@ from director.execution.main import Pool, opened
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, keeping, pool_process, settings_for, supervised_cog
+from tests.support.live_director import Caller, Gate, Live, pool_process, settings_for, supervised_cog
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -78,8 +78,7 @@ async def test_each_model_uses_its_own_servers_and_is_shown(
     caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
 ) -> None:
     async with at_work(two(server.url, cog_url, second_cog_url)) as (pool, http):
-        held = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(held, status="processing")
+        held = await caller.running(n=1, gate=str(gate))
         assert [(await other_caller.ended(await other_caller.submit(text=text, n=1)))["output"] for text in "xy"] == [
             ["x0"],
             ["y0"],
@@ -108,17 +107,15 @@ async def test_models_share_connections_except_for_waiting(
 
 
 async def test_model_without_its_server_delays_no_other_and_recovers(
-    caller: Caller, other_caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
+    caller: Caller, other_caller: Caller, live: Live, folder: Path, cog_url: str, gate: Gate
 ) -> None:
     async with (
         supervised_cog(folder) as cog,
-        at_work(two(server.url, cog.url, cog_url)),
-        keeping(redis, server.url),
+        at_work(two(live.url, cog.url, cog_url)),
+        live.keeper(),
     ):
-        lost = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(lost, status="processing")
-        kept = await other_caller.submit(n=1, gate=str(gate))
-        await other_caller.shows(kept, status="processing")
+        lost = await caller.running(n=1, gate=str(gate))
+        kept = await other_caller.running(n=1, gate=str(gate))
         assert cog.server is not None
         os.killpg(cog.server.pid, signal.SIGKILL)
         await eventually(lambda: cog.starts, "it is restarted", until=lambda starts: starts > 1)

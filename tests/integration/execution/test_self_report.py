@@ -1,26 +1,22 @@
 """Test that operators see each running director: its release, its servers and its claims, for each of its queues."""
 
 import pytest
-from redis.asyncio import Redis
 
 from director import __version__
 from director.core.ids import queue_name
 from director.store.directors import DirectorFound, Directors
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, live_director
+from tests.support.live_director import Caller, Gate, Live
 from tests.support.queue_driver import MODEL, VERSION
-from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_heartbeat_reports_what_operators_need(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
-) -> None:
+async def test_heartbeat_reports_what_operators_need(caller: Caller, live: Live, cog_url: str, gate: Gate) -> None:
     async def found() -> DirectorFound | None:
-        return next(iter(await Directors(redis).of([queue_name(MODEL, VERSION)])), None)
+        return next(iter(await Directors(caller.redis).of([queue_name(MODEL, VERSION)])), None)
 
-    async with live_director(server.url, cog_url, lease_s=0.6) as director:
+    async with live.director(lease_s=0.6) as director:
         held = await caller.submit(n=1, gate=str(gate))
         one = await eventually(found, "it tells what it holds", until=lambda one: one is not None and one.held == 1)
         about = one.last.about

@@ -23,9 +23,8 @@ from director.webhooks.addresses import AllowList
 from director.webhooks.sender import Sender
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, live_director
+from tests.support.live_director import Caller, Live
 from tests.support.queue_driver import MODEL, VERSION
-from tests.support.servers import RedisServer
 from tests.support.sink import Answer, sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
@@ -53,8 +52,8 @@ async def running(url: str, *, allow: str = "loopback") -> AsyncGenerator[SetupW
     await sender.aclose()
 
 
-async def test_successful_setup_is_reported_with_its_logs(server: RedisServer, caller: Caller, cog_url: str) -> None:
-    async with sink() as receiver, live_director(server.url, cog_url, **settings(receiver.url)):
+async def test_successful_setup_is_reported_with_its_logs(live: Live, caller: Caller, cog_url: str) -> None:
+    async with sink() as receiver, live.director(**settings(receiver.url)):
         await receiver.arrived(1)
         await caller.ended(await caller.submit())
         [(headers, body)] = receiver.received
@@ -70,11 +69,11 @@ async def test_successful_setup_is_reported_with_its_logs(server: RedisServer, c
     assert "Server ready" in told["logs"]
 
 
-async def test_failed_setup_is_reported_too(server: RedisServer, folder: Path) -> None:
+async def test_failed_setup_is_reported_too(live: Live, folder: Path) -> None:
     async with (
         sink() as receiver,
         cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
-        live_director(server.url, url, **settings(receiver.url)),
+        live.director(url, **settings(receiver.url)),
     ):
         await receiver.arrived(1)
         [(_, body)] = receiver.received
@@ -83,10 +82,10 @@ async def test_failed_setup_is_reported_too(server: RedisServer, folder: Path) -
     assert "no weights" in told["logs"]
 
 
-async def test_silent_receiver_delays_nothing(server: RedisServer, caller: Caller, cog_url: str) -> None:
+async def test_silent_receiver_delays_nothing(live: Live, caller: Caller, cog_url: str) -> None:
     async with sink() as receiver:
         receiver.answer = Answer(delay_s=3600)
-        async with live_director(server.url, cog_url, **settings(receiver.url)):
+        async with live.director(**settings(receiver.url)):
             await receiver.arrived(1)
             assert (await caller.ended(await caller.submit()))["status"] == "succeeded"
 

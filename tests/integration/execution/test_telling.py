@@ -40,10 +40,9 @@ from director.webhooks.delivery import Webhooks
 from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, director_process, keeper_process, keeping, live_director
+from tests.support.live_director import Caller, Live, keeper_process
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
-from tests.support.servers import RedisServer
 from tests.support.sink import Answer, Received, Sink, sink
 from tests.support.told import judge
 
@@ -70,12 +69,12 @@ async def owed(redis: Redis, prediction_id: Any) -> int:
 
 @pytest.mark.cog
 async def test_every_end_reaches_a_receiver_that_failed_died_and_returned(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str
+    caller: Caller, live: Live, redis: Redis
 ) -> None:
     received: list[Received] = []
     phase_s, schedule, probe_s = 1.5, ",".join(["0.2s"] * 40), 0.4
-    director = live_director(server.url, cog_url, webhook_allow="loopback", webhook_schedule=schedule)
-    async with director, keeping(redis, server.url, schedule=schedule, probe_s=probe_s):
+    director = live.director(webhook_allow="loopback", webhook_schedule=schedule)
+    async with director, live.keeper(schedule=schedule, probe_s=probe_s):
         async with sink() as failing:
             failing.answer = Answer(status=500)
             ids = await submit_for(phase_s, caller, failing.url)
@@ -101,15 +100,15 @@ def ends_of(received: Sequence[Received]) -> list[str]:
 @pytest.mark.cog
 @pytest.mark.heavy
 async def test_ends_arrive_under_load_with_default_settings(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str
+    caller: Caller, live: Live, redis: Redis, second_cog_url: str
 ) -> None:
     async def under_load(url: str, seconds: float) -> list[str]:
         return [one for ids in await gather(*(submit_for(seconds, caller, url) for _ in range(CALLERS))) for one in ids]
 
     async with (
-        keeper_process(server.url, webhook_allow="loopback"),
-        director_process(server.url, cog_url, webhook_allow="loopback"),
-        director_process(server.url, second_cog_url, webhook_allow="loopback"),
+        keeper_process(live.url, webhook_allow="loopback"),
+        live.process(webhook_allow="loopback"),
+        live.process(second_cog_url, webhook_allow="loopback"),
     ):
         async with sink() as failing:
             failing.answer = Answer(status=500)

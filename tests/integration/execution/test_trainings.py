@@ -28,7 +28,7 @@ from director.store.removal import Removal, TrainedVersions
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_process, free_port, write_model
 from tests.support.eventually import eventually
-from tests.support.live_director import live_director
+from tests.support.live_director import Live, live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -233,11 +233,11 @@ async def test_destination_deleted_at_the_last_moment_is_not_recreated(
 
 
 async def test_official_client_creates_gets_lists_and_cancels(
-    server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
+    live: Live, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
 ) -> None:
     schema = Raw(json.dumps(SCHEMA).encode())
     await catalog.register_kind(MODEL, VERSION, "training", schema=schema, server="", policy=Policy())
-    async with live_director(server.url, trainer, kind="training"), live_api(server.url) as live:
+    async with live.director(trainer, kind="training"), live_api(live.url) as live:
         official = replicate.Client(api_token=token, base_url=live.url)
 
         def create(**given: str) -> Any:
@@ -262,7 +262,7 @@ async def test_official_client_creates_gets_lists_and_cancels(
 
 
 async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(
-    server: RedisServer, token: str, catalog: Catalog, tmp_path: Path
+    live: Live, token: str, catalog: Catalog, tmp_path: Path
 ) -> None:
     files, secret, port, size = str(tmp_path / "files"), "a-secret-of-the-test", free_port(), 70 << 20
     folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
@@ -270,8 +270,8 @@ async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(
     given = {"kind": "training", "files_dir": files, "health_port": port, "upload_secret": secret}
     async with (
         cog_process(folder, stub="predict.py:train_large", trains=True, upload_url=url) as trainer,
-        live_director(server.url, trainer.url, **given) as director,
-        api_client(ApiSettings(redis_url=server.url, files_dir=files), token=token) as api,
+        live.director(trainer.url, **given) as director,
+        api_client(ApiSettings(redis_url=live.url, files_dir=files), token=token) as api,
     ):
         await eventually(director.servers.any_ready, "the trainer is ready")
         done = await ended(api, await train(api, size=size))
