@@ -22,7 +22,7 @@ from director.core.states import Status
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import free_port
 from tests.support.proxy import LosingProxy, losing_proxy
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
@@ -50,14 +50,6 @@ async def gatherer(redis: Redis) -> AsyncIterator[CountingGatherer]:
 @pytest.fixture
 def scripts(gatherer: CountingGatherer) -> Scripts:
     return Scripts(gatherer)
-
-
-async def drive(redis: Redis) -> QueueDriver:
-    scripts = Scripts(Gatherer(redis))
-    queue = await Catalog(redis, scripts, SystemClock()).register(
-        MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy()
-    )
-    return QueueDriver(redis, scripts, queue)
 
 
 async def test_calls_of_one_turn_are_sent_in_one_pipeline(driver: QueueDriver, gatherer: CountingGatherer) -> None:
@@ -191,9 +183,8 @@ def mortal() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def mortal_driver(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
-    redis = client(mortal.url)
-    yield await drive(redis)
-    await redis.aclose()
+    async with driving(mortal.url) as driver:
+        yield driver
 
 
 async def test_server_that_lost_its_scripts_gets_them_again(driver: QueueDriver) -> None:
@@ -253,15 +244,13 @@ async def losing(mortal: RedisServer) -> AsyncIterator[LosingProxy]:
 @pytest.fixture
 async def far_driver(losing: LosingProxy) -> AsyncIterator[QueueDriver]:
     """Return the queue as a client behind the proxy sees it. The server knows every script."""
-    redis = client(losing.url)
-    driver = await drive(redis)
-    await driver.submit()
-    claim = await driver.claim_one()
-    await driver.extend(claim)
-    await driver.begin(claim)
-    await driver.finish(claim)
-    yield driver
-    await redis.aclose()
+    async with driving(losing.url) as driver:
+        await driver.submit()
+        claim = await driver.claim_one()
+        await driver.extend(claim)
+        await driver.begin(claim)
+        await driver.finish(claim)
+        yield driver
 
 
 async def test_enqueue_with_a_lost_reply_is_accepted_once(losing: LosingProxy, far_driver: QueueDriver) -> None:

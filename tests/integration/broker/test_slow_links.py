@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -15,14 +14,11 @@ from director.broker.pipes import Pipes
 from director.broker.redis_client import blocking_client, client
 from director.broker.scripts import Scripts
 from director.chaos.proxy import Link
-from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.core.policy import Policy
 from director.core.schema import Claim
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
@@ -49,19 +45,6 @@ async def link(mortal: RedisServer) -> AsyncIterator[Link]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeout, so that few bytes exceed it."""
     monkeypatch.setattr(gatherers, "SOCKET_TIMEOUT_S", SHORT_S)
-
-
-@asynccontextmanager
-async def driving(url: str) -> AsyncIterator[QueueDriver]:
-    redis = client(url)
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    queue = await Catalog(redis, scripts, SystemClock()).register(
-        MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy()
-    )
-    yield QueueDriver(redis, scripts, queue)
-    await gatherer.aclose()
-    await redis.aclose()
 
 
 def url_of(link: Link) -> str:

@@ -12,18 +12,13 @@ from typing import IO
 import pytest
 from anyio import to_thread
 
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
-from director.broker.scripts import Scripts
 from director.cli.main import main
 from director.core.clock import SystemClock
-from director.core.policy import Policy
-from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.changes import Changes
 from director.store.queues import QueueAdministration
 from tests.support.audit import live
 from tests.support.eventually import eventually
-from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 from tests.support.terminal import hear_ctrl_c
 
@@ -119,13 +114,7 @@ async def test_tail_shows_only_filtered_steps(server: RedisServer, driver: Queue
 
 async def test_tail_loses_nothing_in_an_outage_of_redis() -> None:
     with redis_server() as own:
-        redis = client(own.url)
-        gatherer = Gatherer(redis)
-        scripts = Scripts(gatherer)
-        registered = Catalog(redis, scripts, SystemClock()).register
-        queue = await registered(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-        driver = QueueDriver(redis, scripts, queue)
-        try:
+        async with driving(own.url) as driver:
             with tail(own.url) as told:
                 await says(told.err, "following")
                 own.kill()
@@ -134,9 +123,6 @@ async def test_tail_loses_nothing_in_an_outage_of_redis() -> None:
                 name = await driver.submit()
                 await says(told.err, "Redis is back")
                 await says(told.out, name, "accepted")
-        finally:
-            await gatherer.aclose()
-            await redis.aclose()
 
 
 async def test_tail_of_one_prediction_shows_all_its_events(server: RedisServer, driver: QueueDriver) -> None:

@@ -2,20 +2,13 @@
 
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from director.broker import keys
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
-from director.broker.scripts import Scripts
-from director.core.clock import SystemClock
-from director.core.policy import Policy
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.catalog import Catalog
 from tests.support.eventually import eventually
 from tests.support.live_director import (
     Caller,
@@ -25,26 +18,10 @@ from tests.support.live_director import (
     live_director,
     supervised_cog,
 )
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
-from tests.support.servers import RedisServer, redis_server
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
+from tests.support.servers import redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
-
-
-@asynccontextmanager
-async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
-    """Create a caller on a separate server."""
-    redis = client(server.url)
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    try:
-        await Accounts(redis).create_token(ACCOUNT)
-        catalog = Catalog(redis, scripts, SystemClock())
-        await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
-        yield Caller(redis, scripts)
-    finally:
-        await gatherer.aclose()
-        await redis.aclose()
 
 
 async def test_another_director_finishes_the_work_of_a_killed_one(
@@ -137,7 +114,9 @@ async def test_killed_model_server_costs_an_attempt(
 
 async def test_end_during_an_outage_of_redis_is_written_afterwards(cog_url: str, gate: Gate) -> None:
     with redis_server() as server:
-        async with calling(server) as caller, live_director(server.url, cog_url) as director:
+        async with driving(server.url) as driver, live_director(server.url, cog_url) as director:
+            await Accounts(driver.redis).create_token(ACCOUNT)
+            caller = Caller(driver.redis, driver.scripts)
             asked = await caller.submit(n=2, gate=str(gate))
             await caller.shows(asked, output=["a0", "a1"])
             [held] = director.claims._claims.values()

@@ -75,12 +75,10 @@ async def test_unknown_leftovers_are_deleted_after_a_day(caller: Caller, redis: 
     assert not old.exists()
 
 
-async def test_recently_written_leftovers_stay_though_their_folder_is_old(
-    caller: Caller, redis: Redis, runs: Path
-) -> None:
+async def test_recently_written_leftovers_stay_though_their_folder_is_old(caller: Caller, runs: Path) -> None:
     home = leave(runs, caller.new_id(), quiet_s=2 * UNKNOWN_S)
     (home / "outputs" / "spill_2.json").touch()
-    assert await Leftovers(runs, redis, SystemClock()).run_once() == 0
+    assert await Leftovers(runs, caller.redis, SystemClock()).run_once() == 0
 
 
 async def test_foreign_files_and_links_are_left_alone(caller: Caller, redis: Redis, runs: Path, tmp_path: Path) -> None:
@@ -97,14 +95,12 @@ async def test_foreign_files_and_links_are_left_alone(caller: Caller, redis: Red
 
 
 @pytest.mark.parametrize("link", ["coglet", "coglet/predictions"])
-async def test_replaced_folder_is_not_entered(
-    caller: Caller, redis: Redis, tmp_path: Path, link: str, caplog: Any
-) -> None:
+async def test_replaced_folder_is_not_entered(caller: Caller, tmp_path: Path, link: str, caplog: Any) -> None:
     elsewhere = tmp_path / "elsewhere"
     precious = leave(elsewhere / ("predictions" if link == "coglet" else ""), caller.new_id(), quiet_s=2 * UNKNOWN_S)
     (tmp_path / link).parent.mkdir(exist_ok=True)
     (tmp_path / link).symlink_to(elsewhere)
-    leftovers = Leftovers(tmp_path / "coglet" / "predictions", redis, SystemClock())
+    leftovers = Leftovers(tmp_path / "coglet" / "predictions", caller.redis, SystemClock())
     for _ in range(2):
         assert await leftovers.run_once() == 0
     assert precious.exists()

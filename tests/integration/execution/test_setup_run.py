@@ -101,9 +101,7 @@ async def test_operators_see_the_setup_with_its_server(
     assert told["setup_run"]["server"] == cog_url
 
 
-async def test_operators_see_the_last_line_of_a_failed_setup_without_control_characters(
-    caller: Caller,
-) -> None:
+async def test_operators_see_the_last_line_of_a_failed_setup_without_control_characters(caller: Caller) -> None:
     bad = SetupRun(
         status="failed", started_at=None, completed_at=None, logs="Traceback\n\x1b[2Jno weights\n", server="u"
     )

@@ -99,9 +99,7 @@ def ends_of(received: Sequence[Received]) -> list[str]:
 
 @pytest.mark.cog
 @pytest.mark.heavy
-async def test_ends_arrive_under_load_with_default_settings(
-    caller: Caller, live: Live, redis: Redis, second_cog_url: str
-) -> None:
+async def test_ends_arrive_under_load_with_default_settings(caller: Caller, live: Live, second_cog_url: str) -> None:
     async def under_load(url: str, seconds: float) -> list[str]:
         return [one for ids in await gather(*(submit_for(seconds, caller, url) for _ in range(CALLERS))) for one in ids]
 
@@ -116,13 +114,13 @@ async def test_ends_arrive_under_load_with_default_settings(
         failed = len(ids)
         ids += await under_load(failing.url, PHASE_S)
         unheard = len(ids)
-        assert await owed(redis, ids[0]) == unheard, "so far nobody could be told of any end"
+        assert await owed(caller.redis, ids[0]) == unheard, "so far nobody could be told of any end"
         async with sink(failing.port) as living:
             began = anyio.current_time()
             ids += await under_load(living.url, PHASE_S / 3)
-            await eventually(lambda: owed(redis, ids[0]), "all is told", until=(0).__eq__, limit_s=4 * PHASE_S)
+            await eventually(lambda: owed(caller.redis, ids[0]), "all is told", until=(0).__eq__, limit_s=4 * PHASE_S)
             took_s = anyio.current_time() - began
-    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
+    [secret] = await Accounts(caller.redis).webhook_secrets(ACCOUNT)
     told = ends_of(living.received)
     print(
         f"{len(ids)} predictions, {failed} of them while it failed, {unheard - failed} while it was dead; "

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import LANES, PredictionId, QueueName
+from director.core.ids import LANES, PredictionId
 from director.keeper.reaper import Recoverer, ServerTime
 from director.keeper.registry import Registry
 from director.runtime.sweep import LIMIT
@@ -19,15 +19,7 @@ from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue by the server's own clock, which the roles follow."""
-    driver = QueueDriver(redis, scripts, queue)
-    driver.now_ms = time.time_ns() // 1_000_000
-    return driver
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("present")]
 
 
 MANY = 100_000

@@ -55,12 +55,6 @@ async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str)
     return await eventually(look, f"{name} is {value}", until=lambda shown: shown.value(name, **labels) == value)
 
 
-@pytest.fixture
-def present(driver: QueueDriver) -> QueueDriver:
-    driver.now_ms = time.time_ns() // 1_000_000
-    return driver
-
-
 def observer_of(
     redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock, url: str, most: int = 500
 ) -> Observer:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections import Counter
 
 import pytest
@@ -11,7 +10,7 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.replies import Requeued
 from director.broker.scripts import Scripts
-from director.core.ids import LANES, PredictionId, QueueName
+from director.core.ids import LANES, PredictionId
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.keeper.reaper import Recovered, Recoverer, ServerTime
@@ -22,27 +21,9 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("present")]
 
 LEASE_S = 15.0
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def registry(redis: Redis, catalog: Catalog, clock: FakeClock) -> Registry:
-    return Registry(redis, catalog, clock, keep_s=0)
-
-
-@pytest.fixture
-def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue by the server's own clock, which the roles follow."""
-    driver = QueueDriver(redis, scripts, queue)
-    driver.now_ms = time.time_ns() // 1_000_000
-    return driver
 
 
 @pytest.fixture

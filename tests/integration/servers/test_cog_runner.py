@@ -589,9 +589,7 @@ async def test_huge_output_is_not_read_to_its_end(streams: bool) -> None:
     assert ended == Ended(outcome=Outcome.FAILED, error="The model's output is larger than 1000000 bytes")
 
 
-async def test_server_that_turns_out_not_to_stream_is_remembered(
-    streaming: ScriptedCog,
-) -> None:
+async def test_server_that_turns_out_not_to_stream_is_remembered(streaming: ScriptedCog) -> None:
     streaming.on("PUT", PATH, answer(406, {"error": "no"}), answer(200, SUCCEEDED))
     async with runner_for(streaming.url) as runner:
         for _ in range(2):

@@ -270,10 +270,8 @@ async def test_late_keeper_does_not_undo_a_suspension(
     assert await driver.claim_all() == []
 
 
-async def test_operator_suspends_and_resumes_over_http(
-    settings: ApiSettings, redis: Redis, driver: QueueDriver, token: str
-) -> None:
-    operator = await Accounts(redis).create_token("operators", scopes=("admin",))
+async def test_operator_suspends_and_resumes_over_http(settings: ApiSettings, driver: QueueDriver, token: str) -> None:
+    operator = await Accounts(driver.redis).create_token("operators", scopes=("admin",))
     path = f"/v1/admin/accounts/{ACCOUNT}"
     async with api_client(settings, token=operator) as admin:
         await driver.submit()

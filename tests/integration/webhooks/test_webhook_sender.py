@@ -268,9 +268,7 @@ async def test_dead_host_uses_only_its_own_permits(receiver: Sink) -> None:
         assert len(dead.received) == AT_ONCE_PER_HOST + 4
 
 
-async def test_wait_for_a_connection_takes_no_time_of_an_attempt(
-    receiver: Sink,
-) -> None:
+async def test_wait_for_a_connection_takes_no_time_of_an_attempt(receiver: Sink) -> None:
     before = 2 * AT_ONCE_PER_HOST  # two rounds of attempts, each as long as an attempt may take
     lookups = 0
 

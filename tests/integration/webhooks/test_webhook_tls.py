@@ -44,9 +44,7 @@ async def deliver(
         await sender.aclose()
 
 
-async def test_tls_and_host_header_use_the_name_of_the_receiver(
-    authority: Authority,
-) -> None:
+async def test_tls_and_host_header_use_the_name_of_the_receiver(authority: Authority) -> None:
     async with secure_sink(authority.shown_by("hook.example")) as sink:
         ask, asked = leading_home("10.0.0.1")
         delivery = await deliver(f"https://hook.example:{sink.port}/a?b", tls=authority.trusted(), ask=ask)
