@@ -96,10 +96,7 @@ async def _counted(request: BaseRequest, max_bytes: int) -> bytes:
 
 
 def _depth(body: bytes) -> int:
-    """Return how deep arrays and objects nest, in linear time and without recursion.
-
-    With at most MAX_NESTING openings the result is an upper bound.
-    """
+    """Return how deep arrays and objects nest, in linear time; at least that, with at most MAX_NESTING openings."""
     openings = sum(map(body.count, OPEN))
     if openings <= MAX_NESTING:
         return openings
@@ -190,6 +187,12 @@ def type_of(value: bytes) -> str:
 
 def wrong_type(field: str, expected: str, given: str) -> InvalidField:
     return InvalidField("invalid_type", field, f"Invalid type. Expected: {expected}, given: {given}")
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has left. The rest of its body is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def prediction_id_of(request: BaseRequest) -> PredictionId:

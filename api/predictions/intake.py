@@ -1,7 +1,6 @@
 """Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer.
 
-Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction. If nothing was
-filed, what the limits had counted is given back. If that is unknown, it stays counted.
+Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from api.limits import Taken, give_back, refuse_full, reserve_compute, return_co
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
-from api.request import Request
+from api.request import Request, until_gone
 from api.response import base_url, json_response
 from api.services import Services
 from api.sites.placing import Wanted, names_a_file, place
@@ -333,7 +332,7 @@ async def _answer(
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
     # a caller that hangs up frees its wait; the prediction goes on
-    gone = asyncio.get_running_loop().create_task(_gone(request))
+    gone = asyncio.get_running_loop().create_task(until_gone(request.receive))
     try:
         ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
     finally:
@@ -354,18 +353,8 @@ async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook |
     return None
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-# The span `enqueue` covers the checking and filing of one prediction. It belongs to the caller's trace, or begins one.
-#
-# The trace headers are passed on with the prediction even where tracing is off.
-
-
 class Step(Struct):
-    """The content of the span. `headers`: the trace headers to pass on with the prediction."""
+    """The span of one prediction. `headers`: the trace headers to pass on, also where tracing is off."""
 
     headers: TraceHeaders
     facts: Facts = {}
@@ -373,6 +362,7 @@ class Step(Struct):
 
 @contextmanager
 def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
+    """Yield the span of checking and filing one prediction. It belongs to the caller's trace, or begins one."""
     tracing, headers = request.services.tracing, request.headers
     trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
     if not tracing.is_on:

@@ -24,10 +24,7 @@ from director.core.states import Status
 from director.core.view import PATHS, view
 from director.store.accounts import ACCOUNT_NAME
 
-# Filters come from the query and are kept in the links of the pages.
-#
-# `created_after`, `created_before` and `source` are Replicate's; `status`, `model`, `version` and `account` are ours.
-
+# `created_after`, `created_before` and `source` are Replicate's filters; `status`, `model`, `version` and `account` ours.
 LATEST_MS: Final = (1 << 48) - 1  # the largest time that an id can hold
 SOURCES: Final = ("api", "web")
 

@@ -1,9 +1,8 @@
 """Send event streams to their readers, each from its own position to the end.
 
-No queue is kept: a page is read from Redis once the reader took the one before. So a slow reader holds one page at most
-and delays no other. Anything larger than a page is sent to few readers at once, because a crowd of slow readers would
-hold it all in memory. A stream that is stopped early never looks whole: the reader can tell, and connect again. Readers
-share the waiters' one subscription and do not rely on it: each looks again every two seconds.
+A page is read from Redis once the reader took the one before, so a slow reader holds one page and delays no other.
+Anything larger is sent to few readers at once: a crowd of slow ones would hold it all in memory. A stream that stops
+early never looks whole, so that its reader connects again. Each reader looks every two seconds in any case.
 """
 
 import asyncio
@@ -28,9 +27,7 @@ log = logging.getLogger(__name__)
 
 PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 64 * 1024
-LARGE_BYTES: Final = (
-    2 * PAGE_BYTES
-)  # sent at once without a room of its own: a page is never larger, apart from the framing
+LARGE_BYTES: Final = 2 * PAGE_BYTES  # what is larger needs a room: a page never is, apart from the framing
 REST_BYTES: Final = 512 * 1024  # more than a page, because the whole output is read again for each piece of the rest
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
@@ -80,10 +77,6 @@ class Readers:
     def is_full(self) -> bool:
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
-    async def standing(self, prediction_id: PredictionId) -> Replayed | None:
-        """Return the prediction's state without events, or None if it does not exist. Raises BackendUnavailable."""
-        return await self.scripts.replay(prediction_id, after=0, count=0, most_bytes=0)
-
     async def look(self, prediction_id: PredictionId, after: int, *, whole: bool = False) -> Replayed | None:
         """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable.
 
@@ -115,7 +108,7 @@ class Readers:
 
     @contextmanager
     def holding(self) -> Iterator[anyio.CancelScope]:
-        """Count as a reader. The block is cancelled when the process is to end."""
+        """Count as a reader. The block is cancelled when the process ends."""
         with anyio.CancelScope() as scope:
             self._reading.add(scope)
             try:
@@ -130,8 +123,7 @@ class Readers:
             scope.cancel()
 
     async def _look(self, asked: Look) -> Replayed | None:
-        # This begins one turn after it was created. A later caller starts another: an answer that is on its way by
-        # then may be older than the news that the caller had
+        # a later caller starts another: an answer that is on its way may be older than the news that the caller had
         del self._looks[asked]
         prediction_id, after, whole = asked
         return await self.scripts.replay(
@@ -165,10 +157,7 @@ class Reader:
                         async with self._room():
                             then = await self._send_more(has_room=True)
                 except BackendUnavailable as exc:
-                    log.info(
-                        "could not read on, trying again",
-                        extra={"prediction": self._id, "reason": str(exc)},
-                    )
+                    log.info("could not read on, trying again", extra={"prediction": self._id, "reason": str(exc)})
                     then = Next.WAIT
                 if then is Next.WAIT:
                     await self._wait(news)

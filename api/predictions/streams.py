@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import anyio
 from msgspec import Struct
@@ -18,14 +18,10 @@ from starlette.types import Receive, Scope, Send
 from api.contract import NO_BODY
 from api.errors import Moved, data_removed, not_found, too_many_streams
 from api.predictions.stream_events import Mark
-from api.request import Request
+from api.request import Request, until_gone
 from api.response import carry, raw
 from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
-
-# The response streams as long as the client reads it, and breaks the connection where it stops early.
-#
-# Official clients take an orderly end for the end of the stream, so an early stop must not look like one.
 
 STREAM: Final = {
     "Content-Type": "text/event-stream",
@@ -40,7 +36,10 @@ Tell = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[bool]]
 
 
 class EventStream(Response):
-    """A response of server-sent events that `tell` sends."""
+    """A response of server-sent events that `tell` sends. It breaks the connection where it stops early.
+
+    Official clients take an orderly end for the end of the stream.
+    """
 
     def __init__(self, tell: Tell) -> None:
         self.status_code = 200
@@ -50,10 +49,12 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            if not await self._tell(partial(_send_piece, send)):
-                _hang_up(scope)
+            is_whole = await self._tell(partial(_send_piece, send))
+            # other ASGI servers may lack it: then an early stop looks like the end
+            if not is_whole and (hang_up := scope["state"].get("hang_up")) is not None:
+                hang_up()
             await send({"type": "http.response.body", "body": b""})
             tasks.cancel_scope.cancel()
 
@@ -62,23 +63,14 @@ async def _send_piece(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    await until_gone(receive)
     scope.cancel()
 
 
-def _hang_up(scope: Scope) -> None:
-    hang_up: Callable[[], Any] | None = scope["state"].get("hang_up")
-    if hang_up is not None:  # other ASGI servers may lack it: then an early stop looks like the end
-        hang_up()
-
-
-# A ticket makes the address of a prediction's event stream unguessable, so that reading it needs no token.
-#
-# It is made when a prediction of a model that can stream is accepted, and is kept in its record alone. So everyone who
-# was shown the prediction may follow it. An address has 52 characters, the id and its ticket, as Replicate's have. It
-# is never logged.
+# A ticket makes the address of a stream unguessable, so that reading it needs no token. It is made when a prediction of
+# a model that can stream is accepted, and is kept in its record alone: whoever was shown the prediction may follow it.
+# An address has 52 characters, the id and its ticket, as Replicate's have. It is never logged.
 
 LENGTH: Final = 26
 LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # each equally likely
@@ -171,7 +163,7 @@ async def stream(request: Request) -> Response:
     """Answer 204 to a reader that already has the end, so that browsers do not connect again."""
     readers, address = request.services.readers, read_address(request.path_params["address"])
     mark = Mark.parse(request.headers.get("last-event-id") or request.query_params.get("last_event_id", ""))
-    known = await readers.standing(request.prediction_id)
+    known = await readers.scripts.replay(request.prediction_id, after=0, count=0, most_bytes=0)
     if address is None or known is None or not address.opens(known.ticket):
         raise not_found()
     if known.moved:
@@ -179,8 +171,8 @@ async def stream(request: Request) -> Response:
     if known.is_removed:
         raise data_removed()
     # and not of a run before the prediction was revived
-    was_told_all = mark.end == "done" and mark.seq >= known.next - 1
-    if was_told_all and known.is_terminal:
+    has_end = mark.end == "done" and mark.seq >= known.next - 1
+    if has_end and known.is_terminal:
         return Response(status_code=204)
     if request.method == "HEAD":
         return Response(headers=STREAM)

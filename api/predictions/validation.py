@@ -22,12 +22,9 @@ from api.request import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
 
-# A model's schema is reduced to one that is safe and cheap to check against.
-#
-# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold patterns that take
-# for ever. Only the keywords of the tables below are copied, and every reference is replaced by its target, so that
-# the validator's schema refers to nothing. A keyword that is left out makes the check more lenient, never stricter: the
-# model server checks the rest itself. Nothing is fetched, and recursion is limited.
+# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold patterns that take for
+# ever. So it is reduced: only the keywords of the tables below are copied, and every reference is replaced by its
+# target. A keyword that is left out makes the check more lenient, never stricter: the model server checks the rest.
 
 Schema = dict[str, Any] | bool
 
@@ -44,21 +41,13 @@ NULL: Final[Schema] = {"type": ["null"]}
 ANYTHING: Final[tuple[Schema, ...]] = (True, {})
 
 
-def read_document(document: bytes) -> dict[str, Any]:
-    """Read a model's OpenAPI document. Raises a Problem, worded for the operator, if it is too large or unreadable."""
+def _document(document: bytes) -> dict[str, Any]:
     if len(document) > MAX_DOCUMENT_BYTES:
         raise unusable_schema(f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
         return decode_json(document, dict[str, Any])
     except Problem as exc:
         raise unusable_schema("is not a JSON object that can be read") from exc
-
-
-def input_schema(document: dict[str, Any], name: str = "Input") -> dict[str, Any]:
-    """Return the reduced schema of an `input`. A document without one accepts anything: {}."""
-    schema = _follow(document, ("components", "schemas", name))
-    reduced = _Reduction(document).reduce(schema, depth=0, within=())
-    return reduced if isinstance(reduced, dict) else {}
 
 
 def can_stream(document: Mapping[str, Any]) -> bool:
@@ -163,8 +152,7 @@ def _containers(schema: Mapping[str, Any], below: Callable[[object], Schema]) ->
     properties = schema.get("properties")
     if isinstance(properties, dict):
         reduced["properties"] = {name: below(part) for name, part in properties.items()}
-    # false is left out: a key that a model does not know is no error. With patternProperties it applies to the rest
-    # only
+    # false is left out: an unknown key is no error. With patternProperties it would apply to the rest only
     additional = schema.get("additionalProperties")
     if isinstance(additional, dict) and "patternProperties" not in schema:
         reduced["additionalProperties"] = below(additional)
@@ -287,8 +275,7 @@ class InputSchema:
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
         self._fields = {name: _Validator(part) for name, part in properties.items()}
-        # the rest applies to the object as a whole; it still needs the names of the properties, for
-        # additionalProperties
+        # the rest applies to the whole object; additionalProperties still needs the names of the properties
         rest = {word: value for word, value in schema.items() if word != "required"}
         self._whole = _Validator({**rest, "properties": dict.fromkeys(properties, True)})
 
@@ -313,9 +300,11 @@ class InputSchema:
         digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)
         if known is None:
-            whole = read_document(document)
+            whole = _document(document)
+            schema = _follow(whole, ("components", "schemas", INPUTS[kind]))
+            reduced = _Reduction(whole).reduce(schema, depth=0, within=())
             streams = kind != "training" and can_stream(whole)
-            known = _compiled[digest] = cls(input_schema(whole, INPUTS[kind]), can_stream=streams)
+            known = _compiled[digest] = cls(reduced if isinstance(reduced, dict) else {}, can_stream=streams)
             if len(_compiled) > MAX_CACHED:
                 _compiled.popitem(last=False)
         _compiled.move_to_end(digest)
@@ -349,7 +338,7 @@ class _Validator:
         try:
             self._validator = validator_for(
                 schema,
-                formats={"uri": _is_fetchable},
+                formats={"uri": lambda uri: FETCHABLE.match(uri) is not None},
                 validate_formats=True,
                 pattern_options=PATTERN_OPTIONS,
                 offline=True,
@@ -364,9 +353,7 @@ class _Validator:
         return self._validator.is_valid(value)
 
     def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[InvalidField]:
-        """Yield what is wrong with a value of at most `elements` elements: one error alone where all would cost too
-        much.
-        """
+        """Yield what is wrong with a value of at most `elements` elements; one error where all would cost too much."""
         if self.takes(value):
             return
         if elements * self._errors_each <= MANY_ERRORS:
@@ -384,10 +371,6 @@ def _size(schema: object) -> int:
     """Return how many errors one element can have at most: one for each keyword, and for each name or option in one."""
     parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     return sum(1 + _size(part) for part in parts)
-
-
-def _is_fetchable(uri: str) -> bool:
-    return FETCHABLE.match(uri) is not None
 
 
 def _described(error: ValidationError, path: list[str]) -> InvalidField:
@@ -408,10 +391,6 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
-
-
 def _types(names: list[str]) -> str:
     said = [name for name in names if name != "null"] or names
     return said[0] if len(said) == 1 else f"[{','.join(said)}]"
@@ -419,8 +398,8 @@ def _types(names: list[str]) -> str:
 
 SAID: Final[Mapping[str, Any]] = {
     "given": lambda value: TYPE_NAMES.get(type(value), "number"),
-    "limit": _number,
-    "multiple_of": _number,
+    "limit": lambda value: str(int(value) if value == int(value) else value),
+    "multiple_of": lambda value: str(int(value) if value == int(value) else value),
     "options": lambda options: ", ".join(map(_json, options)),
     "pattern": str,
     "property": shown,

@@ -1,12 +1,10 @@
 """Hold responses until their prediction is terminal, with one subscription for the whole process.
 
-A prediction that a request will wait for is filed with the name of this process, and whatever finishes it publishes the
-ending to this process, with everything that the response needs. A prediction's own channel is subscribed to only while
-a request waits for a prediction that another request filed, or reads its events. Its messages are hints: the waiter
-that they wake checks, at a bounded pace, whether the prediction has ended. Every waiter checks every two seconds in any
-case, so a lost message or connection costs time and never an answer. A director of the former release does not publish
-endings to this process. Once such an ending is found, the channels are listened to as well for a minute. A prediction
-is never read before it has ended, and a waiter that leaves ends only its own wait.
+A prediction is filed with the name of the process that waits for it, and its ending is published to that process, with
+all that the response needs. A prediction's own channel is subscribed to only by requests that read its events, or wait
+for a prediction that another request filed. Its messages are hints: who they wake looks, at a bounded pace, whether it
+has ended. Every waiter looks every two seconds in any case, so a lost message costs time and never an answer. A director
+of the former release publishes no endings: once one is found, the channels are used as well for a minute.
 """
 
 import asyncio
@@ -52,9 +50,7 @@ Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
 
 class Wait:
-    """The wait of one caller. Begin it before its prediction is filed, so that no ending comes too early. Leave it
-    once.
-    """
+    """One caller's wait. Create it before its prediction is filed, so that no ending is missed. Leave it once."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
@@ -118,11 +114,9 @@ class Waiters:
         wait: Wait | None = None,
         gone: "asyncio.Future[None] | None" = None,
     ) -> Ending | Stored | None:
-        """Return how the prediction ended, or the terminal prediction itself; None if it is not terminal after
-        `seconds`.
+        """Return how the prediction ended, or the terminal prediction. None if it is not terminal after `seconds`.
 
-        `wait`: the wait that this request registered when it filed the prediction. `gone` is done when the client
-        has left.
+        `wait`: what this request registered when it filed the prediction. `gone` is done when the client has left.
         """
         if self._is_leaving:
             return None
@@ -204,7 +198,7 @@ class Waiters:
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     async def _watch(self, prediction_id: PredictionId, news: asyncio.Event, wait: Wait | None) -> Ending | Stored:
-        pace = _Pace(self._clock)
+        due = -math.inf  # of the next look: one per GAP_S on average, and BURST at once after a quiet time
         while True:
             # the first news of a channel is that the subscription is active: the next look sees what ended before
             with suppress(TimeoutError):
@@ -212,7 +206,10 @@ class Waiters:
                     await news.wait()
             if wait is not None and wait.ending is not None:
                 return wait.ending
-            await pace.turn()
+            now = self._clock.monotonic()
+            due = max(due, now - BURST * GAP_S) + GAP_S
+            if due > now:
+                await self._clock.sleep(due - now)
             news.clear()
             try:
                 stored = await self._read(prediction_id) if await self._has_ended(prediction_id) else None
@@ -296,24 +293,7 @@ def _end(limit: asyncio.Timeout) -> None:
         limit.reschedule(0)
 
 
-class _Pace:
-    """Allow one turn per GAP_S on average, and BURST of them at once after a quiet time."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._due = clock.monotonic() - BURST * GAP_S
-
-    async def turn(self) -> None:
-        now = self._clock.monotonic()
-        self._due = max(self._due, now - BURST * GAP_S) + GAP_S
-        if self._due > now:
-            await self._clock.sleep(self._due - now)
-
-
-# Read a few bytes about predictions instead of the predictions: whether one has ended, and how heavy each of a page
-# is.
-#
-# An input or an output may be megabytes; the cost here does not depend on their size.
+# A glance reads a few bytes of a prediction, because its input or output may be megabytes.
 
 FIELDS: Final = ("status", "model", "version")
 
@@ -363,12 +343,13 @@ class Glances:
             return await pipe.execute()
 
         replies = iter(await ask(read) if ids else [])
-        return [
-            _glance(prediction_id, [text(value or b"") for value in fields], sum(sizes))
-            for prediction_id, (fields, *sizes) in zip(
-                ids, zip(replies, replies, replies, replies, strict=True), strict=True
-            )
-        ]
+        glances = []
+        for prediction_id in ids:
+            status, model, version = (text(value or b"") for value in next(replies))
+            size = sum(next(replies) for _ in range(3))
+            weight = None if status == Status.PROCESSING else size
+            glances.append(Glance(prediction_id, status, model, version, weight))
+        return glances
 
     async def _look(self) -> dict[PredictionId, bool]:
         # one look at a time, or a crowd would take every connection; every call made before the look begins is in it
@@ -386,8 +367,3 @@ class Glances:
             prediction_id: status is not None and text(status) in TERMINAL
             for prediction_id, status in zip(asked, statuses, strict=True)
         }
-
-
-def _glance(prediction_id: PredictionId, fields: Sequence[str], size: int) -> Glance:
-    status, model, version = fields
-    return Glance(prediction_id, status, model, version, None if status == Status.PROCESSING else size)

@@ -156,8 +156,8 @@ async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Ope
 
 
 async def test_unknown_account_is_reported(operator: Operator, redis: Redis) -> None:
-    for line in (["show", "nobody"], ["set", "nobody", "--rate", "1"]):
-        assert "there is no account nobody" in await operator.is_told("account", *line)
+    for line in (["show", "unknown"], ["set", "unknown", "--rate", "1"]):
+        assert "there is no account unknown" in await operator.is_told("account", *line)
     assert await Accounts(redis).names() == []
 
 
@@ -272,7 +272,7 @@ async def test_former_secret_can_stop_signing_at_once(operator: Operator, redis:
 
 
 async def test_refused_rotation_says_why(operator: Operator, redis: Redis) -> None:
-    assert "there is no account nobody" in await operator.is_told("account", "rotate-secret", "nobody")
+    assert "there is no account unknown" in await operator.is_told("account", "rotate-secret", "unknown")
     await Accounts(redis).create_token(ACCOUNT)
     for _ in range(4):
         await operator.types("account", "rotate-secret", ACCOUNT)

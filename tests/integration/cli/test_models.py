@@ -70,7 +70,7 @@ async def test_model_config_is_set_shown_and_unset(
         '  on_lost = "fail"',
     ]
     assert '"change":"model_configured"' in shown.err.replace(": ", ":")
-    assert "/run" not in shown.err, "a template may hold what is nobody's business"
+    assert "/run" not in shown.err, "a template may hold secrets"
     assert await types(server, *config, "--unset", "runner", "--unset", "on_lost") == 0
     capsys.readouterr()
     assert await types(server, *config) == 0

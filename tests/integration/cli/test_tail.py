@@ -155,7 +155,7 @@ async def test_tail_of_one_prediction_shows_all_its_events(server: RedisServer, 
         (["--queue", "acme/none"], "there is no queue acme/none"),
         (["--kind", "ended", "--kind", "endde"], "there is no kind endde: the kinds are accepted, "),
     ],
-    ids=["word", "nobody", "both", "queue", "kind"],
+    ids=["word", "unknown", "both", "queue", "kind"],
 )
 async def test_refused_tail_is_reported_in_one_line(
     server: RedisServer, driver: QueueDriver, line: list[str], says: str, capsys: pytest.CaptureFixture[str]

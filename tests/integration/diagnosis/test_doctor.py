@@ -212,7 +212,7 @@ async def test_command_prints_one_line_per_check_and_fails_with_one(server: Redi
 
 
 async def test_missing_server_is_one_failed_check(tmp_path: Path) -> None:
-    ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/nobody")
+    ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/unknown")
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout.startswith("fail  reachable  no answer from Redis at unix://")
     assert "→ start the server" in ended.stdout

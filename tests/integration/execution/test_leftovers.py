@@ -82,7 +82,7 @@ async def test_recently_written_leftovers_stay_though_their_folder_is_old(caller
 
 
 async def test_foreign_files_and_links_are_left_alone(caller: Caller, redis: Redis, runs: Path, tmp_path: Path) -> None:
-    leave(runs, "somebody-elses", quiet_s=2 * UNKNOWN_S)
+    leave(runs, "foreign", quiet_s=2 * UNKNOWN_S)
     precious = leave(tmp_path / "elsewhere", caller.new_id(), quiet_s=2 * UNKNOWN_S)
     (runs / precious.name).symlink_to(precious)
     home = leave(runs, caller.new_id(), quiet_s=2 * UNKNOWN_S)
@@ -90,7 +90,7 @@ async def test_foreign_files_and_links_are_left_alone(caller: Caller, redis: Red
     os.utime(home / "inputs", (0, 0))
     assert await Leftovers(runs, redis, SystemClock()).run_once() == 1
     assert (precious / "outputs" / "spill_1.json").exists()
-    assert (runs / "somebody-elses").exists()
+    assert (runs / "foreign").exists()
     assert not home.exists()
 
 

@@ -212,7 +212,7 @@ def test_history_is_read_as_written() -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "1800000000000", "1800000000000" + "u" * 26, "0" * 12 + "1" * 26])
-def test_invalid_cursor_is_none(cursor: str) -> None:
+def test_invalid_cursor_is_refused(cursor: str) -> None:
     assert Place.parse(cursor) is None
 
 
@@ -290,8 +290,8 @@ async def test_dead_letters_need_the_scope_admin(
     refused = await admin.request(method, path, json={"all": True}, headers={"authorization": f"Bearer {token}"})
     assert refused.status_code == 403
     assert "admin" in refused.json()["detail"]
-    nobody = await admin.request(method, path, headers={"authorization": "Bearer x"})
-    assert nobody.status_code == 401
+    unknown = await admin.request(method, path, headers={"authorization": "Bearer x"})
+    assert unknown.status_code == 401
 
 
 async def test_admin_scope_does_not_allow_predictions(admin: httpx.AsyncClient) -> None:

@@ -183,7 +183,7 @@ def test_refusal_of_the_model_is_one_line_and_exit_code_1(up):
 
 
 def test_unknown_model_is_one_line_with_the_next_step(up):
-    answer = director("predict", "nobody/nothing", home=up.home)
+    answer = director("predict", "unknown/nothing", home=up.home)
     assert answer.returncode == 1
     assert "director queues" in answer.stderr
 

@@ -40,7 +40,7 @@ SOURCE = """
         async def predict(self, text: str = "") -> str:
             return text
 """
-SECRET = "what-nobody-but-the-model-may-see"
+SECRET = "what-only-the-model-may-see"
 
 
 class Service:
