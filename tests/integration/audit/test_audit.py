@@ -258,7 +258,6 @@ def test_sinks_of_two_urls_have_two_names_that_hide_the_url() -> None:
 
 @asynccontextmanager
 async def command(server: RedisServer, *line: str) -> AsyncGenerator[Process]:
-    """Run `director audit` in a separate process."""
     process = await anyio.open_process(
         [sys.executable, "-m", "director", "audit", *line],
         env={
@@ -280,7 +279,6 @@ async def command(server: RedisServer, *line: str) -> AsyncGenerator[Process]:
 
 
 async def ended(process: Process) -> tuple[int, str]:
-    """Return its exit code and its last message."""
     assert process.stderr is not None
     with anyio.fail_after(20):
         said = b"".join([part async for part in process.stderr])

@@ -29,8 +29,6 @@ pytestmark = pytest.mark.anyio
 
 
 class CountingGatherer(Gatherer):
-    """Records how many calls each pipeline had."""
-
     def __init__(self, redis: Redis, *, at_once: int | None = None) -> None:
         super().__init__(redis, at_once=at_once)
         self.pipelines: list[int] = []

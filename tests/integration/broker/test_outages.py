@@ -38,7 +38,6 @@ Operate = Callable[[Any], Awaitable[object]]
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """Start a separate server, which the tests break."""
     with redis_server(loopback=True) as started:
         yield started
 
@@ -147,7 +146,6 @@ async def test_blocking_call_on_a_demoted_server_continues_at_the_new_master(ser
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the same bounds."""
     monkeypatch.setattr(redis_client, "SOCKET_TIMEOUT_S", 0.2)
 
 

@@ -42,7 +42,6 @@ def operator(server: RedisServer, redis: Redis, capsys: Any) -> Operator:
 
 @pytest.fixture
 async def token(redis: Redis) -> str:
-    """Create one account and return its token."""
     return await Accounts(redis).create_token(ACCOUNT)
 
 

@@ -31,7 +31,6 @@ Run = Callable[..., Awaitable[Typed]]
 
 @pytest.fixture
 def run(server: RedisServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `director queues` with these arguments."""
 
     async def run(*line: str) -> Typed:
         return await to_thread.run_sync(typed, capsys, "queues", "--redis", server.url, *line)

@@ -26,8 +26,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Tail:
-    """A running `director tail`, and its output so far."""
-
     def __init__(self, url: str, *more: str) -> None:
         self.out: list[str] = []
         self.err: list[str] = []
@@ -73,7 +71,6 @@ def tail(url: str, *more: str) -> Iterator[Tail]:
 
 
 async def says(told: list[str], *parts: str) -> str:
-    """Wait for the first line with all of these parts."""
     found = await eventually(
         lambda: [line for line in told if all(part in line for part in parts)], " … ".join(parts), limit_s=30
     )

@@ -90,7 +90,6 @@ def schema(*, streams: bool) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the streaming model."""
     return write_model(tmp_path_factory.mktemp("model") / "streamed", SOURCE, schema(streams=True))
 
 
@@ -103,7 +102,6 @@ async def cog_url(folder: Path) -> AsyncGenerator[str]:
 
 @pytest.fixture(scope="session")
 async def second_cog_url(folder: Path) -> AsyncGenerator[str]:
-    """Return the address of another server of the same model."""
     async with cog_server(folder) as url:
         yield url
 

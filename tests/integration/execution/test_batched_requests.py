@@ -37,7 +37,6 @@ def driven(template: str = "tei_batch", **given: Any) -> dict[str, str]:
 
 
 async def told(model: ModelServer, what: str = "asked") -> list[list[str]]:
-    """Return the texts of each request so far."""
     async with httpx.AsyncClient(trust_env=False) as client:
         requests: list[list[str]] = (await client.get(f"{model.url}/requests")).json()[what]
         return requests

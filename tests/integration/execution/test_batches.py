@@ -24,7 +24,6 @@ ONE, OTHER = "a" * 16, "b" * 16
 
 
 async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[PredictionId]:
-    """Wait until all have ended. Return them in the order of their claims."""
     at = {}
     for each in asked:
         await caller.ended(each)
@@ -34,7 +33,6 @@ async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[Predict
 
 @asynccontextmanager
 async def looked_at(redis_url: str, *servers: str) -> AsyncGenerator[httpx.AsyncClient]:
-    """Run a director. Yield a client of its health port."""
     ports: list[int] = []
     async with opened(settings_for(redis_url, servers)) as pool, anyio.create_task_group() as tasks:
         tasks.start_soon(pool.direct, ports.append)

@@ -168,14 +168,12 @@ async def test_api_that_dies_between_commit_and_answer_accepted_exactly_once(
 
 @asynccontextmanager
 async def to_die(redis_url: str, server: str, point: Point, how: How) -> AsyncGenerator[DirectorProcess]:
-    """Start a director that stops at this point."""
     given = {"crash_at": point, "crash_how": how, "lease_s": LEASE_S, "drain_s": 0.05, "webhook_allow": "loopback"}
     async with director_process(redis_url, server, **given) as process:
         yield process
 
 
 async def dead(director: DirectorProcess, how: How) -> None:
-    """Wait until the director has died or is frozen."""
     if how == "kill":
         assert await director.exit_code() == KILLED
     else:
@@ -183,7 +181,6 @@ async def dead(director: DirectorProcess, how: How) -> None:
 
 
 async def awake(director: DirectorProcess, receiver: Sink, point: Point, expected: Expected) -> None:
-    """Wait until the awakened director has done everything that it still does."""
     if point in TOLD:
         await receiver.arrived(expected.told_awake)
     elif point in DRAINED:

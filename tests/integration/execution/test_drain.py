@@ -265,8 +265,7 @@ async def test_waiting_prediction_is_canceled_without_a_run(caller: Caller, live
 @pytest.mark.parametrize("late", ["", "aborted"])
 async def test_deadline_during_the_run_cancels_it(caller: Caller, live: Live, gate: Gate, late: str) -> None:
     async with live.director(lease_s=0.9):
-        asked = await caller.submit(n=1, gate=str(gate), lifetime_ms=1000, late=late)
-        ended = await caller.ended(asked)
+        ended = await caller.ended(await caller.submit(n=1, gate=str(gate), lifetime_ms=1000, late=late))
         assert (ended["status"], ended["error"]) == ("canceled", None)
         assert ended["started_at"] is not None
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"

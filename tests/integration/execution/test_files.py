@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import msgspec
 import pytest
@@ -75,14 +74,12 @@ FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-a
 
 @pytest.fixture(scope="module")
 async def files_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """Return the address of a model that yields files."""
     async with cog_server(write_model(tmp_path_factory.mktemp("files") / "model", SOURCE, schema(FILES))) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 async def whole_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """Return the address of a model that returns an object with a file in it."""
     folder = write_model(tmp_path_factory.mktemp("whole") / "model", SOURCE, schema({"type": "object"}))
     async with cog_server(folder, stub="predict.py:Whole") as url:
         yield url
@@ -144,8 +141,9 @@ async def test_only_the_file_in_an_object_is_replaced(
 
 async def test_every_webhook_contains_the_addresses(caller: Caller, live: Live, folder: Path) -> None:
     async with sink() as receiver, live.director(**settings(folder)):
-        asked = await caller.submit(n=3, size=50_000, webhook=receiver.url, events="start,output,completed")
-        ended = await caller.ended(asked)
+        ended = await caller.ended(
+            await caller.submit(n=3, size=50_000, webhook=receiver.url, events="start,output,completed")
+        )
         await eventually(
             lambda: receiver.received and "completed" in receiver.received[-1].headers["webhook-id"], "the end is told"
         )
@@ -188,23 +186,6 @@ async def test_unwritable_store_fails_the_prediction_but_not_the_director(
         folder.unlink()
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
     await caller.nothing_is_left()
-
-
-async def test_hanging_store_blocks_no_other_prediction(
-    caller: Caller, live: Live, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
-    monkeypatch.setattr(storing, "PUT_S", 0.05)
-    async with live.director(**settings(folder)) as director:
-        await eventually(lambda: director.servers.any_ready(), "the server is ready")
-        storage = director._storing
-        assert storage is not None
-
-        async def hang(*_: Any, **__: Any) -> None:
-            await anyio.sleep_forever()
-
-        monkeypatch.setattr(storage._store, "put", hang)
-        assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
 
 
 async def test_files_are_deleted_together_with_the_data(

@@ -29,7 +29,6 @@ def runs(tmp_path: Path) -> Path:
 
 
 def leave(runs: Path, name: str, *, quiet_s: float = 0, size: int = 0) -> Path:
-    """Leave files as coglet does."""
     home = runs / name
     for part in ("inputs", "outputs"):
         (home / part).mkdir(parents=True)

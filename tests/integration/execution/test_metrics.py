@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 @asynccontextmanager
 async def directing(redis_url: str, *servers: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:
-    """Run a director in this loop. Yield it with a client of its health port."""
     port = free_port()
     async with (
         live_director(redis_url, *servers, health_port=port, **given),
@@ -36,7 +35,6 @@ async def directing(redis_url: str, *servers: str, **given: object) -> AsyncGene
 
 
 async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str) -> Scrape:
-    """Wait for the scrape in which this series has this value."""
     return await eventually(
         lambda: scrape(http), f"{name} is {value}", until=lambda shown: shown.value(name, **labels) == value
     )
@@ -99,7 +97,6 @@ class Service(Struct, frozen=True):
     keeper: Callable[[], AbstractAsyncContextManager[None]]
 
     async def shows(self, process: str, name: str, value: float, **labels: str) -> Scrape:
-        """Wait for the scrape of this process in which this series has this value."""
         return await eventually(
             lambda: self.scraped(process),
             f"{process} shows {name} {labels} as {value}",

@@ -165,8 +165,6 @@ async def test_restarted_server_gets_work_again(caller: Caller, live: Live, gate
 
 
 class Operator:
-    """Writes the configuration as an operator does."""
-
     def __init__(self, redis: Redis, configs: ModelConfigs) -> None:
         self.redis = redis
         self.configs = configs

@@ -1,4 +1,4 @@
-"""Test several models or queues in one process: each is served separately, a fault affects only one, a drain ends all."""
+"""Test several models or queues in one process: each is served separately, a fault affects one, a drain ends all."""
 
 import os
 import signal
@@ -36,7 +36,6 @@ ONE, OTHER = f"{MODEL}:{VERSION[:12]}", f"{PAINTER}:{PAINTED[:12]}"
 
 @pytest.fixture
 async def other_caller(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller) -> Caller:
-    """Create a caller of the other model."""
     await catalog.register(PAINTER, PAINTED, schema=OPEN_SCHEMA, server="", policy=Policy())
     return Caller(redis, scripts, model=PAINTER, version=PAINTED)
 
@@ -61,7 +60,6 @@ async def at_work(models: Sequence[DirectorSettings]) -> AsyncGenerator[tuple[Po
 
 
 async def missing(http: httpx.AsyncClient) -> dict[str, str]:
-    """Return what /readyz says is missing."""
     shown: dict[str, str] = (await http.get("/readyz")).json()["missing"]
     return shown
 

@@ -36,6 +36,8 @@ async def test_output_is_seen_during_the_run_and_complete_at_its_end(caller: Cal
     assert set(ended["metrics"]) >= {"predict_time", "total_time", "queue_time", "setup_wait_time", "run_time"}
     assert ended["metrics"]["output_count"] == 3
     assert 0 <= ended["metrics"]["time_to_first_output"] <= ended["metrics"]["run_time"]
+    kinds = await caller.kinds(asked)
+    assert (kinds[1], kinds.count("output")) == ("started", 3)
     await caller.nothing_is_left()
 
 
@@ -47,15 +49,6 @@ async def test_progress_is_also_seen_from_a_server_without_streaming(
         await caller.shows(asked, status="processing", output=["a0", "a1"])
         gate.open()
         assert (await caller.ended(asked))["output"] == ["a0", "a1"]
-
-
-async def test_events_of_a_run_are_in_order(caller: Caller, live: Live, cog_url: str) -> None:
-    async with live.director():
-        asked = await caller.submit(n=2)
-        await caller.ended(asked)
-        first, second, *progress, last = await caller.kinds(asked)
-    assert (first, second, last) == ("created", "started", "completed")
-    assert [kind for kind in progress if kind == "output"] == ["output", "output"]
 
 
 async def test_model_that_raises_fails_with_its_error_and_partial_output(
@@ -147,32 +140,22 @@ async def test_slot_held_by_a_foreign_client_restarts_the_server_without_an_atte
         assert (record.attempt, record.claims > 1) == (1, True)
 
 
-async def test_model_that_kills_its_server_exhausts_attempts_while_others_continue(
-    caller: Caller, live: Live, folder: Path, tally: Tally
+@pytest.mark.parametrize(
+    ("given", "runs"),
+    [pytest.param({"attempts": 2}, 2, id="attempts"), pytest.param({"on_lost": "fail"}, 1, id="no retries")],
+)
+async def test_model_that_kills_its_server_fails_after_its_attempts_while_others_continue(
+    caller: Caller, live: Live, folder: Path, tally: Tally, given: dict[str, Any], runs: int
 ) -> None:
-    async with supervised_cog(folder) as cog, live.director(cog.url, attempts=2):
+    async with supervised_cog(folder) as cog, live.director(cog.url, **given), live.keeper():
         poison = await caller.submit(n=1, count=str(tally), then="exit")
-        async with live.keeper(lease_s=15):
-            ended = await caller.ended(poison)
-            assert (ended["status"], ended["code"]) == ("failed", "server_lost")
-            assert ended["error"].startswith("The model server died while it ran, and it may not run again.")
-            assert tally.runs == 2
-            assert await caller.dead() == [poison]
-            assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
-            assert cog.starts == 3
-
-
-async def test_run_that_lost_its_server_ends_where_retries_are_forbidden(
-    caller: Caller, live: Live, folder: Path, tally: Tally
-) -> None:
-    async with supervised_cog(folder) as cog, live.director(cog.url, on_lost="fail"):
-        asked = await caller.submit(n=1, count=str(tally), then="exit")
-        async with live.keeper(lease_s=15):
-            ended = await caller.ended(asked)
-            assert (ended["status"], ended["code"]) == ("failed", "server_lost")
-            assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
-    assert tally.runs == 1
-    assert await caller.dead() == [asked]
+        ended = await caller.ended(poison)
+        assert (ended["status"], ended["code"]) == ("failed", "server_lost")
+        assert ended["error"].startswith("The model server died while it ran, and it may not run again.")
+        assert tally.runs == runs
+        assert await caller.dead() == [poison]
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+        assert cog.starts == runs + 1
 
 
 async def test_death_of_the_server_costs_one_attempt_and_no_prediction(
@@ -260,7 +243,6 @@ async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Ca
 
 
 def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, int], most: dict[Any, int]) -> Script:
-    """Return a counted run that lasts until `opened`."""
     done = {"id": prediction_id, "status": "succeeded", "output": ["x"]}
 
     async def hold(_: Exchange) -> None:

@@ -50,7 +50,6 @@ async def noted(catalog: Catalog, status: str) -> SetupRun:
 
 
 async def shown(server: RedisServer, redis: Redis, path: str) -> Any:
-    """Return the API's answer to an account."""
     async with api_client(ApiSettings(redis_url=server.url)) as api:
         token = await Accounts(redis).create_token(ACCOUNT)
         return (await api.get(path, headers={"authorization": f"Bearer {token}"})).json()
@@ -143,7 +142,6 @@ def ended(status: Any = "succeeded", started_at: str = "2026-01-01T00:00:00Z") -
 
 @asynccontextmanager
 async def running(url: str, *, allow: str = "loopback") -> AsyncGenerator[SetupWebhook]:
-    """Run one setup webhook by itself."""
     sender = Sender(AllowList.parse(allow))
     webhook = SetupWebhook(url, secret=SECRET, sender=sender, clock=SystemClock())
     async with anyio.create_task_group() as tasks:

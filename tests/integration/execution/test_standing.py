@@ -1,4 +1,4 @@
-"""Test a director's reports about its servers and itself, which tell callers and operators the state, until its exit."""
+"""Test a director's reports about its servers and itself, which tell callers and operators the state until its exit."""
 
 import signal
 from typing import Any
@@ -23,15 +23,11 @@ from tests.support.servers import RedisServer
 pytestmark = pytest.mark.anyio
 
 
-BOTH = {b"0 setup_failed", b"1 ready"}
-
-
 def is_now(cog: ScriptedCog, status: str) -> None:
     cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": status}))
 
 
 async def reason(caller: Caller, waiting: Any, wanted: str) -> None:
-    """Wait until the prediction's GET gives this reason."""
     await eventually(
         lambda: caller.get(waiting), f"the reason is {wanted}", until=lambda shown: shown["queue"]["reason"] == wanted
     )

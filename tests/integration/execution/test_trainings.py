@@ -71,7 +71,6 @@ TRAININGS = f"/v1/models/{MODEL}/versions/{VERSION}/trainings"
 
 @pytest.fixture
 async def trainer(tmp_path: Path) -> AsyncIterator[str]:
-    """Start a real server that trains."""
     folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
     async with cog_process(folder, stub="predict.py:train", trains=True) as server:
         yield server.url

@@ -115,17 +115,6 @@ async def test_files_too_large_in_total_fail_the_run_and_leave_none_unnamed(
     await caller.nothing_is_left()
 
 
-async def test_unwritable_store_fails_the_prediction(
-    caller: Caller, live: Live, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
-    async with live.director(**given.settings(folder)):
-        folder.rmdir()
-        folder.touch()
-        ended = await caller.ended(await caller.submit(n=1))
-    assert (ended["status"], ended["code"], ended["output"]) == ("failed", "output_not_stored", None)
-
-
 async def test_full_disk_fails_the_prediction_with_a_reason(
     caller: Caller, live: Live, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -243,7 +232,6 @@ async def test_large_file_goes_to_a_bucket(
 
 
 def peak(pid: int) -> int:
-    """Return the highest memory use of a process, in bytes."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 

@@ -59,7 +59,6 @@ def body(received: Received) -> dict[str, Any]:
 
 
 async def completed(receiver: Sink) -> dict[str, Any]:
-    """Return the terminal webhook, which is the last one."""
     await eventually(
         lambda: receiver.received and body(receiver.received[-1])["completed_at"], "the terminal webhook came"
     )
@@ -183,7 +182,6 @@ CALLERS = 8
 
 
 async def submit_for(seconds: float, caller: Caller, url: str) -> list[str]:
-    """Submit one prediction after the other for this time."""
     ids: list[str] = []
     until = anyio.current_time() + seconds
     while anyio.current_time() < until:
@@ -223,7 +221,6 @@ async def test_every_end_reaches_a_receiver_that_failed_died_and_returned(
 
 
 def ends_of(received: Sequence[Received]) -> list[str]:
-    """Return the message ids of the terminal webhooks."""
     names = [one.headers["webhook-id"] for one in received]
     return [name for name in names if name.endswith("_completed")]
 
@@ -265,8 +262,6 @@ async def test_ends_arrive_under_load_with_default_settings(caller: Caller, live
 
 
 class PacedRunner(ScriptedRunner):
-    """Runs each prediction at its own pace."""
-
     def __init__(self, dice: random.Random) -> None:
         super().__init__()
         self._dice = dice

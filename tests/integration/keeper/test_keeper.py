@@ -316,10 +316,7 @@ async def test_two_couriers_at_once_deliver_each_webhook_once(
     assert Counter(json.loads(body)["id"] for _, body in receiver.received) == Counter(ids)
 
 
-async def test_silent_receiver_does_not_delay_others(
-    redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
-) -> None:
-    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
+async def test_silent_receiver_does_not_delay_others(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     async with sink() as silent, anyio.create_task_group() as tasks:
         silent.answer = Answer(delay_s=60)
         await owe(past, silent.url)
@@ -333,17 +330,11 @@ async def test_silent_receiver_does_not_delay_others(
 
 
 async def test_silent_host_fills_only_its_share_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    redis: Redis,
-    scripts: Scripts,
-    registry: Registry,
-    webhooks: Webhooks,
-    past: QueueDriver,
-    receiver: Sink,
+    monkeypatch: pytest.MonkeyPatch, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     for name, number in (("PLACES", 4), ("PLACES_PER_HOST", 2), ("LONGEST_LINE", 3)):
         monkeypatch.setattr(f"director.keeper.courier.{name}", number)
-    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
+    courier = Courier(past.redis, past.scripts, registry, webhooks, SystemClock())
     async with sink() as silent, anyio.create_task_group() as tasks:
         silent.answer = Answer(delay_s=60)
         ids = [(await owe(past, silent.url)).id for _ in range(20)]
@@ -363,11 +354,10 @@ async def test_silent_host_fills_only_its_share_and_loses_nothing(
 
 
 async def test_webhook_without_a_secret_waits_for_the_operator(
-    scripts: Scripts, registry: Registry, redis: Redis, webhooks: Webhooks, past: QueueDriver, receiver: Sink
+    courier: Courier, past: QueueDriver, receiver: Sink
 ) -> None:
     claim = await owe(past, receiver.url)
-    await redis.delete(keys.account(ACCOUNT))
-    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
+    await past.redis.delete(keys.account(ACCOUNT))
     assert (await courier.run_once()).outcomes == {"failed": 1}
     assert await owed(past, claim.id) is not None
     assert receiver.received == []
@@ -461,8 +451,6 @@ async def test_absent_receiver_does_not_delay_others_at_its_host(
 
 
 class SlowlyDue(Scripts):
-    """Answers late what is due."""
-
     async def due(
         self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
     ) -> list[PredictionId]:

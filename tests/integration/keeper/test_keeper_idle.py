@@ -61,7 +61,6 @@ class Keeping:
             self.clock.pass_time(1)
 
     async def sweep(self) -> int:
-        """Run all roles once, and return how many scripts they called."""
         before = self.gatherer.calls
         for run_once in (self.promote, self.expire, self.reaper.run_once):
             await run_once()

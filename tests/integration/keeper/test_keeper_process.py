@@ -68,7 +68,6 @@ class Log:
 
 
 async def ready(http: httpx.AsyncClient, *, status: int) -> dict[str, Any]:
-    """Return the body of /readyz once it answers with `status`."""
     with anyio.fail_after(LIMIT_S):
         while True:
             response = await http.get("/readyz")

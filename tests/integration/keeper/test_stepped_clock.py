@@ -44,7 +44,6 @@ class Service:
         self._reaper = reaper
 
     async def director(self, name: str, *, claims: int = CLAIMS) -> Director:
-        """Start a director with this number of claims."""
         for _ in range(claims):
             await enqueue(
                 self.scripts,
@@ -64,7 +63,6 @@ class Service:
         return director
 
     async def beat(self, director: Director) -> list[str]:
-        """Extend the director's claims."""
         return list(
             await self.scripts.extend(
                 self._queue,
@@ -82,7 +80,6 @@ class Service:
         return not reaped.is_held_off
 
     async def go_on(self, *living: Director, seconds: float) -> None:
-        """Let the reaper look repeatedly while the living directors extend their claims."""
         until = anyio.current_time() + seconds
         while anyio.current_time() < until:
             for director in living:
@@ -91,7 +88,6 @@ class Service:
             await anyio.sleep(TICK_S)
 
     async def prove_contact(self, *living: Director) -> None:
-        """Wait until the reaper may recover expired claims."""
         while not await self.tick():
             for director in living:
                 await self.beat(director)

@@ -54,8 +54,6 @@ def director(*line: str, home: Path, **settings: str) -> "subprocess.CompletedPr
 
 
 class Started:
-    """A running `director up`, and its output so far."""
-
     def __init__(self, process: "subprocess.Popen[bytes]", home: Path, out: Path) -> None:
         self.process = process
         self.home = home

@@ -97,8 +97,6 @@ SCHEMA: Final = {
 
 
 class Processes:
-    """The processes of the product, and their log files."""
-
     def __init__(self, folder: Path, common: Mapping[str, str]) -> None:
         self._folder = folder
         self._common = common
@@ -126,7 +124,6 @@ class Processes:
         return {path.stem: path.read_text() for path in sorted(self._folder.glob("*.log"))}
 
     def said(self, name: str) -> set[str]:
-        """Return the messages of one process so far."""
         lines = self.logs.get(name, "").splitlines(keepends=True)
         return {json.loads(line)["message"] for line in lines if line.endswith("}\n")}
 
@@ -162,7 +159,6 @@ async def parrot() -> AsyncIterator[str]:
 
 @pytest.fixture
 def locked() -> Iterator[RedisServer]:
-    """Start a server that requires a password."""
     with redis_server(loopback=True) as server:
         lock(server)
         yield server
@@ -274,7 +270,6 @@ def said_by(processes: Processes, names: Any) -> set[str]:
 
 
 def found_in(texts: Mapping[str, str], secrets: set[str]) -> list[tuple[str, str, str]]:
-    """Return the places where each secret appears."""
     return [
         (where, secret, line[:2000])
         for where, text in texts.items()

@@ -57,7 +57,6 @@ async def runner(old: ScriptedCog, inbox: Inbox) -> AsyncGenerator[CogRunner, No
 
 
 async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
-    """Send the server's callbacks for the run that it accepted last."""
     with anyio.fail_after(10):
         while not old.asked("PUT"):  # noqa: ASYNC110 - another task asks
             await anyio.sleep(0.002)

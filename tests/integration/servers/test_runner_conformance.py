@@ -58,12 +58,10 @@ async def runner(kind: Kind, server: LiveServer) -> AsyncGenerator[Runner, None]
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Return a file for which a run waits."""
     return tmp_path / "gate"
 
 
 async def healthy(runner: Runner) -> Health:
-    """Wait until the server has a free slot."""
     with anyio.fail_after(30):
         while (health := await runner.health()).status is not HealthStatus.READY:  # noqa: ASYNC110 - it tells no event
             await anyio.sleep(0.005)

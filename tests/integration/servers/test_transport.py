@@ -61,7 +61,6 @@ async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneSer
 
 
 async def ask(server: Server, transport: OneServer) -> bytes:
-    """Return the whole answer."""
     response = await transport.send("GET", "/x")
     return b"".join([chunk async for chunk in response.chunks()])
 

@@ -53,7 +53,6 @@ async def reported(redis: Redis, trace: Trace, tried: TriedPolicy, *, slots: int
 
 
 def starts(trace: Trace, played: PlayResult) -> str:
-    """Return the accounts of the started predictions, in order."""
     return "".join(trace.accounts[trace.account[number]] for number in played.order)
 
 

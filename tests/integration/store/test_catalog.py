@@ -28,16 +28,10 @@ async def latest(catalog: Catalog) -> str:
     return model.latest
 
 
-async def test_newest_version_is_the_latest(catalog: Catalog) -> None:
-    await register(catalog, OLD)
-    await register(catalog, NEW)
-    assert await latest(catalog) == NEW
-
-
-async def test_restarted_director_of_an_older_version_does_not_take_over(catalog: Catalog) -> None:
-    await register(catalog, OLD)
-    await register(catalog, NEW)
-    await register(catalog, OLD)
+@pytest.mark.parametrize("registered", [(OLD, NEW), (OLD, NEW, OLD)], ids=["new director", "restarted old director"])
+async def test_newest_version_stays_the_latest(catalog: Catalog, registered: tuple[str, ...]) -> None:
+    for version in registered:
+        await register(catalog, version)
     assert await latest(catalog) == NEW
 
 

@@ -29,7 +29,6 @@ Ended = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def far_server() -> Iterator[RedisServer]:
-    """The server that predictions move to."""
     with redis_server() as started:
         yield started
 
@@ -61,7 +60,6 @@ class Mover:
         )
 
     async def told(self, *options: str) -> dict[str, Any]:
-        """Return the printed counts that are not zero."""
         ended = await self.run("--json", *options)
         assert (ended.returncode, ended.stderr) == (0, "")
         said = json.loads(ended.stdout)

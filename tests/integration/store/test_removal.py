@@ -43,7 +43,6 @@ class Steps:
 
     @property
     def are_taken(self) -> bool:
-        """Return whether there was a step of this number."""
         return self._left < 0
 
     async def take(self) -> None:
