@@ -126,7 +126,7 @@ async def test_failover_that_loses_entries_hides_no_newer_ones() -> None:
             kept = KeptSink()
             prediction_id = await old.submit()
             await Feeder(AuditLog(old.redis), kept, SystemClock()).run_once()
-            await eventually(lambda: old.redis.wait(1, 100), "the replica has it")
+            await eventually(lambda: new.redis.exists(keys.record(prediction_id)), "the replica has it")
 
             await new.redis.replicaof("NO", "ONE")
             claim = await new.claim_one()

@@ -241,14 +241,14 @@ async def test_hanging_server_is_noticed(mortal: RedisServer, size: int) -> None
     redis = client(mortal.tcp_url)
     pipes = Pipes(redis, timeout_s=SHORT_S)
     ping = b"*2\r\n$4\r\nPING\r\n$%d\r\n%s\r\n" % (size, b"x" * size)
-    assert await pipes.ask([ping], answers=1) == [b"x" * size]
+    assert await pipes.ask([ping]) == [b"x" * size]
     mortal.freeze()
     began = time.monotonic()
     with pytest.raises(exceptions.TimeoutError):
-        await pipes.ask([ping], answers=1)
+        await pipes.ask([ping])
     assert SHORT_S <= time.monotonic() - began < (2 * SHORT_S if size < 1000 else 1)
     mortal.thaw()
-    assert await pipes.ask([ping], answers=1) == [b"x" * size]
+    assert await pipes.ask([ping]) == [b"x" * size]
     await pipes.aclose()
     await redis.aclose()
 
@@ -268,7 +268,7 @@ async def test_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> Non
     redis = client(mortal.tcp_url)
     pipes = Pipes(redis, timeout_s=SHORT_S)
     mortal.freeze()
-    asking = asyncio.ensure_future(pipes.ask([b"PING\r\n"], answers=1))
+    asking = asyncio.ensure_future(pipes.ask([b"PING\r\n"]))
     await asyncio.sleep(SHORT_S / 3)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
