@@ -131,7 +131,6 @@ def counted_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> list[
 @pytest.mark.parametrize("cost", [2, 3], ids=["nearly full", "full"])
 async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     caller: Caller,
-    server: RedisServer,
     live: Live,
     cog_url: str,
     second_cog_url: str,
@@ -140,9 +139,8 @@ async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     monkeypatch: pytest.MonkeyPatch,
     cost: float,
 ) -> None:
-    for name in ("wakeup.LEAST_S", "wakeup.LONGEST_S", "consumer.LEAST_S", "consumer.LONGEST_S"):
+    for name in ("consumer.LEAST_S", "consumer.LONGEST_S", "main.LONGEST_S"):
         monkeypatch.setattr(f"director.execution.{name}", 60.0)  # a poll would be too late for this test
-    monkeypatch.setattr("director.execution.main.LONGEST_S", 60.0)
     async with (
         cog_server(folder) as third_cog_url,
         live.director(cog_url, second_cog_url, batch_cost=3) as busy,
