@@ -192,7 +192,6 @@ class Way:
 
     @property
     def files(self) -> set[str]:
-        """The product files that the prediction passes in any process."""
         return _files_of(set().union(*self.counted.values()))
 
     def __str__(self) -> str:
@@ -210,7 +209,6 @@ class Way:
 
 
 def _always(rounds: Sequence[Called]) -> Called:
-    """The functions that ran in every round, by process."""
     return {name: set.intersection(*(called[name] for called in rounds)) for name in rounds[0]}
 
 

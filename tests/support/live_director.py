@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ __all__ = (
     "Caller",
     "DirectorProcess",
     "Gate",
+    "Live",
     "Supervised",
     "Tally",
     "director_process",
@@ -113,6 +114,12 @@ class Caller:
             **options,
         )
         return accepted.id
+
+    async def running(self, **asked: Any) -> PredictionId:
+        """Submit one prediction and wait until its run has begun."""
+        prediction_id = await self.submit(**asked)
+        await self.shows(prediction_id, status="processing")
+        return prediction_id
 
     async def cancel(self, prediction_id: PredictionId) -> str:
         return await self.scripts.cancel(prediction_id, account=self.account)
@@ -279,6 +286,24 @@ async def keeping(
         tasks.cancel_scope.cancel()
     await services.gatherer.aclose()
     await sender.aclose()
+
+
+class Live:
+    """Start directors and keepers on one Redis server, with the model server at `model_url` unless others are named."""
+
+    def __init__(self, redis: Redis, url: str, model_url: str) -> None:
+        self.redis = redis
+        self.url = url
+        self.model_url = model_url
+
+    def director(self, *servers: str, **given: Any) -> AbstractAsyncContextManager[Director]:
+        return live_director(self.url, *(servers or (self.model_url,)), **given)
+
+    def process(self, *servers: str, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
+        return director_process(self.url, *(servers or (self.model_url,)), **given)
+
+    def keeper(self, **given: Any) -> AbstractAsyncContextManager[None]:
+        return keeping(self.redis, self.url, **given)
 
 
 class Supervised:

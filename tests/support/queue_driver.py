@@ -3,19 +3,26 @@
 Beside the typed calls it only reads from Redis.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from itertools import count as counter
 from typing import Any, Final
 
+import anyio
+
 from director.broker import keys
+from director.broker.gatherer import Gatherer
+from director.broker.redis_client import client
 from director.broker.replies import Accepted, Admission, Claims, Hold, QueueStats, Repair, Requeued
 from director.broker.scripts import Scripts
+from director.core.clock import SystemClock
 from director.core.ids import PredictionId, QueueName, new_prediction_id
-from director.core.policy import shard
+from director.core.policy import Policy, shard
 from director.core.schema import Claim, NewPrediction, Outlook, Record
 from director.core.states import Status
+from director.store.catalog import OPEN_SCHEMA, Catalog
 
-__all__ = ("ACCOUNT", "MODEL", "START_MS", "VERSION", "QueueDriver", "enqueue")
+__all__ = ("ACCOUNT", "MODEL", "START_MS", "VERSION", "QueueDriver", "driving", "enqueue")
 
 MODEL: Final = "acme/echo"
 VERSION: Final = "a1" * 32
@@ -273,3 +280,19 @@ class QueueDriver:
         """Return the lifetime rounded up; -1 for a key without one, -2 for no key."""
         ttl: int = await self.redis.pttl(key)
         return ttl if ttl < 0 else -(-ttl // 1000)
+
+
+@asynccontextmanager
+async def driving(url: str, policy: Policy | None = None) -> AsyncGenerator[QueueDriver]:
+    """Register acme/echo on this server and yield a driver of its queue with a client of its own."""
+    redis = client(url)
+    gatherer = Gatherer(redis)
+    scripts = Scripts(gatherer)
+    try:
+        catalog = Catalog(redis, scripts, SystemClock())
+        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy or Policy())
+        yield QueueDriver(redis, scripts, queue)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await gatherer.aclose()
+            await redis.aclose()

@@ -37,9 +37,6 @@ pytestmark = pytest.mark.anyio
 SECRET = new_secret()
 
 
-# ── a file ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -162,12 +159,15 @@ async def test_unwritable_file_is_reported_in_one_line(redis: Redis, tmp_path: P
                 await Feeder(AuditLog(redis), sink, SystemClock()).run_once()
 
 
-# ── a receiver ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def to(server: RedisServer, url: str, **given: Any) -> AuditSettings:
     given = {"audit_secret": SECRET, "webhook_allow": "loopback", **given}
     return AuditSettings(redis_url=server.url, audit_to=url, **given)
+
+
+async def fed(settings: AuditSettings) -> Fed:
+    """Deliver once, as a new process does."""
+    async with feeding(settings, SystemClock()) as feeder:
+        return await feeder.run_once()
 
 
 async def test_receiver_gets_signed_batches_and_its_cursor_survives_the_process(
@@ -176,8 +176,7 @@ async def test_receiver_gets_signed_batches_and_its_cursor_survives_the_process(
     async with sink() as receiver:
         prediction_id, _ = await live(driver), await live(driver)
         for _ in range(2):
-            async with feeding(to(server, receiver.url), SystemClock()) as feeder:
-                await feeder.run_once()
+            await fed(to(server, receiver.url))
         [first] = receiver.received
         Webhook(SECRET).verify(first.body, dict(first.headers))
         body = json.loads(first.body)
@@ -186,10 +185,8 @@ async def test_receiver_gets_signed_batches_and_its_cursor_survives_the_process(
         names = [entry["entry"] for entry in body["entries"]]
         assert first.headers["webhook-id"] == f"audit_{body['partition']}_{names[0]}_{names[-1]}"
         await live(driver)
-        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
-            assert await feeder.run_once() == Fed(entries=3)
-        async with feeding(to(server, receiver.url, audit_name="another"), SystemClock()) as feeder:
-            assert await feeder.run_once() == Fed(entries=9)
+        assert await fed(to(server, receiver.url)) == Fed(entries=3)
+        assert await fed(to(server, receiver.url, audit_name="another")) == Fed(entries=9)
 
 
 async def test_failing_receiver_gets_the_same_batch_with_the_same_id(server: RedisServer, driver: QueueDriver) -> None:
@@ -209,15 +206,13 @@ async def test_too_large_batch_comes_in_halves_in_order(server: RedisServer, dri
         for _ in range(2):
             await live(driver)
         await cut(driver, to=5)
-        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
-            assert await feeder.run_once() == Fed(entries=5, missed=0)
+        assert await fed(to(server, receiver.url)) == Fed(entries=5, missed=0)
         [five, two, *taken] = [json.loads(one.body)["entries"] for one in receiver.received]
         assert (len(five), len(two), [len(entries) for entries in taken]) == (5, 2, [1, 1, 3])
         assert [entry for entries in taken for entry in entries] == five
         assert len({one.headers["webhook-id"] for one in receiver.received}) == 5
         await live(driver)
-        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
-            assert await feeder.run_once() == Fed(entries=3), "the cursor stands behind the last of them"
+        assert await fed(to(server, receiver.url)) == Fed(entries=3), "the cursor stands behind the last of them"
 
 
 async def test_accepted_half_counts_as_read_without_the_other(server: RedisServer, driver: QueueDriver) -> None:
@@ -225,12 +220,10 @@ async def test_accepted_half_counts_as_read_without_the_other(server: RedisServe
         receiver.answers.extend(Answer(status=status) for status in (413, 200, 500))
         for _ in range(2):
             await live(driver)
-        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
-            with pytest.raises(SinkAway, match="answered 500"):
-                await feeder.run_once()
+        with pytest.raises(SinkAway, match="answered 500"):
+            await fed(to(server, receiver.url))
         await cut(driver, to=1)
-        async with feeding(to(server, receiver.url), SystemClock()) as feeder:
-            assert await feeder.run_once() == Fed(entries=1, missed=2)
+        assert await fed(to(server, receiver.url)) == Fed(entries=1, missed=2)
 
 
 async def test_receiver_that_refuses_even_one_entry_is_waited_for(server: RedisServer, driver: QueueDriver) -> None:
@@ -262,12 +255,8 @@ def test_sinks_of_two_urls_have_two_names_that_hide_the_url() -> None:
     assert "secret" not in one
 
 
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @asynccontextmanager
 async def command(server: RedisServer, *line: str) -> AsyncGenerator[Process]:
-    """Run `director audit` in a separate process."""
     process = await anyio.open_process(
         [sys.executable, "-m", "director", "audit", *line],
         env={
@@ -289,7 +278,6 @@ async def command(server: RedisServer, *line: str) -> AsyncGenerator[Process]:
 
 
 async def ended(process: Process) -> tuple[int, str]:
-    """Return its exit code and its last message."""
     assert process.stderr is not None
     with anyio.fail_after(20):
         said = b"".join([part async for part in process.stderr])

@@ -2,9 +2,6 @@
 cut.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-
 import anyio
 import pytest
 from redis.asyncio import Redis
@@ -12,18 +9,16 @@ from redis.asyncio import Redis
 from director.audit.feeder import Fed, Feeder, SinkAway
 from director.audit.log import AuditLog
 from director.broker import keys
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import new_prediction_id, partition_of, queue_name
+from director.core.ids import new_prediction_id, partition_of
 from director.core.policy import Policy
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.audit import STEPS, KeptSink, cut, live
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
-from tests.support.queue_driver import MODEL, VERSION, QueueDriver
-from tests.support.servers import RedisServer, redis_server
+from tests.support.queue_driver import VERSION, QueueDriver, driving
+from tests.support.servers import redis_server
 
 pytestmark = pytest.mark.anyio
 
@@ -38,19 +33,6 @@ def feeder(redis: Redis, kept: KeptSink) -> Feeder:
     return Feeder(AuditLog(redis), kept, SystemClock())
 
 
-@asynccontextmanager
-async def queue_of(server: RedisServer) -> AsyncGenerator[QueueDriver]:
-    """Return the queue as one of several servers has it."""
-    redis = client(server.url)
-    gatherer = Gatherer(redis)
-    try:
-        yield QueueDriver(redis, Scripts(gatherer), queue_name(MODEL, VERSION))
-    finally:
-        with anyio.CancelScope(shield=True):
-            await gatherer.aclose()
-            await redis.aclose()
-
-
 async def test_every_entry_arrives_once_and_in_order(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
     assert await feeder.run_once() == Fed()
     ids = [await live(driver) for _ in range(3)]
@@ -61,11 +43,9 @@ async def test_every_entry_arrives_once_and_in_order(feeder: Feeder, kept: KeptS
     assert await feeder.run_once() == Fed(entries=3)
 
 
-async def test_all_partitions_are_read(
-    feeder: Feeder, kept: KeptSink, driver: QueueDriver, catalog: Catalog, redis: Redis, scripts: Scripts
-) -> None:
+async def test_all_partitions_are_read(feeder: Feeder, kept: KeptSink, driver: QueueDriver, catalog: Catalog) -> None:
     queue = await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-    other = QueueDriver(redis, scripts, queue)
+    other = QueueDriver(driver.redis, driver.scripts, queue)
     elsewhere = new_prediction_id(model="acme/other", now_ms=1)
     await other.submit(elsewhere)
     here = await driver.submit()
@@ -141,14 +121,12 @@ async def test_older_copy_of_the_log_is_read_again(feeder: Feeder, kept: KeptSin
 async def test_failover_that_loses_entries_hides_no_newer_ones() -> None:
     soon = {"repl-diskless-sync-delay": "0"}
     with redis_server(loopback=True, config=soon) as first, redis_server(loopback=True) as second:
-        async with queue_of(first) as old, queue_of(second) as new:
+        async with driving(first.url) as old, driving(second.url) as new:
             await new.redis.replicaof("127.0.0.1", first.port)
-            catalog = Catalog(old.redis, old.scripts, SystemClock())
-            await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
             kept = KeptSink()
             prediction_id = await old.submit()
             await Feeder(AuditLog(old.redis), kept, SystemClock()).run_once()
-            await eventually(lambda: old.redis.wait(1, 100), "the replica has it")
+            await eventually(lambda: new.redis.exists(keys.record(prediction_id)), "the replica has it")
 
             await new.redis.replicaof("NO", "ONE")
             claim = await new.claim_one()
@@ -225,9 +203,7 @@ async def test_entries_cut_before_the_first_round_are_counted(
     assert await feeder.run_once() == Fed(entries=2, missed=4)
 
 
-async def test_sink_that_is_away_gets_the_same_batch_later(
-    redis: Redis, catalog: Catalog, kept: KeptSink, driver: QueueDriver
-) -> None:
+async def test_sink_that_is_away_gets_the_same_batch_later(redis: Redis, kept: KeptSink, driver: QueueDriver) -> None:
     clock = FakeClock()
     kept.is_away = True
     await live(driver)

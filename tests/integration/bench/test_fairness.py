@@ -1,4 +1,4 @@
-"""The fairness bench, played small: the queue passes, and an unfair queue does not."""
+"""Play the benches of fairness and depth small: the queue passes, and an unfair queue does not."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from director.broker.replies import Accepted, Claims
 from director.broker.scripts import Scripts
 from director.core.schema import NewPrediction
+from tests.bench.depth import DepthOptions, depth_figures
 from tests.bench.fairness import FairnessOptions, fairness_figures
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 OVER_ALL = "worst wait of a light"
 
@@ -35,6 +36,7 @@ async def judged(scripts: type[Scripts] = Scripts, *, salts: int = 1) -> dict[st
     return {figure.name: figure.ok for figure in await fairness_figures(options, lambda _: None, scripts)}
 
 
+@pytest.mark.anyio
 async def test_queue_is_fair_even_to_a_light_without_its_own_stream() -> None:
     found = await judged(salts=2)
     assert all(found.values()), found
@@ -42,11 +44,31 @@ async def test_queue_is_fair_even_to_a_light_without_its_own_stream() -> None:
         assert any(judged_name.startswith(name) for judged_name in found), name
 
 
+@pytest.mark.anyio
 async def test_one_line_for_all_fails_on_waits_and_weights() -> None:
     failed = [name for name, ok in (await judged(OneLine)).items() if not ok]
     assert any(name.startswith(OVER_ALL) for name in failed)
     assert any(name.startswith("error of a share") for name in failed)
 
 
+@pytest.mark.anyio
 async def test_queue_that_hands_nothing_out_passes_nowhere() -> None:
     assert [name for name, ok in (await judged(NoClaims)).items() if ok] == ["salts with such a light"]
+
+
+@pytest.mark.anyio
+async def test_depth_bench_leaves_both_queues_as_full_as_before() -> None:
+    lines: list[str] = []
+
+    def say(text: str) -> None:
+        lines.extend(text.splitlines())
+
+    figures = await depth_figures(DepthOptions(waiting=3_000, tenants=10, rounds=20), say)
+    assert "then 3,000 waited in the full queue and 0 in the empty one" in lines
+    assert {line.split()[0] for line in lines if line.lstrip().startswith(("enqueue", "claim", "finish"))} == {
+        "enqueue",
+        "claim",
+        "finish",
+    }
+    [memory] = [figure for figure in figures if figure.name.startswith("memory of a waiting prediction")]
+    assert memory.ok

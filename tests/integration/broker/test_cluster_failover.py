@@ -71,12 +71,10 @@ class Asker:
                 await anyio.sleep(0.1)
 
     async def more(self, count: int) -> None:
-        """Wait until this number of further predictions is accepted."""
         wanted = len(self.accepted) + count
         await eventually(lambda: len(self.accepted) >= wanted, f"{count} more are accepted", limit_s=LIMIT_S)
 
     async def all_succeeded(self) -> None:
-        """Check that each accepted prediction succeeded once."""
         assert len(set(self.accepted)) == len(self.accepted)
         for prediction in self.accepted:
             await eventually(lambda it=prediction: self._has_ended(it), f"{prediction} ended", limit_s=LIMIT_S)
@@ -121,7 +119,6 @@ async def at_work(cluster: RedisCluster, folder: Path) -> AsyncGenerator[Asker]:
 
 
 async def replicated(redis: Redis) -> bool:
-    """Return whether this master's replica has everything that the master has."""
     found = await redis.info("replication")
     return found["slave0"]["offset"] == found["master_repl_offset"]
 

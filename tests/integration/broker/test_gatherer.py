@@ -22,15 +22,13 @@ from director.core.states import Status
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import free_port
 from tests.support.proxy import LosingProxy, losing_proxy
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
 
 
 class CountingGatherer(Gatherer):
-    """Records how many calls each pipeline had."""
-
     def __init__(self, redis: Redis, *, at_once: int | None = None) -> None:
         super().__init__(redis, at_once=at_once)
         self.pipelines: list[int] = []
@@ -50,17 +48,6 @@ async def gatherer(redis: Redis) -> AsyncIterator[CountingGatherer]:
 @pytest.fixture
 def scripts(gatherer: CountingGatherer) -> Scripts:
     return Scripts(gatherer)
-
-
-async def drive(redis: Redis) -> QueueDriver:
-    scripts = Scripts(Gatherer(redis))
-    queue = await Catalog(redis, scripts, SystemClock()).register(
-        MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy()
-    )
-    return QueueDriver(redis, scripts, queue)
-
-
-# ── one write ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_calls_of_one_turn_are_sent_in_one_pipeline(driver: QueueDriver, gatherer: CountingGatherer) -> None:
@@ -144,9 +131,6 @@ async def test_more_callers_than_connections_are_all_served(server: RedisServer)
     await redis.aclose()
 
 
-# ── each caller has its own fate ────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_error_of_one_caller_does_not_affect_its_neighbours(driver: QueueDriver) -> None:
     await driver.redis.set(keys.listing("broken"), "not a list")
     refused, accepted = await asyncio.gather(
@@ -189,9 +173,6 @@ async def test_closing_waits_for_a_call_just_made(driver: QueueDriver, gatherer:
     await caller
 
 
-# ── a server that forgets, dies, or is away ─────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def mortal() -> Iterator[RedisServer]:
     with redis_server(loopback=True) as started:
@@ -200,9 +181,8 @@ def mortal() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def mortal_driver(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
-    redis = client(mortal.url)
-    yield await drive(redis)
-    await redis.aclose()
+    async with driving(mortal.url) as driver:
+        yield driver
 
 
 async def test_server_that_lost_its_scripts_gets_them_again(driver: QueueDriver) -> None:
@@ -253,9 +233,6 @@ async def test_abandoned_call_fails_silently(mortal: RedisServer) -> None:
     await asyncio.sleep(0)
 
 
-# ── a lost reply ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 async def losing(mortal: RedisServer) -> AsyncIterator[LosingProxy]:
     async with losing_proxy(mortal.port) as proxy:
@@ -265,15 +242,13 @@ async def losing(mortal: RedisServer) -> AsyncIterator[LosingProxy]:
 @pytest.fixture
 async def far_driver(losing: LosingProxy) -> AsyncIterator[QueueDriver]:
     """Return the queue as a client behind the proxy sees it. The server knows every script."""
-    redis = client(losing.url)
-    driver = await drive(redis)
-    await driver.submit()
-    claim = await driver.claim_one()
-    await driver.extend(claim)
-    await driver.begin(claim)
-    await driver.finish(claim)
-    yield driver
-    await redis.aclose()
+    async with driving(losing.url) as driver:
+        await driver.submit()
+        claim = await driver.claim_one()
+        await driver.extend(claim)
+        await driver.begin(claim)
+        await driver.finish(claim)
+        yield driver
 
 
 async def test_enqueue_with_a_lost_reply_is_accepted_once(losing: LosingProxy, far_driver: QueueDriver) -> None:
@@ -368,6 +343,5 @@ async def test_version_with_lost_replies_is_still_the_latest(losing: LosingProxy
     queue: QueueName = await catalog.register(MODEL, newer, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     assert losing.lost == 1
     model = await catalog.model(MODEL)
-    assert model is not None
     assert model.latest == newer
     assert queue in await catalog.queues()

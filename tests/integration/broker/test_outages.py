@@ -3,7 +3,7 @@
 The refusals come from a real server, caused as in production.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -26,7 +26,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import api_client
 from tests.support.eventually import eventually
 from tests.support.proxy import losing_proxy
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
@@ -38,20 +38,14 @@ Operate = Callable[[Any], Awaitable[object]]
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """Start a separate server, which the tests break."""
     with redis_server(loopback=True) as started:
         yield started
 
 
 @pytest.fixture
-async def token(server: RedisServer) -> AsyncIterator[str]:
-    redis = client(server.url)
-    gatherer = Gatherer(redis)
-    catalog = Catalog(redis, Scripts(gatherer), SystemClock())
-    await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-    yield await Accounts(redis).create_token(ACCOUNT)
-    await gatherer.aclose()
-    await redis.aclose()
+async def token(server: RedisServer) -> str:
+    async with driving(server.url) as driver:
+        return await Accounts(driver.redis).create_token(ACCOUNT)
 
 
 async def change_password(redis: Redis) -> None:
@@ -152,7 +146,6 @@ async def test_blocking_call_on_a_demoted_server_continues_at_the_new_master(ser
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the same bounds."""
     monkeypatch.setattr(redis_client, "SOCKET_TIMEOUT_S", 0.2)
 
 

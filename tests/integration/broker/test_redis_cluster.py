@@ -82,21 +82,15 @@ async def test_transaction_is_limited_to_one_slot(redis: Redis) -> None:
     assert await redis.dbsize() == 1
 
 
-async def test_command_finds_a_moved_key(redis: Redis, moved: str) -> None:
-    assert await redis.get(moved) == b"v"
-
-
-async def test_pipeline_finds_a_moved_key(redis: Redis, moved: str) -> None:
-    pipe = redis.pipeline(transaction=False)
-    for name in (*NAMES, moved):
+@pytest.mark.parametrize("how", ["command", "pipeline", "transaction"])
+async def test_moved_key_is_found(redis: Redis, moved: str, how: str) -> None:
+    if how == "command":
+        assert await redis.get(moved) == b"v"
+        return
+    pipe = redis.pipeline(transaction=how == "transaction")
+    for name in (moved,) if how == "transaction" else (*NAMES, moved):
         pipe.get(name)
     assert (await pipe.execute())[-1] == b"v"
-
-
-async def test_transaction_finds_a_moved_key(redis: Redis, moved: str) -> None:
-    pipe = redis.pipeline(transaction=True)
-    pipe.get(moved)
-    assert await pipe.execute() == [b"v"]
 
 
 async def test_first_error_of_a_pipeline_is_raised(redis: Redis) -> None:
@@ -181,7 +175,6 @@ async def test_silent_master_delays_no_calls_to_another(server: RedisCluster, re
 
 
 async def two_accounts(redis: Cluster) -> tuple[str, str]:
-    """Return two accounts whose lists are on different masters."""
     owners: dict[Redis, str] = {}
     for name in NAMES:
         owners.setdefault(await redis.slots.serving(keys.listing(name)), name)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -15,14 +14,11 @@ from director.broker.pipes import Pipes
 from director.broker.redis_client import blocking_client, client
 from director.broker.scripts import Scripts
 from director.chaos.proxy import Link
-from director.core.clock import SystemClock
 from director.core.errors import BackendUnavailable
-from director.core.policy import Policy
 from director.core.schema import Claim
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import live_api
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
@@ -51,17 +47,16 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gatherers, "SOCKET_TIMEOUT_S", SHORT_S)
 
 
-@asynccontextmanager
-async def driving(url: str) -> AsyncIterator[QueueDriver]:
-    redis = client(url)
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    queue = await Catalog(redis, scripts, SystemClock()).register(
-        MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy()
-    )
-    yield QueueDriver(redis, scripts, queue)
-    await gatherer.aclose()
-    await redis.aclose()
+@pytest.fixture
+async def near(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
+    async with driving(mortal.url) as driver:
+        yield driver
+
+
+@pytest.fixture
+async def far(link: Link) -> AsyncIterator[QueueDriver]:
+    async with driving(url_of(link)) as driver:
+        yield driver
 
 
 def url_of(link: Link) -> str:
@@ -108,50 +103,46 @@ async def write_all(driver: QueueDriver, claims: list[Claim], size: int, *, with
 
 
 @pytest.mark.usefixtures("short")
-async def test_large_ends_are_sent_once_over_a_narrow_link(mortal: RedisServer, link: Link) -> None:
-    async with driving(url_of(link)) as driver:
-        claims = await claimed(driver, 8)
-        before, link.bytes_s = link.carried[False], 4 * MIB
-        took = await write_all(driver, claims, MIB // 2, within_s=10)
-        assert link.carried[False] - before < 1.2 * 8 * MIB // 2
-        assert max(took) < SHORT_S
+async def test_large_ends_are_sent_once_over_a_narrow_link(far: QueueDriver, link: Link) -> None:
+    claims = await claimed(far, 8)
+    before, link.bytes_s = link.carried[False], 4 * MIB
+    took = await write_all(far, claims, MIB // 2, within_s=10)
+    assert link.carried[False] - before < 1.2 * 8 * MIB // 2
+    assert max(took) < SHORT_S
 
 
-async def test_many_ends_leave_a_connection_to_the_heartbeat(mortal: RedisServer, link: Link) -> None:
-    async with driving(url_of(link)) as driver:
-        claims = await claimed(driver, 40)
-        link.bytes_s = 1 * MIB
+async def test_many_ends_leave_a_connection_to_the_heartbeat(far: QueueDriver, link: Link) -> None:
+    claims = await claimed(far, 40)
+    link.bytes_s = 1 * MIB
 
-        async def write_each() -> list[bool]:
-            ends = []
-            for claim in claims:  # each in its own turn, so each would have its own pipeline
-                ends.append(asyncio.ensure_future(settled(driver, claim, 200_000)))
-                await asyncio.sleep(0.005)
-            return await asyncio.gather(*ends)
+    async def write_each() -> list[bool]:
+        ends = []
+        for claim in claims:  # each in its own turn, so each would have its own pipeline
+            ends.append(asyncio.ensure_future(settled(far, claim, 200_000)))
+            await asyncio.sleep(0.005)
+        return await asyncio.gather(*ends)
 
-        async with asyncio.timeout(30):
-            ends = asyncio.ensure_future(write_each())
-            took = await beaten(driver, claims, ends)
-            assert all(await ends)
-        assert max(took) < 2
-
-
-@pytest.mark.heavy
-async def test_24_ends_of_8_mb_are_written_over_40_mb_a_second(mortal: RedisServer, link: Link) -> None:
-    async with driving(url_of(link)) as driver:
-        claims = await claimed(driver, 24)
-        before, link.bytes_s = link.carried[False], 40_000_000
-        took = await write_all(driver, claims, 8_000_000, within_s=10)
-        assert link.carried[False] - before < 1.2 * 24 * 8_000_000
-        assert max(took) < 1
+    async with asyncio.timeout(30):
+        ends = asyncio.ensure_future(write_each())
+        took = await beaten(far, claims, ends)
+        assert all(await ends)
+    assert max(took) < 2
 
 
 @pytest.mark.heavy
-async def test_48_ends_of_8_mb_are_written_where_every_write_is_synced(mortal: RedisServer) -> None:
-    async with driving(mortal.url) as driver:
-        claims = await claimed(driver, 48)
-        took = await write_all(driver, claims, 8_000_000, within_s=60)
-        assert max(took) < 3
+async def test_24_ends_of_8_mb_are_written_over_40_mb_a_second(far: QueueDriver, link: Link) -> None:
+    claims = await claimed(far, 24)
+    before, link.bytes_s = link.carried[False], 40_000_000
+    took = await write_all(far, claims, 8_000_000, within_s=10)
+    assert link.carried[False] - before < 1.2 * 24 * 8_000_000
+    assert max(took) < 1
+
+
+@pytest.mark.heavy
+async def test_48_ends_of_8_mb_are_written_where_every_write_is_synced(near: QueueDriver) -> None:
+    claims = await claimed(near, 48)
+    took = await write_all(near, claims, 8_000_000, within_s=60)
+    assert max(took) < 3
 
 
 @pytest.mark.usefixtures("short")
@@ -215,29 +206,23 @@ async def test_30_reads_of_8_mb_over_60_mb_a_second_delay_no_create(mortal: Redi
     assert max(took) < 1
 
 
-async def test_size_decides_what_a_get_leaves_out(mortal: RedisServer) -> None:
-    async with driving(mortal.url) as driver:
-        small, large = await claimed(driver, 2)
-        await driver.finish(small, output=b'"few"', ran_ms=0)
-        await driver.finish(large, output=b'"%s"' % (b"x" * MIB), ran_ms=0)
-        looked = await driver.scripts.get(small.id, whole=False)
-        assert looked is not None
-        assert (bytes(looked.output or b""), looked.left_out) == (b'"few"', 0)
-        looked = await driver.scripts.get(large.id, whole=False)
-        assert looked is not None
-        assert (looked.input, looked.output, looked.left_out) == (None, None, MIB + 2 + len(b'{"text":"hi"}'))
-        assert looked.record.is_terminal
-        whole = await driver.scripts.get(large.id, size=looked.left_out)
-        assert whole is not None
-        assert (len(whole.output or b""), whole.left_out) == (MIB + 2, 0)
+async def test_size_decides_what_a_get_leaves_out(near: QueueDriver) -> None:
+    small, large = await claimed(near, 2)
+    await near.finish(small, output=b'"few"', ran_ms=0)
+    await near.finish(large, output=b'"%s"' % (b"x" * MIB), ran_ms=0)
+    looked = await near.scripts.get(small.id, whole=False)
+    assert (bytes(looked.output or b""), looked.left_out) == (b'"few"', 0)
+    looked = await near.scripts.get(large.id, whole=False)
+    assert (looked.input, looked.output, looked.left_out) == (None, None, MIB + 2 + len(b'{"text":"hi"}'))
+    assert looked.record.is_terminal
+    whole = await near.scripts.get(large.id, size=looked.left_out)
+    assert (len(whole.output or b""), whole.left_out) == (MIB + 2, 0)
 
 
-async def test_waiting_prediction_with_a_large_input_is_shown_with_its_outlook(mortal: RedisServer) -> None:
-    async with driving(mortal.url) as driver:
-        found = await driver.scripts.get(await driver.submit(data=b'"%s"' % (b"x" * MIB)))
-        assert found is not None
-        assert found.outlook is not None
-        assert len(found.input or b"") == MIB + 2
+async def test_waiting_prediction_with_a_large_input_is_shown_with_its_outlook(near: QueueDriver) -> None:
+    found = await near.scripts.get(await near.submit(data=b'"%s"' % (b"x" * MIB)))
+    assert found.outlook is not None
+    assert len(found.input or b"") == MIB + 2
 
 
 async def test_large_reply_to_a_plain_command_may_outlast_its_timeout(
@@ -256,14 +241,14 @@ async def test_hanging_server_is_noticed(mortal: RedisServer, size: int) -> None
     redis = client(mortal.tcp_url)
     pipes = Pipes(redis, timeout_s=SHORT_S)
     ping = b"*2\r\n$4\r\nPING\r\n$%d\r\n%s\r\n" % (size, b"x" * size)
-    assert await pipes.ask([ping], answers=1) == [b"x" * size]
+    assert await pipes.ask([ping]) == [b"x" * size]
     mortal.freeze()
     began = time.monotonic()
     with pytest.raises(exceptions.TimeoutError):
-        await pipes.ask([ping], answers=1)
+        await pipes.ask([ping])
     assert SHORT_S <= time.monotonic() - began < (2 * SHORT_S if size < 1000 else 1)
     mortal.thaw()
-    assert await pipes.ask([ping], answers=1) == [b"x" * size]
+    assert await pipes.ask([ping]) == [b"x" * size]
     await pipes.aclose()
     await redis.aclose()
 
@@ -283,7 +268,7 @@ async def test_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> Non
     redis = client(mortal.tcp_url)
     pipes = Pipes(redis, timeout_s=SHORT_S)
     mortal.freeze()
-    asking = asyncio.ensure_future(pipes.ask([b"PING\r\n"], answers=1))
+    asking = asyncio.ensure_future(pipes.ask([b"PING\r\n"]))
     await asyncio.sleep(SHORT_S / 3)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -294,8 +279,6 @@ async def test_canceled_caller_of_a_pipe_is_canceled(mortal: RedisServer) -> Non
 
 
 class Counting(Gatherer):
-    """Records the bytes of each pipeline."""
-
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.pipelines: list[list[int]] = []
@@ -324,38 +307,35 @@ async def test_pipeline_is_bounded_in_bytes(counting: Counting) -> None:
     assert [len(sizes) for sizes in counting.pipelines if max(sizes) > 2 * MIB][:2] == [1, 1]
 
 
-async def test_heartbeat_has_its_own_pipeline(mortal: RedisServer, counting: Counting) -> None:
-    async with driving(mortal.url) as near:
-        driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
-        await asyncio.gather(driver.submit(), driver.extend())
-        counting.pipelines.clear()
-        await asyncio.gather(driver.submit(), driver.extend())
-        assert [len(sizes) for sizes in counting.pipelines] == [1, 1]
+async def test_heartbeat_has_its_own_pipeline(near: QueueDriver, counting: Counting) -> None:
+    driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
+    await asyncio.gather(driver.submit(), driver.extend())
+    counting.pipelines.clear()
+    await asyncio.gather(driver.submit(), driver.extend())
+    assert [len(sizes) for sizes in counting.pipelines] == [1, 1]
 
 
 @pytest.mark.parametrize("size", [1_000, 200_000, MIB])
-async def test_create_is_listed_before_it_is_queued(mortal: RedisServer, counting: Counting, size: int) -> None:
-    async with driving(mortal.url) as near:
-        driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
-        prediction_id = driver.new_id()
-        listed = driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id, input_bytes=size + 2)
-        await driver.submit(prediction_id, data=b'"%s"' % (b"x" * size))
-        await listed
-        assert len(counting.pipelines[0]) == 2
+async def test_create_is_listed_before_it_is_queued(near: QueueDriver, counting: Counting, size: int) -> None:
+    driver = QueueDriver(counting.redis, Scripts(counting), near.queue)
+    prediction_id = driver.new_id()
+    listed = driver.scripts.enlist(prediction_id, account=ACCOUNT, oldest=prediction_id, input_bytes=size + 2)
+    await driver.submit(prediction_id, data=b'"%s"' % (b"x" * size))
+    await listed
+    assert len(counting.pipelines[0]) == 2
 
 
-async def test_large_read_without_a_waiting_caller_is_skipped(mortal: RedisServer, counting: Counting) -> None:
-    async with driving(mortal.url) as near:
-        [claim] = await claimed(near, 1)
-        scripts = Scripts(counting)
-        await scripts.get(claim.id)
-        counting.pipelines.clear()
-        readers = [asyncio.ensure_future(scripts.get(claim.id, size=2 * MIB)) for _ in range(6)]
-        await asyncio.sleep(0)
-        for reader in readers[1:]:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-        assert len(counting.pipelines) == 1
+async def test_large_read_without_a_waiting_caller_is_skipped(near: QueueDriver, counting: Counting) -> None:
+    [claim] = await claimed(near, 1)
+    scripts = Scripts(counting)
+    await scripts.get(claim.id)
+    counting.pipelines.clear()
+    readers = [asyncio.ensure_future(scripts.get(claim.id, size=2 * MIB)) for _ in range(6)]
+    await asyncio.sleep(0)
+    for reader in readers[1:]:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    assert len(counting.pipelines) == 1
 
 
 async def test_large_writes_run_one_after_the_other(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def admin(server: RedisServer) -> AsyncIterator[Redis]:
+async def admin(server: RedisServer) -> AsyncIterator[Any]:
     """Yield a client with all rights on an empty database. Restore the shipped users afterwards."""
     redis = client(server.admin_url)
     await redis.flushall()
@@ -154,7 +154,7 @@ async def admin(server: RedisServer) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def ours(server: RedisServer, admin: Redis) -> AsyncIterator[Redis]:
+async def ours(server: RedisServer, admin: Any) -> AsyncIterator[Redis]:
     redis = client(server.url)
     yield redis
     await redis.aclose()
@@ -206,15 +206,14 @@ def test_every_right_is_needed_by_our_code() -> None:
     assert [right for right in sorted(granted("director")) if not is_used(right) and right not in FORMER] == []
 
 
-async def test_our_keys_are_open_to_our_user_only(admin: Redis) -> None:
+async def test_our_keys_are_open_to_our_user_only(admin: Any) -> None:
     def spelled(name: str) -> str:
         function = getattr(keys, name)
         given = {each: SAMPLES[each] for each in inspect.signature(function).parameters if each in SAMPLES}
         return str(function(**given))
 
     async def may(user: str, *command: str) -> bool:
-        untyped: Any = admin
-        return bool(await untyped.execute_command("ACL DRYRUN", user, *command) == b"OK")
+        return bool(await admin.execute_command("ACL DRYRUN", user, *command) == b"OK")
 
     functions = inspect.getmembers(keys, inspect.isfunction)
     own = [name for name, function in functions if function.__module__ == keys.__name__ and not name.startswith("_")]
@@ -226,15 +225,14 @@ async def test_our_keys_are_open_to_our_user_only(admin: Redis) -> None:
         assert await may("keda", "type", spelled(name)) == (name == "live"), name
 
 
-async def test_our_user_is_refused_everything_else(ours: Redis, admin: Redis) -> None:
+async def test_our_user_is_refused_everything_else(ours: Redis, admin: Any) -> None:
     await admin.hset(f"{{p{partition_of_model('acme/echo')}}}:rec:a", "status", "starting")
     assert await not_refused(ours, REFUSED_US) == []
-    untyped: Any = admin
-    refusal = await untyped.execute_command("ACL DRYRUN", "director", "debug", "sleep", "0")
+    refusal = await admin.execute_command("ACL DRYRUN", "director", "debug", "sleep", "0")
     assert b"no permissions" in refusal, "servers refuse DEBUG for another reason first"
 
 
-async def test_script_has_only_the_rights_of_its_caller(ours: Redis, admin: Redis) -> None:
+async def test_script_has_only_the_rights_of_its_caller(ours: Redis, admin: Any) -> None:
     await admin.set("stranger", "1")
     for body in ("return redis.call('FLUSHALL')", "return redis.call('GET', 'stranger')"):
         sha = await ours.script_load(body)
@@ -243,10 +241,9 @@ async def test_script_has_only_the_rights_of_its_caller(ours: Redis, admin: Redi
     assert await admin.get("stranger") == b"1"
 
 
-async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(server: RedisServer, admin: Redis) -> None:
+async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(server: RedisServer, admin: Any) -> None:
     await admin.zadd(LIVE, {"a": 1, "b": 2})
-    keda: Any = Redis.from_url(server.url_of("keda"), protocol=2)
-    try:
+    async with Redis.from_url(server.url_of("keda"), protocol=2) as keda:
         assert await keda.ping()
         assert await keda.eval(OF_KEDA, 1, LIVE) == 2
         assert await keda.eval(OF_KEDA, 1, ELSEWHERE) == 0, "a queue in which nothing lives has no key"
@@ -254,23 +251,15 @@ async def test_kedas_user_can_only_count_the_live_entries_of_a_queue(server: Red
         for body in ("redis.call('FLUSHALL')", "redis.call('ZADD', KEYS[1], 1, 'x')", "redis.call('GET', 'x')"):
             with pytest.raises(exceptions.ResponseError, match=IN_A_SCRIPT):
                 await keda.eval(body, 1, LIVE)
-    finally:
-        await keda.aclose()
 
 
 async def test_probe_is_answered_but_reads_nothing(server: RedisServer) -> None:
-    probe: Any = Redis.from_url(server.url_of("probe"), protocol=2)
-    try:
+    async with Redis.from_url(server.url_of("probe"), protocol=2) as probe:
         assert await probe.ping()
         assert await not_refused(probe, ["info", "get secret:files", "config get *", "subscribe x"]) == []
-    finally:
-        await probe.aclose()
-    unknown_user: Any = Redis.from_url(f"unix://{server.socket}", protocol=2)
-    try:
-        with pytest.raises(exceptions.ConnectionError, match="Authentication required"):
+    with pytest.raises(exceptions.ConnectionError, match="Authentication required"):
+        async with Redis.from_url(f"unix://{server.socket}", protocol=2) as unknown_user:
             await unknown_user.ping()
-    finally:
-        await unknown_user.aclose()
 
 
 @pytest.mark.parametrize(
@@ -282,18 +271,16 @@ async def test_probe_is_answered_but_reads_nothing(server: RedisServer) -> None:
         ("resetchannels", "'{p0}:ch:0'"),
     ],
 )
-async def test_missing_right_is_named(ours: Redis, admin: Redis, taken: str, names: str) -> None:
+async def test_missing_right_is_named(ours: Redis, admin: Any, taken: str, names: str) -> None:
     await check_rights(ours)
-    untyped: Any = admin
-    await untyped.execute_command("ACL SETUSER", "director", taken)
+    await admin.execute_command("ACL SETUSER", "director", taken)
     with pytest.raises(UnsafeBackend, match="lacks rights that are needed") as caught:
         await check_rights(ours)
     assert names in str(caught.value)
 
 
-async def test_rights_are_unknown_where_they_may_not_be_queried(ours: Redis, admin: Redis) -> None:
-    untyped: Any = admin
-    await untyped.execute_command("ACL SETUSER", "director", "-acl|dryrun")
+async def test_rights_are_unknown_where_they_may_not_be_queried(ours: Redis, admin: Any) -> None:
+    await admin.execute_command("ACL SETUSER", "director", "-acl|dryrun")
     assert await refused(ours) is None
     await check_rights(ours)
 
@@ -328,10 +315,9 @@ async def test_server_of_the_pod_knows_passwords_only_by_their_hashes(tmp_path: 
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", [("api",), ("keeper",), ("doctor",)], ids=" ".join)
 async def test_process_without_a_right_exits_and_names_it(
-    server: RedisServer, admin: Redis, command: tuple[str, ...]
+    server: RedisServer, admin: Any, command: tuple[str, ...]
 ) -> None:
-    untyped: Any = admin
-    await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
+    await admin.execute_command("ACL SETUSER", "director", "-xautoclaim")
     env = dict(os.environ) | {"DIRECTOR_REDIS_URL": server.url, "DIRECTOR_PORT": "0"}
     ended = await anyio.run_process([sys.executable, "-m", "director", *command], env=env, check=False)
     assert ended.returncode == 1
@@ -341,7 +327,7 @@ async def test_process_without_a_right_exits_and_names_it(
 
 
 @pytest.mark.heavy
-async def test_doctor_works_with_the_rights_of_our_user(server: RedisServer, admin: Redis) -> None:
+async def test_doctor_works_with_the_rights_of_our_user(server: RedisServer, admin: Any) -> None:
     line = [sys.executable, "-m", "director", "doctor", "--json", "--redis", server.url]
     found = json.loads((await anyio.run_process(line, check=False)).stdout)["checks"]
     told = {check["check"]: (check["verdict"], check["found"]) for check in found}
@@ -351,8 +337,7 @@ async def test_doctor_works_with_the_rights_of_our_user(server: RedisServer, adm
 
 
 @pytest.mark.heavy
-async def test_director_without_a_right_exits(server: RedisServer, admin: Redis) -> None:
-    untyped: Any = admin
-    await untyped.execute_command("ACL SETUSER", "director", "-xautoclaim")
+async def test_director_without_a_right_exits(server: RedisServer, admin: Any) -> None:
+    await admin.execute_command("ACL SETUSER", "director", "-xautoclaim")
     async with director_process(server.url, "http://127.0.0.1:9") as director:
         assert await director.exit_code() == 1

@@ -81,12 +81,10 @@ async def test_unheard_claim_is_repeated_to_a_caller_without_free_slots(driver: 
     assert [found.id for found in await driver.claim(0, nonce="n1")] == [accepted]
 
 
-async def test_lost_connection_is_an_error_and_the_next_call_reconnects(
-    driver: QueueDriver, redis: Redis, wakeup: Wakeup
-) -> None:
+async def test_lost_connection_is_an_error_and_the_next_call_reconnects(driver: QueueDriver, wakeup: Wakeup) -> None:
     claiming = asyncio.create_task(claim(driver, wakeup))
-    await is_waited_for(redis)
-    await redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await is_waited_for(driver.redis)
+    await driver.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     with pytest.raises(exceptions.ConnectionError):
         await claiming
     accepted = await driver.submit()

@@ -42,7 +42,6 @@ def operator(server: RedisServer, redis: Redis, capsys: Any) -> Operator:
 
 @pytest.fixture
 async def token(redis: Redis) -> str:
-    """Create one account and return its token."""
     return await Accounts(redis).create_token(ACCOUNT)
 
 
@@ -50,14 +49,12 @@ async def test_set_limits_hold_for_every_token_of_the_account(operator: Operator
     line = ("account", "set", ACCOUNT, "--rate", "2.5", "--burst", "5", "--max-running", "3", "--weight", "2")
     assert await operator.types(*line) == f"{ACCOUNT} rate=2.5 burst=5 max_running=3 weight=2\n"
     account = await Accounts(redis).authenticate(token)
-    assert account is not None
     assert account.limits == AccountLimits(rate=2.5, burst=5, max_running=3, weight=2)
     assert account.limits.bucket("create") == Bucket("create", 2.5, 5)
     assert account.limits.bucket("read") is None
     assert account.limits_rev == 1
     await operator.types("account", "set", ACCOUNT, "--rate", "3")
     changed = await Accounts(redis).authenticate(token)
-    assert changed is not None
     assert changed.limits_rev == 2
 
 
@@ -158,8 +155,8 @@ async def test_account_is_shown_with_refusals_and_compute_of_today(operator: Ope
 
 
 async def test_unknown_account_is_reported(operator: Operator, redis: Redis) -> None:
-    for line in (["show", "nobody"], ["set", "nobody", "--rate", "1"]):
-        assert "there is no account nobody" in await operator.is_told("account", *line)
+    for line in (["show", "unknown"], ["set", "unknown", "--rate", "1"]):
+        assert "there is no account unknown" in await operator.is_told("account", *line)
     assert await Accounts(redis).names() == []
 
 
@@ -216,7 +213,6 @@ async def test_token_of_the_former_release_is_listed_after_use(redis: Any) -> No
 async def test_token_can_expire(operator: Operator, redis: Any) -> None:
     token = (await operator.types("token", "create", "--account", ACCOUNT, "--expires-hours", "1")).strip()
     account = await Accounts(redis).authenticate(token)
-    assert account is not None
     assert account.expires_ms is not None
     [known] = await Accounts(redis).tokens.of(ACCOUNT)
     assert 0 < await redis.pttl(f"token:{known.digest}") <= 3_600_000
@@ -252,9 +248,6 @@ async def test_invalid_limit_written_by_hand_is_named(redis: Any, token: str) ->
         Accounts(redis).limits_of(await Accounts(redis).written(ACCOUNT))
 
 
-# ── webhook secrets ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 async def test_rotation_shows_no_secret(operator: Operator, redis: Redis) -> None:
     accounts = Accounts(redis)
     await accounts.create_token(ACCOUNT)
@@ -278,7 +271,7 @@ async def test_former_secret_can_stop_signing_at_once(operator: Operator, redis:
 
 
 async def test_refused_rotation_says_why(operator: Operator, redis: Redis) -> None:
-    assert "there is no account nobody" in await operator.is_told("account", "rotate-secret", "nobody")
+    assert "there is no account unknown" in await operator.is_told("account", "rotate-secret", "unknown")
     await Accounts(redis).create_token(ACCOUNT)
     for _ in range(4):
         await operator.types("account", "rotate-secret", ACCOUNT)

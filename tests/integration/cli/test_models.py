@@ -39,7 +39,6 @@ async def test_operator_sets_visibility_of_a_model(
 ) -> None:
     assert await types(server, "model", "set", MODEL, "--visibility", "private", "--official", "yes") == 0
     model = await catalog.model(MODEL)
-    assert model is not None
     assert (model.visibility, model.is_official, model.latest) == ("private", True, VERSION)
     capsys.readouterr()
     assert await types(server, "model", "list") == 0
@@ -71,7 +70,7 @@ async def test_model_config_is_set_shown_and_unset(
         '  on_lost = "fail"',
     ]
     assert '"change":"model_configured"' in shown.err.replace(": ", ":")
-    assert "/run" not in shown.err, "a template may hold what is nobody's business"
+    assert "/run" not in shown.err, "a template may hold secrets"
     assert await types(server, *config, "--unset", "runner", "--unset", "on_lost") == 0
     capsys.readouterr()
     assert await types(server, *config) == 0

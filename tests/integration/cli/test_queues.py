@@ -1,18 +1,24 @@
-"""`director queues`: what an operator sees of queues, and changes."""
+"""Test `director queues` and `director directors`: operators see queues, directors and servers, and change queues."""
 
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+import msgspec
 import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.broker import keys
+from director.cli.main import main
 from director.cli.queues import report, table
+from director.cli.status import director_lines
 from director.core.errors import QueueRefused
 from director.core.policy import Burn, Burns, Objective, Objectives, Policy
+from director.diagnosis.views import director_view
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.directors import About, Beat, DirectorFound, ServerFound
 from director.store.queues import Queues, Tenant
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
@@ -25,7 +31,6 @@ Run = Callable[..., Awaitable[Typed]]
 
 @pytest.fixture
 def run(server: RedisServer, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `director queues` with these arguments."""
 
     async def run(*line: str) -> Typed:
         return await to_thread.run_sync(typed, capsys, "queues", "--redis", server.url, *line)
@@ -42,9 +47,6 @@ async def said(run: Run, *line: str) -> str:
 async def alive(driver: QueueDriver, *, slots: int = 2) -> None:
     """Report a director by the server's own clock, which the commands use."""
     await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=slots)
-
-
-# ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_migrate_moves_waiting_predictions_and_dry_run_moves_nothing(
@@ -148,16 +150,16 @@ async def test_largest_and_all_paused_accounts_are_shown(redis: Redis, catalog: 
     for number in range(5):
         for _ in range(number + 1):
             await driver.submit(account=f"t{number}")
-    for account in ("t0", "nobody"):
+    for account in ("t0", "absent"):
         await driver.scripts.pause(driver.queue, paused=True, tenant=account)
     claim = await driver.claim_one()
     assert claim.record.account != "t0"
     tenants = {
         tenant.name: tenant for tenant in await Queues(redis, catalog, driver.scripts).tenants(driver.queue, most=2)
     }
-    assert list(tenants)[2:] == ["nobody", "t0"]
-    assert set(tenants) == {"t4", "t3", "nobody", "t0"}
-    assert (tenants["t0"], tenants["nobody"]) == (Tenant("t0", 1, 0, True), Tenant("nobody", 0, 0, True))
+    assert list(tenants)[2:] == ["absent", "t0"]
+    assert set(tenants) == {"t4", "t3", "absent", "t0"}
+    assert (tenants["t0"], tenants["absent"]) == (Tenant("t0", 1, 0, True), Tenant("absent", 0, 0, True))
 
 
 async def test_suspended_accounts_with_predictions_are_shown_and_marked(
@@ -165,7 +167,7 @@ async def test_suspended_accounts_with_predictions_are_shown_and_marked(
 ) -> None:
     for account in ("large", "large", "small"):
         await driver.submit(account=account)
-    for account in ("small", "nobody"):
+    for account in ("small", "absent"):
         await driver.pause(tenant=account, revision=1)
     await driver.pause(tenant="small")
     assert "account    small (paused, suspended): 1 waiting, 0 running" in await said(run, "show", driver.queue)
@@ -173,9 +175,6 @@ async def test_suspended_accounts_with_predictions_are_shown_and_marked(
     assert tenants == [Tenant("large", 2, 0, False), Tenant("small", 1, 0, True, True)]
     await driver.pause(paused=False, tenant="small", revision=2)
     assert "account    small (paused): 1 waiting, 0 running" in await said(run, "show", driver.queue)
-
-
-# ── what is changed ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_unfinished_resize_says_so_and_can_be_repeated(run: Run, driver: QueueDriver) -> None:
@@ -264,3 +263,51 @@ async def test_invalid_number_of_streams_is_a_usage_error(run: Run, streams: str
     ended = await run("resize", MODEL, streams)
     assert ended.returncode == 2
     assert "usage: director queues resize" in ended.stderr
+
+
+START_MS = 1_800_000_000_000
+SERVER = ServerFound(
+    url="http://gpu:5000", state="resting", since_ms=START_MS, slots=2, detail="\x1b[2Jits key is wrong"
+)
+
+
+async def types(server: RedisServer, *line: str) -> int:
+    return await to_thread.run_sync(lambda: main(["directors", *line, "--redis", server.url]))
+
+
+async def test_each_director_is_a_line_of_its_last_heartbeat(
+    server: RedisServer, driver: QueueDriver, capsys: Any
+) -> None:
+    assert await types(server) == 0
+    assert capsys.readouterr().out == "no directors: `director run` starts one\n"
+    about = msgspec.json.encode(About(version="1.2.3", since_ms=START_MS, held=1, servers=(SERVER,), more=2))
+    await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=4, about=about)
+    assert await types(server, "--queue", MODEL) == 0
+    out = capsys.readouterr().out
+    names, row, *_ = out.splitlines()
+    seen = dict(zip(names.replace("last sign", "sign").split(), row.split(), strict=False))
+    assert [seen[name] for name in ("director", "state", "slots", "holds", "version")] == [
+        "d1",
+        "ready",
+        "4",
+        "1",
+        "1.2.3",
+    ]
+    assert driver.queue in row
+    assert "http://gpu:5000  resting for" in out
+    assert "\x1b" not in out
+    assert "d1  and 2 more" in out
+    assert await types(server, "--json") == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["alive"], found["slots"], found["held"]) == ("d1", True, 4, 1)
+    assert found["servers"][0]["state"] == "resting"
+    assert await types(server, "--queue", "acme/none") == 1
+    assert "there is no queue acme/none" in capsys.readouterr().err
+
+
+def test_silent_director_is_marked() -> None:
+    beat = Beat(queue=MODEL, at_ms=START_MS, slots=4, state="ready", about=About())  # type: ignore[arg-type]
+    found = director_view(DirectorFound(name="d1", beats=(beat,), silent_ms=60_000))
+    _, row = director_lines([found], now_ms=START_MS + 60_000, width=None)
+    assert row.split()[1] == "silent"
+    assert "60 s" in row

@@ -12,18 +12,13 @@ from typing import IO
 import pytest
 from anyio import to_thread
 
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
-from director.broker.scripts import Scripts
 from director.cli.main import main
 from director.core.clock import SystemClock
-from director.core.policy import Policy
-from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.changes import Changes
 from director.store.queues import QueueAdministration
 from tests.support.audit import live
 from tests.support.eventually import eventually
-from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 from tests.support.terminal import hear_ctrl_c
 
@@ -31,8 +26,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Tail:
-    """A running `director tail`, and its output so far."""
-
     def __init__(self, url: str, *more: str) -> None:
         self.out: list[str] = []
         self.err: list[str] = []
@@ -78,7 +71,6 @@ def tail(url: str, *more: str) -> Iterator[Tail]:
 
 
 async def says(told: list[str], *parts: str) -> str:
-    """Wait for the first line with all of these parts."""
     found = await eventually(
         lambda: [line for line in told if all(part in line for part in parts)], " … ".join(parts), limit_s=30
     )
@@ -119,13 +111,7 @@ async def test_tail_shows_only_filtered_steps(server: RedisServer, driver: Queue
 
 async def test_tail_loses_nothing_in_an_outage_of_redis() -> None:
     with redis_server() as own:
-        redis = client(own.url)
-        gatherer = Gatherer(redis)
-        scripts = Scripts(gatherer)
-        registered = Catalog(redis, scripts, SystemClock()).register
-        queue = await registered(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-        driver = QueueDriver(redis, scripts, queue)
-        try:
+        async with driving(own.url) as driver:
             with tail(own.url) as told:
                 await says(told.err, "following")
                 own.kill()
@@ -134,9 +120,6 @@ async def test_tail_loses_nothing_in_an_outage_of_redis() -> None:
                 name = await driver.submit()
                 await says(told.err, "Redis is back")
                 await says(told.out, name, "accepted")
-        finally:
-            await gatherer.aclose()
-            await redis.aclose()
 
 
 async def test_tail_of_one_prediction_shows_all_its_events(server: RedisServer, driver: QueueDriver) -> None:
@@ -169,7 +152,7 @@ async def test_tail_of_one_prediction_shows_all_its_events(server: RedisServer, 
         (["--queue", "acme/none"], "there is no queue acme/none"),
         (["--kind", "ended", "--kind", "endde"], "there is no kind endde: the kinds are accepted, "),
     ],
-    ids=["word", "nobody", "both", "queue", "kind"],
+    ids=["word", "unknown", "both", "queue", "kind"],
 )
 async def test_refused_tail_is_reported_in_one_line(
     server: RedisServer, driver: QueueDriver, line: list[str], says: str, capsys: pytest.CaptureFixture[str]

@@ -40,7 +40,6 @@ def size(terminal: PlayedTerminal) -> tuple[int, int]:
 
 
 def rows(terminal: PlayedTerminal) -> list[str]:
-    """Return the names in the table of queues."""
     return [line[2:].split()[0] for line in terminal.screen if line.startswith(("› acme/", "  acme/"))]
 
 

@@ -50,7 +50,7 @@ async def test_heaviest_account_is_named_only_in_a_crowd(past: QueueDriver, redi
         await past.submit(account="noisy")
     assert (await looked(past, redis, catalog)).heaviest == {}
     await past.submit(account="noisy")
-    assert (await looked(past, redis, catalog)).heaviest == {}, "nobody else is there"
+    assert (await looked(past, redis, catalog)).heaviest == {}, "no other account is there"
     await past.submit(account="quiet")
     heaviest = (await looked(past, redis, catalog)).heaviest
     assert heaviest == {past.queue: Heaviest(account="noisy", waiting=100, accounts=2)}

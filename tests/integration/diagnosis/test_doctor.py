@@ -28,6 +28,12 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
+async def operator(server: RedisServer) -> AsyncIterator[Redis]:
+    async with Redis(unix_socket_path=str(server.socket)) as operator:
+        yield operator
+
+
+@pytest.fixture
 def server() -> Iterator[RedisServer]:
     """Start a separate server, since the tests misconfigure it. It is correct at first."""
     with redis_server(config={"maxmemory": "100mb"}) as started:
@@ -91,33 +97,29 @@ CONDITIONS: dict[str, tuple[Callable[[Any], Awaitable[object]], dict[str, str]]]
 
 @pytest.mark.parametrize(("change", "expected"), CONDITIONS.values(), ids=list(CONDITIONS))
 async def test_each_problem_is_found_with_its_remedy(
-    server: RedisServer, change: Callable[[Any], Awaitable[object]], expected: dict[str, str]
+    server: RedisServer, operator: Redis, change: Callable[[Any], Awaitable[object]], expected: dict[str, str]
 ) -> None:
     assert not_ok(await examined(server)) == {}
-    async with Redis(unix_socket_path=str(server.socket)) as operator:
-        await change(operator)
+    await change(operator)
     findings = await examined(server)
     assert not_ok(findings) == expected
     assert all(findings[name].fix for name in expected)
 
 
-async def test_lower_durability_is_accepted_where_it_is_configured(server: RedisServer) -> None:
-    async with Redis(unix_socket_path=str(server.socket)) as operator:
-        await operator.config_set("appendonly", "no")
+async def test_lower_durability_is_accepted_where_it_is_configured(server: RedisServer, operator: Redis) -> None:
+    await operator.config_set("appendonly", "no")
     findings = await examined(server, durability="memory")
     assert not_ok(findings) == {}
     assert findings["durability"].found == "memory, and memory is asked for"
 
 
-async def test_replicas_make_the_level_replicated(server: RedisServer) -> None:
-    async with Redis(unix_socket_path=str(server.socket)) as operator:
-        await operator.config_set("min-replicas-to-write", 1)
+async def test_replicas_make_the_level_replicated(server: RedisServer, operator: Redis) -> None:
+    await operator.config_set("min-replicas-to-write", 1)
     assert (await examined(server, durability="replicated"))["durability"].verdict == "ok"
 
 
-async def test_server_without_config_needs_its_level_in_the_settings(server: RedisServer) -> None:
-    async with Redis(unix_socket_path=str(server.socket)) as operator:
-        await operator.execute_command("ACL SETUSER app on >secret ~* &* +@all -config")
+async def test_server_without_config_needs_its_level_in_the_settings(server: RedisServer, operator: Redis) -> None:
+    await operator.execute_command("ACL SETUSER app on >secret ~* &* +@all -config")
     url = server.url.replace("unix://", "unix://app:secret@")
     found = await examined(server, redis_url=url)
     assert not_ok(found) == {"durability": "fail"}
@@ -193,15 +195,14 @@ async def test_doctor_leaves_the_server_unchanged(server: RedisServer, driver: Q
     assert await dump(driver.redis) == before
 
 
-async def test_command_prints_one_line_per_check_and_fails_with_one(server: RedisServer) -> None:
+async def test_command_prints_one_line_per_check_and_fails_with_one(server: RedisServer, operator: Redis) -> None:
     sound = await to_thread.run_sync(doctor, "--redis", server.url)
     assert (sound.returncode, sound.stderr) == (0, "")
     lines = [line for line in sound.stdout.splitlines() if "→" not in line]
     assert len(lines) == len(CHECKS)
     # a busy machine answers late, which is reported and is no fault of the server
     assert {line.split()[0] for line in lines if "latency" not in line} == {"ok"}
-    async with Redis(unix_socket_path=str(server.socket)) as operator:
-        await operator.config_set("maxmemory-policy", "allkeys-lru")
+    await operator.config_set("maxmemory-policy", "allkeys-lru")
     broken = await to_thread.run_sync(doctor, "--redis", server.url)
     assert broken.returncode == 1
     assert "→ set `maxmemory-policy noeviction`" in broken.stdout
@@ -212,15 +213,14 @@ async def test_command_prints_one_line_per_check_and_fails_with_one(server: Redi
 
 
 async def test_missing_server_is_one_failed_check(tmp_path: Path) -> None:
-    ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/nobody")
+    ended = await to_thread.run_sync(doctor, "--redis", f"unix://{tmp_path}/unknown")
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout.startswith("fail  reachable  no answer from Redis at unix://")
     assert "→ start the server" in ended.stdout
 
 
-async def test_refused_password_is_reported_as_such(server: RedisServer) -> None:
-    async with Redis(unix_socket_path=str(server.socket)) as operator:
-        await operator.config_set("requirepass", "another")
+async def test_refused_password_is_reported_as_such(server: RedisServer, operator: Redis) -> None:
+    await operator.config_set("requirepass", "another")
     ended = await to_thread.run_sync(doctor, "--redis", server.url)
     assert ended.returncode == 1
     assert "refuses the user or the password" in ended.stdout

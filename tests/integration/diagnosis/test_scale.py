@@ -166,10 +166,8 @@ async def test_objectives_and_arrivals_count(scaling: Scaling, driver: QueueDriv
     assert (await scaling.of(driver.queue)).wanted == 5
 
 
-async def test_deployments_of_the_owner_set_the_bounds(
-    scaling: Scaling, driver: QueueDriver, redis: Redis, scripts: Scripts
-) -> None:
-    deployments = Deployments(redis, scripts, SystemClock())
+async def test_deployments_of_the_owner_set_the_bounds(scaling: Scaling, driver: QueueDriver, scripts: Scripts) -> None:
+    deployments = Deployments(driver.redis, scripts, SystemClock())
     release = {"model": MODEL, "version": VERSION, "hardware": "gpu"}
     await deployments.create("mallory", "many", **release, min_instances=9, max_instances=9)
     await deployments.create(MODEL.partition("/")[0], "mine", **release, min_instances=2, max_instances=3)

@@ -12,8 +12,9 @@ from director.core.policy import Policy
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import cog_server, write_model
-from tests.support.live_director import Caller, Gate, Tally
+from tests.support.live_director import Caller, Gate, Live, Tally
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import RedisServer
 
 SOURCE = """
     import os, time
@@ -89,7 +90,6 @@ def schema(*, streams: bool) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the streaming model."""
     return write_model(tmp_path_factory.mktemp("model") / "streamed", SOURCE, schema(streams=True))
 
 
@@ -102,7 +102,6 @@ async def cog_url(folder: Path) -> AsyncGenerator[str]:
 
 @pytest.fixture(scope="session")
 async def second_cog_url(folder: Path) -> AsyncGenerator[str]:
-    """Return the address of another server of the same model."""
     async with cog_server(folder) as url:
         yield url
 
@@ -121,6 +120,17 @@ async def caller(redis: Redis, scripts: Scripts, catalog: Catalog) -> Caller:
     await Accounts(redis).create_token(ACCOUNT)
     await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
     return Caller(redis, scripts)
+
+
+@pytest.fixture
+def model_url(cog_url: str) -> str:
+    """Return the address of the model server of `live`. A module with a model of its own overrides it."""
+    return cog_url
+
+
+@pytest.fixture
+def live(redis: Redis, server: RedisServer, model_url: str) -> Live:
+    return Live(redis, server.url, model_url)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from director.core.ids import PredictionId
 from tests.support.cog import free_port
 from tests.support.embedding_server import embedding, embedding_server, tokens
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, keeping, live_director
+from tests.support.live_director import Caller, Gate, Live
 from tests.support.model_server import ModelServer
-from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
 
@@ -28,12 +27,16 @@ async def model() -> AsyncGenerator[ModelServer, None]:
         yield server
 
 
+@pytest.fixture
+def model_url(model: ModelServer) -> str:
+    return model.url
+
+
 def driven(template: str = "tei_batch", **given: Any) -> dict[str, str]:
     return {"runner": "http", "runner_config": json.dumps({"template": template, **given})}
 
 
 async def told(model: ModelServer, what: str = "asked") -> list[list[str]]:
-    """Return the texts of each request so far."""
     async with httpx.AsyncClient(trust_env=False) as client:
         requests: list[list[str]] = (await client.get(f"{model.url}/requests")).json()[what]
         return requests
@@ -52,10 +55,10 @@ async def ended(caller: Caller, asked: Sequence[PredictionId]) -> list[dict[str,
 
 
 async def test_one_claim_is_one_request_and_each_prediction_gets_its_output(
-    caller: Caller, server: RedisServer, model: ModelServer
+    caller: Caller, live: Live, model: ModelServer
 ) -> None:
     asked = await submitted(caller, TEXTS)
-    async with live_director(server.url, model.url, **driven()) as director:
+    async with live.director(**driven()) as director:
         shown = await ended(caller, asked)
         assert await told(model) == [TEXTS]
         await eventually(lambda: director.servers.permits.busy, "the slot is free", until=lambda busy: busy == 0)
@@ -66,43 +69,39 @@ async def test_one_claim_is_one_request_and_each_prediction_gets_its_output(
 
 @pytest.mark.parametrize(("template", "name"), [("tei_batch", "inputs"), ("openai_embeddings", "input")])
 async def test_usage_of_a_request_is_split_by_cost(
-    caller: Caller, server: RedisServer, model: ModelServer, template: str, name: str
+    caller: Caller, live: Live, model: ModelServer, template: str, name: str
 ) -> None:
     asked = [await caller.submit(cost=cost, **{name: text}) for text, cost in zip(TEXTS[:3], (1, 1, 3), strict=True)]
-    async with live_director(server.url, model.url, **driven(template)):
+    async with live.director(**driven(template)):
         shown = await ended(caller, asked)
     assert [len(texts) for texts in await told(model)] == [3]
     assert [each["metrics"]["input_tokens"] for each in shown] == [2, 2, 6]
     assert sum(each["metrics"]["input_tokens"] for each in shown) == tokens(TEXTS[:3])
 
 
-async def test_answers_in_another_order_reach_their_predictions(
-    caller: Caller, server: RedisServer, model: ModelServer
-) -> None:
+async def test_answers_in_another_order_reach_their_predictions(caller: Caller, live: Live) -> None:
     asked = [await caller.submit(input=text) for text in TEXTS]
-    async with live_director(server.url, model.url, **driven("openai_embeddings")):
+    async with live.director(**driven("openai_embeddings")):
         shown = await ended(caller, asked)
     assert [each["output"] for each in shown] == [embedding(text) for text in TEXTS]
 
 
-async def test_request_stays_within_the_batch_number_and_cost(
-    caller: Caller, server: RedisServer, model: ModelServer
-) -> None:
+async def test_request_stays_within_the_batch_number_and_cost(caller: Caller, live: Live, model: ModelServer) -> None:
     asked = await submitted(caller, TEXTS[:4], cost=1)
     asked += await submitted(caller, ["large"], cost=9)
     asked += await submitted(caller, TEXTS[4:7], cost=3)
-    async with live_director(server.url, model.url, batch_cost=6, batch_size=3, **driven()):
+    async with live.director(batch_cost=6, batch_size=3, **driven()):
         await ended(caller, asked)
     assert await told(model) == [TEXTS[:3], TEXTS[3:4], ["large"], TEXTS[4:6], TEXTS[6:7]]
 
 
 async def test_each_slot_has_one_request_and_slots_are_never_exceeded(
-    caller: Caller, server: RedisServer, model: ModelServer, tmp_path: Path
+    caller: Caller, live: Live, model: ModelServer, tmp_path: Path
 ) -> None:
     gates = [Gate(tmp_path / str(number)) for number in range(3)]
     asked = await submitted(caller, [f"gate:{gate}" for gate in gates])
     given = {"concurrent_predictions": 2, "batch_size": 1, **driven()}
-    async with live_director(server.url, model.url, **given) as director:
+    async with live.director(**given) as director:
         await eventually(lambda: told(model), "two requests", until=lambda requests: len(requests) == 2)
         assert director.servers.permits.busy == 2
         assert [bool((await caller.record(each)).token) for each in asked] == [True, True, False]
@@ -111,11 +110,9 @@ async def test_each_slot_has_one_request_and_slots_are_never_exceeded(
         await ended(caller, asked)
 
 
-async def test_incompatible_inputs_are_sent_one_after_the_other(
-    caller: Caller, server: RedisServer, model: ModelServer
-) -> None:
+async def test_incompatible_inputs_are_sent_one_after_the_other(caller: Caller, live: Live, model: ModelServer) -> None:
     asked = [await caller.submit(inputs=text, normalize=number % 2 == 0) for number, text in enumerate(TEXTS)]
-    async with live_director(server.url, model.url, **driven()):
+    async with live.director(**driven()):
         shown = await ended(caller, asked)
     assert [each["output"] for each in shown] == [embedding(text) for text in TEXTS]
     assert await told(model) == [TEXTS[::2], TEXTS[1::2]]
@@ -129,12 +126,10 @@ async def test_incompatible_inputs_are_sent_one_after_the_other(
         ("bad", "model_failed", "this one"),
     ],
 )
-async def test_only_the_faulty_prediction_fails(
-    caller: Caller, server: RedisServer, model: ModelServer, poison: str, code: str, why: str
-) -> None:
+async def test_only_the_faulty_prediction_fails(caller: Caller, live: Live, poison: str, code: str, why: str) -> None:
     texts = [*TEXTS[:5], poison, *TEXTS[5:]]
     asked = await submitted(caller, texts)
-    async with live_director(server.url, model.url, max_failures=2, **driven()) as director:
+    async with live.director(max_failures=2, **driven()) as director:
         shown = dict(zip(texts, await ended(caller, asked), strict=True))
         assert not director.servers.all[0].is_resting
     failed = shown.pop(poison)
@@ -144,9 +139,9 @@ async def test_only_the_faulty_prediction_fails(
     assert {(await caller.record(each)).attempt for each in asked} == {1}
 
 
-async def test_input_with_nothing_to_send_is_not_sent(caller: Caller, server: RedisServer, model: ModelServer) -> None:
+async def test_input_with_nothing_to_send_is_not_sent(caller: Caller, live: Live, model: ModelServer) -> None:
     asked = [await caller.submit(text="elsewhere"), *await submitted(caller, TEXTS)]
-    async with live_director(server.url, model.url, **driven()):
+    async with live.director(**driven()):
         failed, *shown = await ended(caller, asked)
     assert (failed["code"], failed["error"]) == ("invalid_input", "The input has nothing at /inputs")
     assert {each["status"] for each in shown} == {"succeeded"}
@@ -157,21 +152,21 @@ async def test_input_with_nothing_to_send_is_not_sent(caller: Caller, server: Re
     ("template", "name", "odd"), [("tei_batch", "inputs", "short"), ("openai_embeddings", "input", "twice")]
 )
 async def test_ambiguous_outputs_reach_no_prediction(
-    caller: Caller, server: RedisServer, model: ModelServer, template: str, name: str, odd: str
+    caller: Caller, live: Live, model: ModelServer, template: str, name: str, odd: str
 ) -> None:
     asked = [await caller.submit(**{name: text}) for text in [*TEXTS, odd]]
-    async with live_director(server.url, model.url, **driven(template)):
+    async with live.director(**driven(template)):
         shown = await ended(caller, asked)
     assert {(each["status"], each["code"], each["output"]) for each in shown} == {("failed", "batch_mismatch", None)}
     assert len(await told(model)) == 1
 
 
 async def test_canceling_one_prediction_leaves_the_others(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
     texts = [*TEXTS, f"gate:{gate}"]
     asked = await submitted(caller, texts)
-    async with live_director(server.url, model.url, lease_s=2, **driven()) as director:
+    async with live.director(lease_s=2, **driven()) as director:
         for each in asked:
             await caller.shows(each, status="processing")
         await caller.cancel(asked[0])
@@ -184,11 +179,11 @@ async def test_canceling_one_prediction_leaves_the_others(
 
 
 async def test_request_is_closed_with_its_last_prediction(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
     texts = ["a", f"gate:{gate}"]
     asked = await submitted(caller, texts)
-    async with live_director(server.url, model.url, **driven()) as director:
+    async with live.director(**driven()) as director:
         for each in asked:
             await caller.shows(each, status="processing")
             await caller.cancel(each)
@@ -197,12 +192,10 @@ async def test_request_is_closed_with_its_last_prediction(
         await eventually(lambda: director.servers.permits.busy, "the slot is free", until=lambda busy: busy == 0)
 
 
-async def test_heartbeat_extends_the_leases_of_all_predictions(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
-) -> None:
+async def test_heartbeat_extends_the_leases_of_all_predictions(caller: Caller, live: Live, gate: Gate) -> None:
     asked = await submitted(caller, [*TEXTS, f"gate:{gate}"])
     given = {"lease_s": 1, **driven()}
-    async with keeping(caller.redis, server.url, lease_s=1), live_director(server.url, model.url, **given):
+    async with live.keeper(lease_s=1), live.director(**given):
         for each in asked:
             await caller.shows(each, status="processing")
         until = (await caller.record(asked[0])).claimed or 0
@@ -217,9 +210,9 @@ async def test_heartbeat_extends_the_leases_of_all_predictions(
     assert {(await caller.record(each)).attempt for each in asked} == {1}
 
 
-async def test_full_server_costs_no_attempt(caller: Caller, server: RedisServer, model: ModelServer) -> None:
+async def test_full_server_costs_no_attempt(caller: Caller, live: Live, model: ModelServer) -> None:
     asked = await submitted(caller, [*TEXTS, "busy"])
-    async with live_director(server.url, model.url, **driven()) as director:
+    async with live.director(**driven()) as director:
         await eventually(lambda: told(model), "it was asked", until=bool)
         for each in asked:
             await given_back(caller, each)
@@ -227,14 +220,12 @@ async def test_full_server_costs_no_attempt(caller: Caller, server: RedisServer,
     assert {(await caller.record(each)).attempt for each in asked} == {0}
 
 
-async def test_killed_server_gives_all_predictions_another_attempt(
-    caller: Caller, server: RedisServer, gate: Gate
-) -> None:
+async def test_killed_server_gives_all_predictions_another_attempt(caller: Caller, live: Live, gate: Gate) -> None:
     port = free_port()
     asked = await submitted(caller, [*TEXTS, f"gate:{gate}"])
     async with (
-        live_director(server.url, f"http://127.0.0.1:{port}", backoff_s=0, **driven()) as director,
-        keeping(caller.redis, server.url),
+        live.director(f"http://127.0.0.1:{port}", backoff_s=0, **driven()) as director,
+        live.keeper(),
     ):
         async with embedding_server(port=port) as model:
             for each in asked:
@@ -250,9 +241,7 @@ async def test_killed_server_gives_all_predictions_another_attempt(
     assert {(await caller.record(each)).attempt for each in asked} == {2}
 
 
-async def test_prediction_that_kills_its_server_affects_the_others_only_once(
-    caller: Caller, server: RedisServer
-) -> None:
+async def test_prediction_that_kills_its_server_affects_the_others_only_once(caller: Caller, live: Live) -> None:
     port = free_port()
     texts = [*TEXTS[:4], "exit", *TEXTS[4:]]
     asked = await submitted(caller, texts)
@@ -265,8 +254,8 @@ async def test_prediction_that_kills_its_server_affects_the_others_only_once(
 
         tasks.start_soon(supervise)
         async with (
-            live_director(server.url, f"http://127.0.0.1:{port}", attempts=2, backoff_s=0, max_failures=0, **driven()),
-            keeping(caller.redis, server.url),
+            live.director(f"http://127.0.0.1:{port}", attempts=2, backoff_s=0, max_failures=0, **driven()),
+            live.keeper(),
         ):
             shown = dict(zip(texts, await ended(caller, asked), strict=True))
         tasks.cancel_scope.cancel()
@@ -284,10 +273,10 @@ def has_ended(pid: int) -> bool:
 
 
 async def test_drain_releases_all_predictions_without_counting_an_attempt(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, gate: Gate
 ) -> None:
     asked = await submitted(caller, [*TEXTS, f"gate:{gate}"])
-    async with live_director(server.url, model.url, drain_s=0, **driven()) as director:
+    async with live.director(drain_s=0, **driven()) as director:
         for each in asked:
             await caller.shows(each, status="processing")
         await director.drain()

@@ -15,7 +15,7 @@ from director.execution.director import Director
 from director.execution.main import opened
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, live_director, settings_for
+from tests.support.live_director import Caller, Gate, Live, settings_for
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
@@ -24,7 +24,6 @@ ONE, OTHER = "a" * 16, "b" * 16
 
 
 async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[PredictionId]:
-    """Wait until all have ended. Return them in the order of their claims."""
     at = {}
     for each in asked:
         await caller.ended(each)
@@ -34,7 +33,6 @@ async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[Predict
 
 @asynccontextmanager
 async def looked_at(redis_url: str, *servers: str) -> AsyncGenerator[httpx.AsyncClient]:
-    """Run a director. Yield a client of its health port."""
     ports: list[int] = []
     async with opened(settings_for(redis_url, servers)) as pool, anyio.create_task_group() as tasks:
         tasks.start_soon(pool.direct, ports.append)
@@ -58,15 +56,15 @@ async def test_warm_predictions_go_first_but_not_forever(caller: Caller, server:
     assert shown["warm_hit_ratio"] == f"{(len(keys) - 1 - changes) / len(keys):.3f}"
 
 
-async def test_predictions_without_a_key_keep_their_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
+async def test_predictions_without_a_key_keep_their_order(caller: Caller, live: Live, cog_url: str) -> None:
     asked = [await caller.submit(n=0) for _ in range(5)]
-    async with live_director(server.url, cog_url):
+    async with live.director():
         assert await claimed_in_order(caller, *asked) == asked
     assert not {"warm", "cold"} & set((await caller.scripts.stats(caller.queue)).tally)
 
 
 async def test_cost_at_once_exceeds_the_batch_only_for_a_single_prediction(
-    caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, tmp_path: Path
+    caller: Caller, live: Live, cog_url: str, second_cog_url: str, tmp_path: Path
 ) -> None:
     gates = [Gate(tmp_path / str(number)) for number in range(5)]
     costs = (1, 2, 2, 9, 1)
@@ -83,7 +81,7 @@ async def test_cost_at_once_exceeds_the_batch_only_for_a_single_prediction(
         gates[number].open()
         await caller.ended(asked[number])
 
-    async with live_director(server.url, cog_url, second_cog_url, batch_cost=3):
+    async with live.director(cog_url, second_cog_url, batch_cost=3):
         await run_now(0, 1)
         await ends(0)
         await run_now(1)
@@ -104,10 +102,10 @@ async def test_cost_at_once_exceeds_the_batch_only_for_a_single_prediction(
 
 
 async def test_slots_beyond_the_batch_are_not_used(
-    caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
+    caller: Caller, live: Live, cog_url: str, second_cog_url: str, gate: Gate
 ) -> None:
     asked = [await caller.submit(n=0, gate=str(gate)) for _ in range(3)]
-    async with live_director(server.url, cog_url, second_cog_url, batch_size=1) as director:
+    async with live.director(cog_url, second_cog_url, batch_size=1) as director:
         await caller.shows(asked[0], status="processing")
         assert director.servers.permits.busy == 1
         assert [bool((await caller.record(each)).token) for each in asked] == [True, False, False]
@@ -133,7 +131,7 @@ def counted_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> list[
 @pytest.mark.parametrize("cost", [2, 3], ids=["nearly full", "full"])
 async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     caller: Caller,
-    server: RedisServer,
+    live: Live,
     cog_url: str,
     second_cog_url: str,
     folder: Path,
@@ -141,18 +139,17 @@ async def test_idle_director_starts_at_once_what_a_full_director_cannot(
     monkeypatch: pytest.MonkeyPatch,
     cost: float,
 ) -> None:
-    for name in ("wakeup.LEAST_S", "wakeup.LONGEST_S", "consumer.LEAST_S", "consumer.LONGEST_S"):
+    for name in ("consumer.LEAST_S", "consumer.LONGEST_S", "main.LONGEST_S"):
         monkeypatch.setattr(f"director.execution.{name}", 60.0)  # a poll would be too late for this test
-    monkeypatch.setattr("director.execution.main.LONGEST_S", 60.0)
     async with (
         cog_server(folder) as third_cog_url,
-        live_director(server.url, cog_url, second_cog_url, batch_cost=3) as busy,
+        live.director(cog_url, second_cog_url, batch_cost=3) as busy,
     ):
         await eventually(lambda: sum(server.can_run for server in busy.servers.all) == 2, "both servers are ready")
         first = await caller.submit(n=1, gate=str(gate), cost=cost)
         await caller.shows(first, output=["a0"])
         asked_by_busy = counted_claims(busy, monkeypatch)
-        async with live_director(server.url, third_cog_url, batch_cost=3) as idle:
+        async with live.director(third_cog_url, batch_cost=3) as idle:
             asked_by_idle = counted_claims(idle, monkeypatch)
             await eventually(lambda: asked_by_idle, "it waits at the bell, behind the busy one")
             second = await caller.submit(n=1, cost=2)

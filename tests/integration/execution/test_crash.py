@@ -2,56 +2,39 @@
 
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
-from director.broker.scripts import Scripts
-from director.core.clock import SystemClock
-from director.core.policy import Policy
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.catalog import Catalog
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Tally, director_process, keeping, live_director, supervised_cog
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
-from tests.support.servers import RedisServer, redis_server
+from tests.support.live_director import (
+    Caller,
+    Gate,
+    Live,
+    Tally,
+    live_director,
+    supervised_cog,
+)
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
+from tests.support.servers import redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-@asynccontextmanager
-async def calling(server: RedisServer) -> AsyncGenerator[Caller]:
-    """Create a caller on a separate server."""
-    redis = client(server.url)
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    try:
-        await Accounts(redis).create_token(ACCOUNT)
-        catalog = Catalog(redis, scripts, SystemClock())
-        await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="", policy=Policy())
-        yield Caller(redis, scripts)
-    finally:
-        await gatherer.aclose()
-        await redis.aclose()
-
-
 async def test_another_director_finishes_the_work_of_a_killed_one(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:
     asked = await caller.submit(n=2, gate=str(gate), count=str(tally))
-    async with keeping(redis, server.url, lease_s=1):
-        async with director_process(server.url, cog_url, lease_s=1) as first:
+    async with live.keeper(lease_s=1):
+        async with live.process(lease_s=1) as first:
             await caller.shows(asked, status="processing", output=["a0", "a1"])
             first.send(signal.SIGKILL)
             await first.exit_code()
         gate.open()
-        async with live_director(server.url, cog_url, lease_s=1):
+        async with live.director(lease_s=1):
             ended = await caller.ended(asked)
     assert (ended["status"], ended["output"], ended["logs"]) == ("succeeded", ["a0", "a1"], "token 0\ntoken 1\n")
     assert tally.runs == 2
@@ -60,15 +43,15 @@ async def test_another_director_finishes_the_work_of_a_killed_one(
 
 
 async def test_orphaned_run_is_stopped_before_it_is_started_again(
-    caller: Caller, server: RedisServer, redis: Redis, answered_cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, answered_cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
-    async with keeping(redis, server.url, lease_s=1):
-        async with director_process(server.url, answered_cog_url, lease_s=1) as first:
+    async with live.keeper(lease_s=1):
+        async with live.process(answered_cog_url, lease_s=1) as first:
             await caller.shows(asked, status="processing")
             first.send(signal.SIGKILL)
             await first.exit_code()
-        async with live_director(server.url, answered_cog_url, lease_s=1):
+        async with live.director(answered_cog_url, lease_s=1):
             await eventually(lambda: tally.runs, "it runs again", until=lambda runs: runs == 2)
             gate.open()
             assert (await caller.ended(asked))["output"] == ["a0"]
@@ -76,17 +59,17 @@ async def test_orphaned_run_is_stopped_before_it_is_started_again(
 
 
 async def test_director_that_slept_through_its_lease_writes_nothing(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, second_cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, second_cog_url: str, gate: Gate, tally: Tally
 ) -> None:
     asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
     async with (
-        keeping(redis, server.url, lease_s=1),
-        director_process(server.url, cog_url, lease_s=1) as zombie,
+        live.keeper(lease_s=1),
+        live.process(lease_s=1) as zombie,
     ):
         await caller.shows(asked, status="processing", output=["a0"])
         zombie.send(signal.SIGSTOP)
         await eventually(lambda: caller.record(asked), "it is taken back", until=lambda record: not record.token)
-        async with live_director(server.url, second_cog_url, lease_s=1) as heir:
+        async with live.director(second_cog_url, lease_s=1) as heir:
             await eventually(lambda: caller.record(asked), "the heir has it", until=lambda it: it.holder == heir.name)
             zombie.send(signal.SIGCONT)
             await zombie.says("claim lost")
@@ -101,13 +84,11 @@ async def test_director_that_slept_through_its_lease_writes_nothing(
         assert events.index("retried") < len(events) - 1 - events[::-1].index("started")
 
 
-async def test_lost_claim_ends_its_run_and_writes_nothing(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate
-) -> None:
-    async with live_director(server.url, cog_url, lease_s=0.6) as director:
+async def test_lost_claim_ends_its_run_and_writes_nothing(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director(lease_s=0.6) as director:
         asked = await caller.submit(n=1, gate=str(gate))
         await caller.shows(asked, status="processing", output=["a0"])
-        await redis.hset(keys.record(asked), "token", "of another")
+        await caller.redis.hset(keys.record(asked), "token", "of another")
         await eventually(lambda: len(director.claims), "it lets go", until=lambda held: held == 0)
         before = await caller.kinds(asked)
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"  # the slot is free again
@@ -116,15 +97,15 @@ async def test_lost_claim_ends_its_run_and_writes_nothing(
 
 
 async def test_killed_model_server_costs_an_attempt(
-    caller: Caller, server: RedisServer, redis: Redis, folder: Path, gate: Gate, tally: Tally
+    caller: Caller, live: Live, folder: Path, gate: Gate, tally: Tally
 ) -> None:
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url):
+    async with supervised_cog(folder) as cog, live.director(cog.url):
         asked = await caller.submit(n=2, gate=str(gate), count=str(tally))
         await caller.shows(asked, output=["a0", "a1"])
         assert cog.server is not None
         os.killpg(cog.server.pid, signal.SIGKILL)
         gate.open()
-        async with keeping(redis, server.url, lease_s=15):
+        async with live.keeper(lease_s=15):
             ended = await caller.ended(asked)
         assert (ended["status"], ended["output"], ended["logs"]) == ("succeeded", ["a0", "a1"], "token 0\ntoken 1\n")
         assert cog.starts == 2
@@ -133,7 +114,9 @@ async def test_killed_model_server_costs_an_attempt(
 
 async def test_end_during_an_outage_of_redis_is_written_afterwards(cog_url: str, gate: Gate) -> None:
     with redis_server() as server:
-        async with calling(server) as caller, live_director(server.url, cog_url) as director:
+        async with driving(server.url) as driver, live_director(server.url, cog_url) as director:
+            await Accounts(driver.redis).create_token(ACCOUNT)
+            caller = Caller(driver.redis, driver.scripts)
             asked = await caller.submit(n=2, gate=str(gate))
             await caller.shows(asked, output=["a0", "a1"])
             [held] = director.claims._claims.values()
@@ -146,15 +129,11 @@ async def test_end_during_an_outage_of_redis_is_written_afterwards(cog_url: str,
             assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_emptied_redis_gets_the_queue_registered_again(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, catalog: Catalog
-) -> None:
-    async with live_director(server.url, cog_url):
+async def test_emptied_redis_gets_the_queue_registered_again(caller: Caller, live: Live, catalog: Catalog) -> None:
+    async with live.director():
         await caller.ended(await caller.submit(n=1))
         known = await catalog.version(MODEL, VERSION)
-        await redis.flushall()
+        await caller.redis.flushall()
         found = await eventually(lambda: catalog.version(MODEL, VERSION), "it is registered")
-        assert known is not None
-        assert found is not None
         assert (found.schema, found.server) == (known.schema, known.server)
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"

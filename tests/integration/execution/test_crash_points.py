@@ -22,7 +22,14 @@ from director.runtime.crash import API_POINTS, DIRECTOR_POINTS, KILLED, Point
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, DirectorProcess, Gate, Tally, director_process, keeping, live_director
+from tests.support.live_director import (
+    Caller,
+    DirectorProcess,
+    Gate,
+    Live,
+    Tally,
+    director_process,
+)
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer
 from tests.support.sink import Sink, sink
@@ -84,21 +91,13 @@ def test_every_crash_point_has_its_outcome() -> None:
 
 @pytest.mark.parametrize(("point", "how"), matrix())
 async def test_director_that_dies_at_a_crash_point_leaves_the_expected_outcome(
-    caller: Caller,
-    server: RedisServer,
-    redis: Redis,
-    cog_url: str,
-    second_cog_url: str,
-    gate: Gate,
-    tally: Tally,
-    point: Point,
-    how: How,
+    caller: Caller, live: Live, cog_url: str, second_cog_url: str, gate: Gate, tally: Tally, point: Point, how: How
 ) -> None:
     expected = EXPECTED[point]
     async with (
         sink() as receiver,
-        keeping(redis, server.url, lease_s=LEASE_S),
-        to_die(server.url, cog_url, point, how) as first,
+        live.keeper(lease_s=LEASE_S),
+        to_die(live.url, cog_url, point, how) as first,
     ):
         given = {"gate": str(gate)} if point in HELD else {}
         asked = await caller.submit(n=2, count=str(tally), webhook=receiver.url, events="completed", **given)
@@ -107,12 +106,12 @@ async def test_director_that_dies_at_a_crash_point_leaves_the_expected_outcome(
             first.send(signal.SIGTERM)
         await dead(first, how)
         gate.open()
-        async with live_director(server.url, second_cog_url, lease_s=LEASE_S, webhook_allow="loopback"):
+        async with live.director(second_cog_url, lease_s=LEASE_S, webhook_allow="loopback"):
             ended = await caller.ended(asked)
             if point in TOLD:
                 await the_grace_is_over(caller, asked)
                 await receiver.arrived(expected.told)
-                await nothing_is_owed(redis, asked)
+                await nothing_is_owed(caller.redis, asked)
             else:
                 await receiver.arrived(expected.told)
             if how == "stop":
@@ -127,7 +126,7 @@ async def test_director_that_dies_at_a_crash_point_leaves_the_expected_outcome(
     assert [each.headers["webhook-id"] for each in receiver.received] == [f"msg_{asked}_completed"] * (
         expected.told_awake if how == "stop" else expected.told
     )
-    await nothing_is_owed(redis, asked)
+    await nothing_is_owed(caller.redis, asked)
     await caller.nothing_is_left()
 
 
@@ -169,14 +168,12 @@ async def test_api_that_dies_between_commit_and_answer_accepted_exactly_once(
 
 @asynccontextmanager
 async def to_die(redis_url: str, server: str, point: Point, how: How) -> AsyncGenerator[DirectorProcess]:
-    """Start a director that stops at this point."""
     given = {"crash_at": point, "crash_how": how, "lease_s": LEASE_S, "drain_s": 0.05, "webhook_allow": "loopback"}
     async with director_process(redis_url, server, **given) as process:
         yield process
 
 
 async def dead(director: DirectorProcess, how: How) -> None:
-    """Wait until the director has died or is frozen."""
     if how == "kill":
         assert await director.exit_code() == KILLED
     else:
@@ -184,7 +181,6 @@ async def dead(director: DirectorProcess, how: How) -> None:
 
 
 async def awake(director: DirectorProcess, receiver: Sink, point: Point, expected: Expected) -> None:
-    """Wait until the awakened director has done everything that it still does."""
     if point in TOLD:
         await receiver.arrived(expected.told_awake)
     elif point in DRAINED:

@@ -1,30 +1,29 @@
-"""Test SIGTERM: runs finish or are released, the director claims nothing new, and the process exits cleanly."""
+"""Test how runs are stopped: by their caller, by their deadline, and by a SIGTERM that drains the director."""
 
 import asyncio
 import signal
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from director.broker import keys
 from director.core.ids import partition_of
 from director.execution.director import Director
+from director.servers.runners.cog import CogRunner
 from tests.support.cog import cog_process
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Tally, director_process, live_director, supervised_cog
-from tests.support.servers import RedisServer
+from tests.support.live_director import Caller, Gate, Live, Tally, supervised_cog
+from tests.support.scripted_cog import Exchange, answer, frame, scripted_cog, stream
 from tests.support.sink import Answer, sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_drain_finishes_runs_and_claims_nothing_more(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with director_process(server.url, cog_url) as director:
-        running = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(running, status="processing")
+async def test_drain_finishes_runs_and_claims_nothing_more(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.process() as director:
+        running = await caller.running(n=1, gate=str(gate))
         waiting = await caller.submit(n=1)
         director.send(signal.SIGTERM)
         await director.says("draining")
@@ -37,11 +36,10 @@ async def test_drain_finishes_runs_and_claims_nothing_more(
 
 
 async def test_server_that_ignores_sigterm_is_asked_to_end_when_idle(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+    caller: Caller, live: Live, folder: Path, gate: Gate
 ) -> None:
-    async with cog_process(folder) as cog, director_process(server.url, cog.url, end_servers=True) as director:
-        running = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(running, status="processing")
+    async with cog_process(folder) as cog, live.process(cog.url, end_servers=True) as director:
+        running = await caller.running(n=1, gate=str(gate))
         director.send(signal.SIGTERM)
         await director.says("draining")
         assert not cog.exited()
@@ -52,9 +50,9 @@ async def test_server_that_ignores_sigterm_is_asked_to_end_when_idle(
 
 
 async def test_run_beyond_the_drain_time_is_released_and_run_elsewhere(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:
-    async with director_process(server.url, cog_url, drain_s=0) as director:
+    async with live.process(drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
         await caller.shows(asked, output=["a0"])
         director.send(signal.SIGTERM)
@@ -65,16 +63,16 @@ async def test_run_beyond_the_drain_time_is_released_and_run_elsewhere(
     assert (handed["status"], handed["output"], handed["started_at"]) == ("starting", None, None)
     assert (await caller.record(asked)).attempt == 0
     gate.open()
-    async with live_director(server.url, cog_url):
+    async with live.director():
         assert (await caller.ended(asked))["output"] == ["a0"]
     assert (await caller.record(asked)).attempt == 1
     assert tally.runs == 2
 
 
 async def test_drained_run_ends_where_retries_are_forbidden(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:
-    async with director_process(server.url, cog_url, drain_s=0, on_lost="fail") as director:
+    async with live.process(drain_s=0, on_lost="fail") as director:
         asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
         await caller.shows(asked, output=["a0"])
         waiting = await caller.submit(n=1, count=str(tally))
@@ -87,16 +85,16 @@ async def test_drained_run_ends_where_retries_are_forbidden(
     assert ended["error"] == "The run had begun when its director was drained, and this model allows no second run."
     assert await caller.dead() == [asked]
     gate.open()
-    async with live_director(server.url, cog_url, on_lost="fail"):
+    async with live.director(on_lost="fail"):
         assert (await caller.ended(waiting))["status"] == "succeeded"
     assert tally.runs == 2, "each once"
 
 
 async def test_run_that_ignores_its_cancel_is_released_unspent(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.active_claims.DRAIN_WAIT_S", 0.2)
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, drain_s=0) as director:
+    async with supervised_cog(folder) as cog, live.director(cog.url, drain_s=0) as director:
         asked = await caller.submit(n=1, gate=str(gate), then="stubborn")
         await caller.shows(asked, output=["a0"])
         assert await director.missing() == ""
@@ -108,10 +106,8 @@ async def test_run_that_ignores_its_cancel_is_released_unspent(
         gate.open()
 
 
-async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with director_process(server.url, cog_url, drain_s=3600) as director:
+async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.process(drain_s=3600) as director:
         asked = await caller.submit(n=1, gate=str(gate))
         await caller.shows(asked, output=["a0"])
         director.send(signal.SIGINT)
@@ -125,8 +121,8 @@ async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(
     assert await caller.redis.zrange(keys.lease(caller.queue), 0, -1) == [asked.encode()]
 
 
-async def test_director_without_any_server_exits_at_once(caller: Caller, server: RedisServer) -> None:
-    async with director_process(server.url, "http://127.0.0.1:9") as director:
+async def test_director_without_any_server_exits_at_once(caller: Caller, live: Live) -> None:
+    async with live.process("http://127.0.0.1:9") as director:
         said = await director.says("the health of a model server changed")
         assert said["status"] == "unreachable"
         director.send(signal.SIGTERM)
@@ -134,9 +130,9 @@ async def test_director_without_any_server_exits_at_once(caller: Caller, server:
 
 
 async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
-    caller: Caller, server: RedisServer, cog_url: str, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with live_director(server.url, cog_url) as director:
+    async with live.director() as director:
         claimed, answered = _slow_claims(director, monkeypatch)
         asked = await caller.submit(n=1)
         await asyncio.wait_for(claimed.wait(), 10)
@@ -149,9 +145,9 @@ async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
 
 
 async def test_claim_that_arrives_after_the_drain_time_is_released_unstarted(
-    caller: Caller, server: RedisServer, cog_url: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with live_director(server.url, cog_url, drain_s=0) as director:
+    async with live.director(drain_s=0) as director:
         claimed, answered = _slow_claims(director, monkeypatch)
         asked = await caller.submit(n=1, count=str(tally))
         await asyncio.wait_for(claimed.wait(), 10)
@@ -181,8 +177,8 @@ def _slow_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> tuple[a
     return claimed, answered
 
 
-async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, server: RedisServer, cog_url: str) -> None:
-    async with sink() as receiver, director_process(server.url, cog_url, webhook_allow="loopback") as director:
+async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, live: Live, cog_url: str) -> None:
+    async with sink() as receiver, live.process(webhook_allow="loopback") as director:
         receiver.answer = Answer(delay_s=12)
         asked = await caller.submit(n=1, webhook=receiver.url, events="completed")
         await caller.ended(asked)
@@ -191,3 +187,98 @@ async def test_drain_does_not_wait_for_a_silent_receiver(caller: Caller, server:
     owed = keys.owed(partition_of(asked))
     assert await caller.redis.zrange(owed, 0, -1) == [asked.encode()], "what was not told is left to the courier"
     await caller.redis.delete(owed)
+
+
+async def test_cancel_stops_the_run_keeps_its_output_and_frees_the_slot(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director(lease_s=60):  # only the wakeup can deliver it, not a heartbeat
+        asked = await caller.submit(n=2, gate=str(gate))
+        await caller.shows(asked, output=["a0", "a1"])
+        assert await caller.cancel(asked) == "asked"
+        ended = await caller.ended(asked)
+        assert (ended["status"], ended["error"], ended["output"]) == ("canceled", None, ["a0", "a1"])
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+    await caller.nothing_is_left()
+
+
+async def test_heartbeat_delivers_a_cancel_whose_wakeup_was_lost(
+    caller: Caller, live: Live, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.execution.heartbeat.Heartbeat._listen", lambda _: anyio.sleep_forever())
+    async with live.director(lease_s=0.9):
+        asked = await caller.running(n=1, gate=str(gate))
+        await caller.cancel(asked)
+        assert (await caller.ended(asked))["status"] == "canceled"
+
+
+async def test_cancel_that_the_server_missed_is_repeated(
+    caller: Caller, live: Live, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    cancel = CogRunner.cancel
+
+    async def deaf_at_first(self: CogRunner, prediction_id: str) -> bool:
+        heard.append(prediction_id)
+        return len(heard) > 2 and await cancel(self, prediction_id)
+
+    async with live.director():
+        asked = await caller.submit(n=1, gate=str(gate))
+        await caller.shows(asked, output=["a0"])
+        monkeypatch.setattr(CogRunner, "cancel", deaf_at_first)
+        await caller.cancel(asked)
+        assert (await caller.ended(asked))["status"] == "canceled"
+    assert heard[:3] == [asked] * 3
+
+
+async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Caller, live: Live) -> None:
+    asked = caller.new_id()
+    canceled = anyio.Event()
+
+    async def then(exchange: Exchange) -> None:
+        await canceled.wait()
+        last = frame("completed", {"id": asked, "status": "succeeded", "output": ["all of it"]})
+        await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
+
+    async with scripted_cog() as cog, live.director(cog.url):
+        cog.on("POST", f"/predictions/{asked}/cancel", answer(404, b"{}"))
+        cog.on("PUT", f"/predictions/{asked}", stream(frame("start", {}), then=then))
+        await caller.submit(asked)
+        await caller.shows(asked, status="processing")
+        before = len(cog.asked("POST"))
+        await caller.cancel(asked)
+        await eventually(lambda: cog.asked("POST"), "it is asked to stop", until=lambda posts: len(posts) > before)
+        canceled.set()
+        assert (await caller.ended(asked))["status"] == "canceled"
+
+
+async def test_waiting_prediction_is_canceled_without_a_run(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director():
+        running = await caller.running(n=1, gate=str(gate))
+        waiting = await caller.submit(n=1)
+        assert await caller.cancel(waiting) == "canceled"
+        gate.open()
+        assert (await caller.ended(running))["status"] == "succeeded"
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+    ended = await caller.get(waiting)
+    assert (ended["status"], ended["started_at"]) == ("canceled", None)
+
+
+@pytest.mark.parametrize("late", ["", "aborted"])
+async def test_deadline_during_the_run_cancels_it(caller: Caller, live: Live, gate: Gate, late: str) -> None:
+    async with live.director(lease_s=0.9):
+        ended = await caller.ended(await caller.submit(n=1, gate=str(gate), lifetime_ms=1000, late=late))
+        assert (ended["status"], ended["error"]) == ("canceled", None)
+        assert ended["started_at"] is not None
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+
+
+async def test_deadline_before_the_run_ends_it_as_waiting(caller: Caller, live: Live) -> None:
+    ends: list[dict[str, Any]] = []
+    # the director never has a free slot
+    async with scripted_cog() as cog, live.director(cog.url, lease_s=0.3):
+        for late in ("", "aborted"):
+            asked = await caller.submit(lifetime_ms=300, late=late)
+            ends.append(await caller.ended(asked))
+    assert [(end["status"], end.get("code"), end["started_at"]) for end in ends] == [
+        ("failed", "deadline_exceeded", None),
+        ("aborted", None, None),
+    ]

@@ -47,7 +47,6 @@ DATA = b"\x89PNG" + bytes(range(256)) * 40
 
 @pytest.fixture(scope="module")
 async def turns_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """Return the address of a model that takes a file and makes one."""
     async with cog_server(write_model(tmp_path_factory.mktemp("turns") / "model", SOURCE, SCHEMA)) as url:
         yield url
 

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import msgspec
 import pytest
@@ -21,7 +20,7 @@ from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client
 from tests.support.cog import cog_server, write_model
 from tests.support.eventually import eventually
-from tests.support.live_director import URL, Caller, Gate, live_director
+from tests.support.live_director import URL, Caller, Gate, Live, live_director
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 from tests.support.sink import sink
@@ -75,17 +74,20 @@ FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-a
 
 @pytest.fixture(scope="module")
 async def files_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """Return the address of a model that yields files."""
     async with cog_server(write_model(tmp_path_factory.mktemp("files") / "model", SOURCE, schema(FILES))) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 async def whole_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    """Return the address of a model that returns an object with a file in it."""
     folder = write_model(tmp_path_factory.mktemp("whole") / "model", SOURCE, schema({"type": "object"}))
     async with cog_server(folder, stub="predict.py:Whole") as url:
         yield url
+
+
+@pytest.fixture
+def model_url(files_url: str) -> str:
+    return files_url
 
 
 @pytest.fixture
@@ -112,9 +114,9 @@ def settings(folder: Path, **given: Any) -> dict[str, Any]:
 
 
 async def test_yielded_files_have_addresses_during_and_after_the_run(
-    caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient, gate: Gate
+    caller: Caller, live: Live, folder: Path, api: httpx.AsyncClient, gate: Gate
 ) -> None:
-    async with live_director(server.url, files_url, **settings(folder)):
+    async with live.director(**settings(folder)):
         asked = await caller.submit(n=2, size=100_000, gate=str(gate))
         running = await eventually(
             lambda: caller.get(asked), "it shows both", until=lambda shown: len(shown["output"] or []) == 2
@@ -129,20 +131,19 @@ async def test_yielded_files_have_addresses_during_and_after_the_run(
 
 
 async def test_only_the_file_in_an_object_is_replaced(
-    caller: Caller, server: RedisServer, whole_url: str, folder: Path, api: httpx.AsyncClient
+    caller: Caller, live: Live, whole_url: str, folder: Path, api: httpx.AsyncClient
 ) -> None:
-    async with live_director(server.url, whole_url, **settings(folder)):
+    async with live.director(whole_url, **settings(folder)):
         output = (await caller.ended(await caller.submit(size=12_000_000)))["output"]
     assert output["caption"] == "data: not a file"
     assert await fetched(api, output["picture"]) == b"j" * 12_000_000  # larger than Redis would accept
 
 
-async def test_every_webhook_contains_the_addresses(
-    caller: Caller, server: RedisServer, files_url: str, folder: Path
-) -> None:
-    async with sink() as receiver, live_director(server.url, files_url, **settings(folder)):
-        asked = await caller.submit(n=3, size=50_000, webhook=receiver.url, events="start,output,completed")
-        ended = await caller.ended(asked)
+async def test_every_webhook_contains_the_addresses(caller: Caller, live: Live, folder: Path) -> None:
+    async with sink() as receiver, live.director(**settings(folder)):
+        ended = await caller.ended(
+            await caller.submit(n=3, size=50_000, webhook=receiver.url, events="start,output,completed")
+        )
         await eventually(
             lambda: receiver.received and "completed" in receiver.received[-1].headers["webhook-id"], "the end is told"
         )
@@ -152,16 +153,16 @@ async def test_every_webhook_contains_the_addresses(
         assert (body["output"] or []) == ended["output"][: len(body["output"] or [])]
 
 
-async def test_output_stays_unchanged_without_a_store(caller: Caller, server: RedisServer, files_url: str) -> None:
-    async with live_director(server.url, files_url):
+async def test_output_stays_unchanged_without_a_store(caller: Caller, live: Live, files_url: str) -> None:
+    async with live.director():
         output = (await caller.ended(await caller.submit(n=1)))["output"]
     assert output[0].startswith("data:image/png;base64,")
 
 
 async def test_short_text_stays_and_long_text_becomes_a_file(
-    caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient
+    caller: Caller, live: Live, folder: Path, api: httpx.AsyncClient
 ) -> None:
-    async with live_director(server.url, files_url, **settings(folder)):
+    async with live.director(**settings(folder)):
         [short] = (await caller.ended(await caller.submit(n=1, name="out.txt")))["output"]
         [long] = (await caller.ended(await caller.submit(n=1, name="out.txt", size=5_000)))["output"]
     assert short.startswith("data:text/plain")
@@ -169,16 +170,10 @@ async def test_short_text_stays_and_long_text_becomes_a_file(
 
 
 async def test_unwritable_store_fails_the_prediction_but_not_the_director(
-    caller: Caller,
-    server: RedisServer,
-    files_url: str,
-    folder: Path,
-    gate: Gate,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: Any,
+    caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(storing, "PAUSES_S", (0.0, 0.0))
-    async with live_director(server.url, files_url, **settings(folder)) as director:
+    async with live.director(**settings(folder)) as director:
         folder.rmdir()
         folder.touch()  # a real failure, which root gets too
         ended = await caller.ended(await caller.submit(n=1, gate=str(gate)))  # the run is stopped: the gate never opens
@@ -193,40 +188,13 @@ async def test_unwritable_store_fails_the_prediction_but_not_the_director(
     await caller.nothing_is_left()
 
 
-async def test_hanging_store_blocks_no_other_prediction(
-    caller: Caller, server: RedisServer, files_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
-    monkeypatch.setattr(storing, "PUT_S", 0.05)
-    async with live_director(server.url, files_url, **settings(folder)) as director:
-        await eventually(lambda: director.servers.any_ready(), "the server is ready")
-        storage = director._storing
-        assert storage is not None
-
-        async def hang(*_: Any, **__: Any) -> None:
-            await anyio.sleep_forever()
-
-        monkeypatch.setattr(storage._store, "put", hang)
-        assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
-
-
-# ---- as long as the data ----
-
-
 async def test_files_are_deleted_together_with_the_data(
-    caller: Caller,
-    server: RedisServer,
-    redis: Redis,
-    scripts: Scripts,
-    files_url: str,
-    folder: Path,
-    api: httpx.AsyncClient,
-    gate: Gate,
+    caller: Caller, live: Live, redis: Redis, scripts: Scripts, folder: Path, api: httpx.AsyncClient, gate: Gate
 ) -> None:
     store = store_in(str(folder), redis, SystemClock())
     assert store is not None
     tidier = Tidier(redis, scripts, store, SystemClock())
-    async with live_director(server.url, files_url, **settings(folder)):
+    async with live.director(**settings(folder)):
         removed = await caller.ended(await caller.submit(n=2, size=5_000))
         assert (await scripts.stow(ACCOUNT)).total == 10_000
         kept = await caller.ended(await caller.submit(n=1))
@@ -246,10 +214,10 @@ async def test_files_are_deleted_together_with_the_data(
 
 
 async def test_address_lasts_at_least_as_long_as_the_data(
-    caller: Caller, server: RedisServer, redis: Redis, files_url: str, folder: Path, api: httpx.AsyncClient
+    caller: Caller, live: Live, redis: Redis, folder: Path, api: httpx.AsyncClient
 ) -> None:
     given = settings(folder, data_ttl_s=1, run_limit_s=1)
-    async with live_director(server.url, files_url, **given):
+    async with live.director(**given):
         ended = await caller.ended(await caller.submit(n=1))
         [url] = ended["output"]
         assert await fetched(api, url) == bytes(10)
@@ -257,14 +225,11 @@ async def test_address_lasts_at_least_as_long_as_the_data(
         now_s = SystemClock().now_ms() / 1000
         assert await redis.pttl(keys.output_data(ended["id"])) / 1000 <= expires_s - now_s <= 3
     owed = await caller.submit(webhook="http://127.0.0.1:9/", events="completed", n=1)
-    async with live_director(server.url, files_url, **given):
+    async with live.director(**given):
         [url] = (await caller.ended(owed))["output"]
         left_s = int(httpx.URL(url).params["expires"]) - SystemClock().now_ms() / 1000
         assert left_s >= await redis.pttl(keys.output_data(owed)) / 1000 > 86_400
     await redis.delete(keys.owed(partition_of(owed)))
-
-
-# ---- at the address ----
 
 
 @pytest.fixture
@@ -318,9 +283,9 @@ async def test_service_without_a_store_has_no_files(address: str, server: RedisS
 
 @pytest.mark.parametrize("name", ["page.html", "page.svg"])
 async def test_active_content_is_only_downloaded(
-    caller: Caller, server: RedisServer, files_url: str, folder: Path, api: httpx.AsyncClient, name: str
+    caller: Caller, live: Live, folder: Path, api: httpx.AsyncClient, name: str
 ) -> None:
-    async with live_director(server.url, files_url, **settings(folder, inline_text_bytes=0)):
+    async with live.director(**settings(folder, inline_text_bytes=0)):
         [url] = (await caller.ended(await caller.submit(n=1, name=name)))["output"]
     answer = await api.get(url.removeprefix(URL))
     assert answer.headers["content-type"].startswith(("text/html", "image/svg+xml"))

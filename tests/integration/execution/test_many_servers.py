@@ -5,15 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
 from director.servers.fleet import PAUSES
 from director.servers.runners.runner import HealthStatus
 from tests.support.cog import write_model
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, keeping, live_director, supervised_cog
+from tests.support.live_director import Caller, Gate, Live, supervised_cog
 from tests.support.scripted_cog import HEALTHY, answer, scripted_cog
-from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
@@ -29,9 +27,9 @@ SLOW = """
 
 
 async def test_dead_server_does_not_stop_the_other_and_is_used_again(
-    caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
+    caller: Caller, live: Live, folder: Path, cog_url: str, gate: Gate
 ) -> None:
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, cog_url) as director:
+    async with supervised_cog(folder) as cog, live.director(cog.url, cog_url) as director:
         mortal, other = director.servers.all
         await eventually(lambda: mortal.can_run and other.can_run, "both are ready")
         held = [await caller.submit(n=1, gate=str(gate)) for _ in range(2)]
@@ -43,19 +41,19 @@ async def test_dead_server_does_not_stop_the_other_and_is_used_again(
         assert (other.can_run, other.busy) == (True, 1)
         await eventually(lambda: mortal.can_run, "it is back")
         gate.open()
-        async with keeping(redis, server.url):
+        async with live.keeper():
             assert [(await caller.ended(each))["status"] for each in held] == ["succeeded", "succeeded"]
         assert sorted([(await caller.record(each)).attempt for each in held]) == [1, 2]
 
 
 async def test_server_that_fails_every_run_rests_while_the_other_works(
-    caller: Caller, server: RedisServer, cog_url: str
+    caller: Caller, live: Live, cog_url: str
 ) -> None:
     async with scripted_cog() as broken:
         asked = [caller.new_id() for _ in range(12)]
         for each in asked:
             broken.on("PUT", f"/predictions/{each}", answer(200, {"status": "failed", "error": "CUDA error"}))
-        async with live_director(server.url, broken.url, cog_url, max_failures=3) as director:
+        async with live.director(broken.url, cog_url, max_failures=3) as director:
             await eventually(lambda: all(each.can_run for each in director.servers.all), "both are ready")
             ends = []
             for each in asked:
@@ -66,9 +64,9 @@ async def test_server_that_fails_every_run_rests_while_the_other_works(
         assert broken.asked("POST", "/shutdown"), "a new start may help it"
 
 
-async def test_failing_inputs_of_one_account_delay_no_other(caller: Caller, server: RedisServer, cog_url: str) -> None:
+async def test_failing_inputs_of_one_account_delay_no_other(caller: Caller, live: Live, cog_url: str) -> None:
     other = Caller(caller.redis, caller.scripts, account="other")
-    async with live_director(server.url, cog_url, max_failures=2) as director:
+    async with live.director(max_failures=2) as director:
         await caller.ended(await caller.submit(n=1))
         await other.ended(await other.submit(n=1))
         failing = [await caller.submit(then="raise") for _ in range(6)]
@@ -77,15 +75,13 @@ async def test_failing_inputs_of_one_account_delay_no_other(caller: Caller, serv
         assert (await other.ended(await other.submit(n=1)))["status"] == "succeeded"
 
 
-async def test_server_that_rejects_the_director_is_not_ready_and_costs_nothing(
-    caller: Caller, server: RedisServer, redis: Redis
-) -> None:
+async def test_server_that_rejects_the_director_is_not_ready_and_costs_nothing(caller: Caller, live: Live) -> None:
     async with scripted_cog() as cog:
         asked = [caller.new_id() for _ in range(3)]
         paths = [f"/predictions/{each}" for each in asked]
         for path in paths:
             cog.on("PUT", path, answer(401, {"error": "key sk-123 is of the past"}))
-        async with keeping(redis, server.url), live_director(server.url, cog.url, max_failures=0) as director:
+        async with live.keeper(), live.director(cog.url, max_failures=0) as director:
             for each in asked:
                 await caller.submit(each)
             await eventually(
@@ -109,15 +105,13 @@ async def test_server_that_rejects_the_director_is_not_ready_and_costs_nothing(
         assert not cog.asked("POST", "/shutdown")
 
 
-async def test_server_that_refuses_everything_uses_up_no_claims_or_attempts(
-    caller: Caller, server: RedisServer, redis: Redis
-) -> None:
+async def test_server_that_refuses_everything_uses_up_no_claims_or_attempts(caller: Caller, live: Live) -> None:
     async with scripted_cog() as cog:
         asked = caller.new_id()
         refusal = answer(503, {"error": "elsewhere"})
         done = answer(200, {"status": "succeeded", "output": ["x"]})
         cog.on("PUT", f"/predictions/{asked}", refusal, refusal, done)
-        async with keeping(redis, server.url), live_director(server.url, cog.url, max_failures=1) as director:
+        async with live.keeper(), live.director(cog.url, max_failures=1) as director:
             await caller.submit(asked)
             await eventually(lambda: director.servers.all[0].is_resting, "it rests")
             missing = await director.missing()
@@ -129,14 +123,14 @@ async def test_server_that_refuses_everything_uses_up_no_claims_or_attempts(
 
 
 async def test_overstated_slots_are_corrected_after_one_restart_of_the_server(
-    caller: Caller, server: RedisServer, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.runners.cog.SLOT_PATIENCE_S", 0.1)
     folder = write_model(tmp_path / "slow", SLOW)
     async with (
         supervised_cog(folder, slots=2) as cog,
-        keeping(redis, server.url),
-        live_director(server.url, cog.url, concurrent_predictions=4) as director,
+        live.keeper(),
+        live.director(cog.url, concurrent_predictions=4) as director,
     ):
         await eventually(lambda: director.servers.any_ready(), "it is ready")
         asked = [await caller.submit(text="a") for _ in range(12)]
@@ -148,19 +142,19 @@ async def test_overstated_slots_are_corrected_after_one_restart_of_the_server(
 
 
 async def test_server_kept_busy_by_a_foreign_client_is_noticed_while_idle(
-    caller: Caller, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.fleet.STRANGER_S", 0.01)
     monkeypatch.setitem(PAUSES, HealthStatus.BUSY, 0.02)
     async with scripted_cog() as cog:
         cog.on("GET", "/health-check", answer(200, {**HEALTHY, "status": "BUSY"}))
-        async with live_director(server.url, cog.url):
+        async with live.director(cog.url):
             await eventually(lambda: cog.asked("POST", "/shutdown"), "it is asked to end")
 
 
-async def test_failed_setup_is_repeated_where_the_setting_asks_for_it(server: RedisServer, folder: Path) -> None:
+async def test_failed_setup_is_repeated_where_the_setting_asks_for_it(live: Live, folder: Path) -> None:
     async with (
         supervised_cog(folder, stub="predict.py:Broken", until="SETUP_FAILED") as cog,
-        live_director(server.url, cog.url, setup_retry_s=0.05),
+        live.director(cog.url, setup_retry_s=0.05),
     ):
         await eventually(lambda: cog.starts == 2, "it was restarted", limit_s=60)

@@ -16,7 +16,7 @@ from director.execution import moderation
 from director.execution.tracker import Stop
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, live_director, settings_for
+from tests.support.live_director import Caller, Gate, Live, settings_for
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer
 from tests.support.sink import Answer, Sink, sink
@@ -41,10 +41,8 @@ def asking(judge: Sink, **given: Any) -> dict[str, Any]:
     return {"moderation_url": judge.url, "moderation_secret": SECRET, **given}
 
 
-async def test_output_is_moderated_once_and_shown_when_allowed(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink
-) -> None:
-    async with live_director(server.url, cog_url, **asking(judge)):
+async def test_output_is_moderated_once_and_shown_when_allowed(caller: Caller, live: Live, judge: Sink) -> None:
+    async with live.director(**asking(judge)):
         asked = await caller.submit(n=2)
         ended = await caller.ended(asked)
     assert (ended["status"], ended["output"]) == ("succeeded", ["a0", "a1"])
@@ -54,10 +52,8 @@ async def test_output_is_moderated_once_and_shown_when_allowed(
     assert "output" not in await caller.kinds(asked)
 
 
-async def test_output_is_hidden_before_moderation(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink, gate: Gate
-) -> None:
-    async with sink() as receiver, live_director(server.url, cog_url, webhook_allow="loopback", **asking(judge)):
+async def test_output_is_hidden_before_moderation(caller: Caller, live: Live, judge: Sink, gate: Gate) -> None:
+    async with sink() as receiver, live.director(webhook_allow="loopback", **asking(judge)):
         asked = await caller.submit(n=2, gate=str(gate), webhook=receiver.url, events="start,output,logs,completed")
         running = await caller.shows(asked, logs="token 0\ntoken 1\n")
         assert (running["status"], running["output"]) == ("processing", None)
@@ -71,11 +67,11 @@ async def test_output_is_hidden_before_moderation(
 
 
 async def test_refused_output_fails_the_prediction_and_its_files_are_deleted(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink, tmp_path: Path
+    caller: Caller, live: Live, judge: Sink, tmp_path: Path
 ) -> None:
     judge.answer = REFUSED
     files: dict[str, Any] = {"files_dir": str(tmp_path / "files")}
-    async with live_director(server.url, cog_url, **asking(judge, **files)):
+    async with live.director(**asking(judge, **files)):
         ended = await caller.ended(await caller.submit(n=1, text="data:image/png;base64,AAA"))
         assert (ended["status"], ended["code"], ended["error"]) == ("failed", "moderation_refused", "too cheerful")
         assert ended["output"] is None
@@ -85,9 +81,7 @@ async def test_refused_output_fails_the_prediction_and_its_files_are_deleted(
     assert await caller.redis.hget(keys.output_data(ended["id"]), "output") in (None, b"")
 
 
-async def test_held_output_is_asked_about_until_an_answer_comes(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink
-) -> None:
+async def test_held_output_is_asked_about_until_an_answer_comes(caller: Caller, live: Live, judge: Sink) -> None:
     strange = [
         Answer(status=500),
         Answer(status=201, body=ALLOWED.body),
@@ -99,7 +93,7 @@ async def test_held_output_is_asked_about_until_an_answer_comes(
         Answer(reset=True),
     ]
     judge.answers.extend(strange)
-    async with live_director(server.url, cog_url, **asking(judge)) as director:
+    async with live.director(**asking(judge)) as director:
         asked = await caller.submit(n=1)
         await judge.arrived(2)
         await eventually(lambda: director.servers.permits.busy, "the permit is left", until=lambda busy: busy == 0)
@@ -108,21 +102,17 @@ async def test_held_output_is_asked_about_until_an_answer_comes(
     assert len({each.headers["webhook-id"] for each in judge.received}) == 1
 
 
-async def test_held_output_fails_at_the_run_limit(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink
-) -> None:
+async def test_held_output_fails_at_the_run_limit(caller: Caller, live: Live, judge: Sink) -> None:
     judge.answer = Answer(status=503)
-    async with live_director(server.url, cog_url, **asking(judge, run_limit_s=0.5)):
+    async with live.director(**asking(judge, run_limit_s=0.5)):
         ended = await caller.ended(await caller.submit(n=1))
     assert (ended["status"], ended["code"], ended["output"]) == ("failed", "moderation_unavailable", None)
     assert ended["error"] == "No verdict on the output came in time."
 
 
-async def test_held_output_ends_when_its_caller_cancels(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink
-) -> None:
+async def test_held_output_ends_when_its_caller_cancels(caller: Caller, live: Live, judge: Sink) -> None:
     judge.answer = Answer(status=503)
-    async with live_director(server.url, cog_url, **asking(judge)):
+    async with live.director(**asking(judge)):
         asked = await caller.submit(n=1)
         await judge.arrived(1)
         await caller.cancel(asked)
@@ -130,11 +120,9 @@ async def test_held_output_ends_when_its_caller_cancels(
     assert (ended["status"], ended["output"]) == ("canceled", None)
 
 
-async def test_departing_director_releases_a_held_output_unspent(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink
-) -> None:
+async def test_departing_director_releases_a_held_output_unspent(caller: Caller, live: Live, judge: Sink) -> None:
     judge.answer = Answer(status=503)
-    async with live_director(server.url, cog_url, **asking(judge)) as director:
+    async with live.director(**asking(judge)) as director:
         asked = await caller.submit(n=1)
         await judge.arrived(1)
         judge.answer = ALLOWED
@@ -146,16 +134,14 @@ async def test_departing_director_releases_a_held_output_unspent(
     assert (record.attempt, record.claims) == (1, 2)
 
 
-async def test_silence_that_approves_delays_no_output(
-    caller: Caller, server: RedisServer, cog_url: str, judge: Sink
-) -> None:
+async def test_silence_that_approves_delays_no_output(caller: Caller, live: Live, judge: Sink) -> None:
     dead = f"http://127.0.0.1:{free_port()}/"
     given = asking(judge, moderation_url=dead, moderation_on_failure="release")
-    async with live_director(server.url, cog_url, **given):
+    async with live.director(**given):
         assert (await caller.ended(await caller.submit(n=1)))["output"] == ["a0"]
     judge.answer = Answer(delay_s=60, body=REFUSED.body)
     given = asking(judge, moderation_timeout_s=0.05, moderation_on_failure="release")
-    async with live_director(server.url, cog_url, **given):
+    async with live.director(**given):
         assert (await caller.ended(await caller.submit(n=1)))["output"] == ["a0"]
 
 

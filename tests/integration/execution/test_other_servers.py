@@ -1,18 +1,28 @@
-"""Test a director with model servers other than Cog: whole predictions, and their runs when the director leaves."""
+"""Test a director with model servers other than Cog, and changes of its configuration without a restart."""
 
 import json
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
+from redis.asyncio import Redis
 
+from director.broker import keys
+from director.broker.scripts import Scripts
+from director.core.clock import SystemClock
+from director.core.errors import SettingsError
+from director.core.ids import queue_name
+from director.core.model_config import ModelConfig
+from director.store.models import ModelConfigs
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, director_process, keeping, live_director
+from tests.support.live_director import Caller, Gate, Live, live_director
 from tests.support.model_server import ModelServer, model_server
+from tests.support.queue_driver import MODEL, VERSION
 from tests.support.runner_conformance import CONFIGS
 from tests.support.scripted_cog import answer, scripted_cog
 from tests.support.servers import RedisServer
@@ -26,6 +36,11 @@ async def model() -> AsyncGenerator[ModelServer, None]:
         yield server
 
 
+@pytest.fixture
+def model_url(model: ModelServer) -> str:
+    return model.url
+
+
 def driven(kind: str, **given: Any) -> dict[str, str]:
     return {"runner": kind, "runner_config": json.dumps(CONFIGS[kind] | given)}
 
@@ -36,10 +51,8 @@ async def jobs(url: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_predictions_succeed_fail_and_are_refused_as_on_cog(
-    caller: Caller, server: RedisServer, model: ModelServer, kind: str
-) -> None:
-    async with live_director(server.url, model.url, concurrent_predictions=2, **driven(kind)):
+async def test_predictions_succeed_fail_and_are_refused_as_on_cog(caller: Caller, live: Live, kind: str) -> None:
+    async with live.director(concurrent_predictions=2, **driven(kind)):
         ids = [await caller.submit(n=2), await caller.submit(then="raise"), await caller.submit(then="invalid")]
         succeeded, failed, invalid = [await caller.ended(prediction_id) for prediction_id in ids]
     assert (succeeded["status"], succeeded["output"], succeeded["metrics"]["units"]) == ("succeeded", ["a0", "a1"], 3)
@@ -49,11 +62,10 @@ async def test_predictions_succeed_fail_and_are_refused_as_on_cog(
 
 
 async def test_canceled_unstoppable_run_keeps_its_slot(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
-    async with live_director(server.url, model.url, **driven("polling", cancel_endpoint_template="")) as director:
-        first = await caller.submit(gate=str(gate))
-        await caller.shows(first, status="processing")
+    async with live.director(**driven("polling", cancel_endpoint_template="")) as director:
+        first = await caller.running(gate=str(gate))
         before = await jobs(model.url)
         await caller.cancel(first)
         assert (await caller.ended(first))["status"] == "canceled"
@@ -67,21 +79,16 @@ async def test_canceled_unstoppable_run_keeps_its_slot(
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_cancel_reaches_the_server(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate, kind: str
-) -> None:
-    async with live_director(server.url, model.url, **driven(kind)):
-        prediction_id = await caller.submit(gate=str(gate))
-        await caller.shows(prediction_id, status="processing")
+async def test_cancel_reaches_the_server(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
+    async with live.director(**driven(kind)):
+        prediction_id = await caller.running(gate=str(gate))
         await caller.cancel(prediction_id)
         assert (await caller.ended(prediction_id))["status"] == "canceled"
         await eventually(Path(f"{gate}.stopped").exists, "the server stopped it")
 
 
-async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
-) -> None:
-    async with live_director(server.url, model.url, **driven("openai")):
+async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director(**driven("openai")):
         prediction_id = await caller.submit(prompt=json.dumps({"n": 2, "gate": str(gate)}))
         await caller.shows(prediction_id, status="processing", output=["a0", "a1"])
         gate.open()
@@ -94,13 +101,13 @@ async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(
 
 
 async def test_configured_header_reaches_the_server_but_no_log(
-    caller: Caller, server: RedisServer, caplog: pytest.LogCaptureFixture
+    caller: Caller, live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scripted_cog() as scripted:
         scripted.on("GET", "/health", answer(200, b""))
         scripted.on("POST", "/predict", answer(200, b"\x89P", content_type="image/png"))
         with caplog.at_level("DEBUG"):
-            async with live_director(server.url, scripted.url, server_header="x-key: s3cret", **driven("http")):
+            async with live.director(scripted.url, server_header="x-key: s3cret", **driven("http")):
                 ended = await caller.ended(await caller.submit())
         assert {exchange.headers.get("x-key") for exchange in scripted.exchanges} == {"s3cret"}
     assert (ended["status"], ended["output"]) == ("succeeded", "data:image/png;base64,iVA=")
@@ -108,16 +115,16 @@ async def test_configured_header_reaches_the_server_but_no_log(
 
 
 async def test_next_director_follows_the_run_of_a_dead_one(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
     before = await jobs(model.url)
-    async with keeping(caller.redis, server.url, lease_s=1):
-        async with director_process(server.url, model.url, lease_s=1, **driven("polling")) as first:
+    async with live.keeper(lease_s=1):
+        async with live.process(lease_s=1, **driven("polling")) as first:
             prediction_id = await caller.submit(gate=str(gate))
             await eventually(lambda: caller.record(prediction_id), "the name", until=lambda record: record.remote != "")
             first.send(signal.SIGKILL)
             await first.exit_code()
-        async with live_director(server.url, model.url, lease_s=1, **driven("polling")):
+        async with live.director(lease_s=1, **driven("polling")):
             await eventually(lambda: caller.record(prediction_id), "the next", until=lambda record: record.attempt == 2)
             gate.open()
             assert (await caller.ended(prediction_id))["status"] == "succeeded"
@@ -125,30 +132,28 @@ async def test_next_director_follows_the_run_of_a_dead_one(
 
 
 async def test_drain_leaves_the_run_to_the_next_director_without_an_attempt(
-    caller: Caller, server: RedisServer, model: ModelServer, gate: Gate
+    caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
     before = await jobs(model.url)
-    async with director_process(server.url, model.url, drain_s=0, **driven("polling")) as first:
-        prediction_id = await caller.submit(gate=str(gate))
-        await caller.shows(prediction_id, status="processing")
+    async with live.process(drain_s=0, **driven("polling")) as first:
+        prediction_id = await caller.running(gate=str(gate))
         first.send(signal.SIGTERM)
         assert await first.exit_code() == 0
     assert (await caller.record(prediction_id)).attempt == 0
-    async with live_director(server.url, model.url, **driven("polling")):
+    async with live.director(**driven("polling")):
         gate.open()
         assert (await caller.ended(prediction_id))["status"] == "succeeded"
     assert await jobs(model.url) == before + 1
 
 
 @pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_restarted_server_gets_work_again(caller: Caller, server: RedisServer, gate: Gate, kind: str) -> None:
+async def test_restarted_server_gets_work_again(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     given = driven(kind, **({"away_s": 0.2} if kind == "polling" else {}))
-    async with live_director(server.url, url, backoff_s=0, **given), keeping(caller.redis, server.url):
+    async with live.director(url, backoff_s=0, **given), live.keeper():
         async with model_server(port=port) as model:
-            prediction_id = await caller.submit(gate=str(gate))
-            await caller.shows(prediction_id, status="processing")
+            prediction_id = await caller.running(gate=str(gate))
             model.kill()
             await eventually(
                 lambda: caller.record(prediction_id), "given back", until=lambda record: record.token == ""
@@ -157,3 +162,106 @@ async def test_restarted_server_gets_work_again(caller: Caller, server: RedisSer
         async with model_server(port=port):
             assert (await caller.ended(prediction_id))["status"] == "succeeded"
     assert (await caller.record(prediction_id)).attempt == 2
+
+
+class Operator:
+    def __init__(self, redis: Redis, configs: ModelConfigs) -> None:
+        self.redis = redis
+        self.configs = configs
+
+    async def says(self, **config: Any) -> None:
+        await self.configs.put(MODEL, ModelConfig(**config), by="ops")
+
+
+@pytest.fixture
+async def operator(redis: Redis, scripts: Scripts) -> AsyncIterator[Operator]:
+    yield Operator(redis, ModelConfigs(redis, scripts, SystemClock()))
+    await redis.delete(keys.model(MODEL))
+
+
+async def policy(redis: Any) -> list[str]:
+    names = ["attempts", "on_lost", "breaker_mode", "lifetime_ms"]
+    return [(value or b"").decode() for value in await redis.hmget(keys.meta(queue_name(MODEL, VERSION)), names)]
+
+
+async def test_queue_policy_is_changed_and_reset(caller: Caller, live: Live, operator: Operator) -> None:
+    async with live.director(**driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        assert await policy(caller.redis) == ["3", "retry", "hold", ""]
+        await operator.says(attempts=7, on_lost="fail", breaker_mode="fail", lifetime_s=60)
+        await eventually(
+            lambda: policy(caller.redis), "in force", until=lambda now: now == ["7", "fail", "fail", "60000"]
+        )
+        await operator.configs.remove(MODEL, by="ops")
+        await eventually(lambda: policy(caller.redis), "as before", until=lambda now: now == ["3", "retry", "hold", ""])
+
+
+async def test_run_started_after_a_change_has_the_new_limit(
+    caller: Caller, live: Live, operator: Operator, gate: Gate
+) -> None:
+    async with live.director(concurrent_predictions=2, **driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        before = await caller.running(gate=str(gate))
+        await operator.says(run_limit_s=0.2, attempts=4)
+        await eventually(lambda: policy(caller.redis), "in force", until=lambda now: now[0] == "4")
+        ended = await caller.ended(await caller.submit(gate=f"{gate}.other"))
+        assert (ended["status"], ended["error"]) == ("failed", "Prediction timed out")
+        assert (await caller.get(before))["status"] == "processing", "it goes by the limit of its beginning"
+        gate.open()
+        assert (await caller.ended(before))["status"] == "succeeded"
+
+
+async def test_additional_slots_start_waiting_predictions(
+    caller: Caller, live: Live, operator: Operator, gate: Gate
+) -> None:
+    async with live.director(**driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        ids = [await caller.submit(gate=str(gate)) for _ in range(2)]
+        await caller.shows(ids[0], status="processing")
+        await operator.says(slots=2)
+        await caller.shows(ids[1], status="processing")
+        gate.open()
+        assert [(await caller.ended(each))["status"] for each in ids] == ["succeeded", "succeeded"]
+
+
+async def test_server_changes_its_protocol_after_its_run_has_ended(
+    caller: Caller, live: Live, operator: Operator, gate: Gate
+) -> None:
+    async with live.director(**driven("http")) as director:
+        running = await caller.running(gate=str(gate))
+        await operator.says(runner={"kind": "polling", **CONFIGS["polling"]})
+        await eventually(lambda: director.servers.all == [], "it gets nothing more")
+        waiting = await caller.submit(n=1)
+        gate.open()
+        assert (await caller.ended(running))["status"] == "succeeded"
+        assert (await caller.ended(waiting))["status"] == "succeeded"
+        assert (await caller.record(running)).remote == ""
+        assert (await caller.record(waiting)).remote != "", "this one was polled"
+
+
+async def test_director_started_without_servers_takes_them_from_the_configuration(
+    caller: Caller, server: RedisServer, model: ModelServer, operator: Operator
+) -> None:
+    await operator.redis.hset(keys.model(MODEL), "created", "1")
+    await operator.says(servers=(model.url,), runner={"kind": "http", **CONFIGS["http"]})
+    async with live_director(server.url):
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+
+
+async def test_director_without_any_server_says_what_it_needs(server: RedisServer, redis: Redis) -> None:
+    with pytest.raises(ExceptionGroup) as ended:
+        async with live_director(server.url):
+            await anyio.sleep_forever()
+    assert ended.group_contains(SettingsError, match="at least one --server")
+
+
+async def test_unusable_configuration_leaves_the_director_unchanged(
+    caller: Caller, live: Live, operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live.director(**driven("http")):
+        await caller.ended(await caller.submit(n=1))
+        await caller.redis.hset(keys.model(MODEL), "config", '{"of a newer release": 1}')
+        await eventually(lambda: "the configuration cannot be used" in caplog.text, "it says so")
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+        await operator.says(attempts=6)
+        await eventually(lambda: policy(caller.redis), "in force", until=lambda now: now[0] == "6")

@@ -1,4 +1,4 @@
-"""Test many models in one process: each is served separately, a fault affects only one, and one drain ends all."""
+"""Test several models or queues in one process: each is served separately, a fault affects one, a drain ends all."""
 
 import os
 import signal
@@ -13,15 +13,18 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.errors import SettingsError
+from director.core.ids import QueueName, queue_name
 from director.core.policy import Policy
 from director.core.settings import DirectorSettings
+from director.execution.director import check_settings
 from director.execution.main import Pool, opened
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, keeping, pool_process, settings_for, supervised_cog
+from tests.support.live_director import Caller, Gate, Live, pool_process, settings_for, supervised_cog
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -33,7 +36,6 @@ ONE, OTHER = f"{MODEL}:{VERSION[:12]}", f"{PAINTER}:{PAINTED[:12]}"
 
 @pytest.fixture
 async def other_caller(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller) -> Caller:
-    """Create a caller of the other model."""
     await catalog.register(PAINTER, PAINTED, schema=OPEN_SCHEMA, server="", policy=Policy())
     return Caller(redis, scripts, model=PAINTER, version=PAINTED)
 
@@ -58,7 +60,6 @@ async def at_work(models: Sequence[DirectorSettings]) -> AsyncGenerator[tuple[Po
 
 
 async def missing(http: httpx.AsyncClient) -> dict[str, str]:
-    """Return what /readyz says is missing."""
     shown: dict[str, str] = (await http.get("/readyz")).json()["missing"]
     return shown
 
@@ -78,8 +79,7 @@ async def test_each_model_uses_its_own_servers_and_is_shown(
     caller: Caller, other_caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
 ) -> None:
     async with at_work(two(server.url, cog_url, second_cog_url)) as (pool, http):
-        held = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(held, status="processing")
+        held = await caller.running(n=1, gate=str(gate))
         assert [(await other_caller.ended(await other_caller.submit(text=text, n=1)))["output"] for text in "xy"] == [
             ["x0"],
             ["y0"],
@@ -108,17 +108,15 @@ async def test_models_share_connections_except_for_waiting(
 
 
 async def test_model_without_its_server_delays_no_other_and_recovers(
-    caller: Caller, other_caller: Caller, server: RedisServer, redis: Redis, folder: Path, cog_url: str, gate: Gate
+    caller: Caller, other_caller: Caller, live: Live, folder: Path, cog_url: str, gate: Gate
 ) -> None:
     async with (
         supervised_cog(folder) as cog,
-        at_work(two(server.url, cog.url, cog_url)),
-        keeping(redis, server.url),
+        at_work(two(live.url, cog.url, cog_url)),
+        live.keeper(),
     ):
-        lost = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(lost, status="processing")
-        kept = await other_caller.submit(n=1, gate=str(gate))
-        await other_caller.shows(kept, status="processing")
+        lost = await caller.running(n=1, gate=str(gate))
+        kept = await other_caller.running(n=1, gate=str(gate))
         assert cog.server is not None
         os.killpg(cog.server.pid, signal.SIGKILL)
         await eventually(lambda: cog.starts, "it is restarted", until=lambda starts: starts > 1)
@@ -207,3 +205,71 @@ async def test_invalid_start_is_reported_in_one_line(options: Sequence[str], why
     assert ended.returncode == 1
     [line] = ended.stderr.decode().splitlines()
     assert why in line
+
+
+NEWER = "b2" * 32
+OLD, NEW = queue_name(MODEL, VERSION), queue_name(MODEL, NEWER)
+
+
+@pytest.fixture
+async def newer(redis: Redis, scripts: Scripts, catalog: Catalog, caller: Caller) -> Caller:
+    """Create a caller of the newer version. `caller` asks for the old one, which no director serves as its own."""
+    await catalog.register(MODEL, NEWER, schema=OPEN_SCHEMA, server="", policy=Policy())
+    return Caller(redis, scripts, version=NEWER)
+
+
+async def test_one_slot_alternates_between_both_queues(
+    caller: Caller, newer: Caller, live: Live, tmp_path: Path
+) -> None:
+    log = tmp_path / "order"
+    asked = [await each.submit(n=0, count=str(log)) for each in (caller, newer) for _ in range(4)]
+    async with live.director(version=NEWER, also=(OLD,)) as director:
+        for one in asked:
+            assert (await caller.ended(one))["status"] == "succeeded"
+        for queue in (OLD, NEW):
+            assert (await caller.scripts.stats(queue)).slots == 1
+            assert await caller.redis.zscore(keys.directors(queue), director.name) is not None
+    steps = await caller.redis.xrange(keys.log(keys.queue_partition(NEW)))
+    ran = [step[b"queue"].decode() for _, step in steps if step[b"kind"] == b"claimed"]
+    assert ran in ([OLD, NEW] * 4, [NEW, OLD] * 4)
+    records = [await caller.record(one) for one in asked]
+    assert {(record.queue, record.version) for record in records} == {(OLD, VERSION), (NEW, NEWER)}
+    for one in (caller, newer):
+        await one.nothing_is_left()
+
+
+async def test_old_queue_wakes_the_director_and_keeps_leases_and_cancels(
+    caller: Caller, newer: Caller, live: Live, gate: Gate
+) -> None:
+    async with live.director(version=NEWER, also=(OLD,), lease_s=0.6):
+        for one in (newer, caller, newer):
+            assert (await one.ended(await one.submit(n=1)))["status"] == "succeeded"
+        held = await caller.running(n=1, gate=str(gate))
+        first = await caller.redis.zscore(keys.lease(OLD), held)
+        await eventually(
+            lambda: caller.redis.zscore(keys.lease(OLD), held), "its lease is extended", until=lambda at: at > first
+        )
+        assert await caller.cancel(held) == "asked"
+        assert (await caller.ended(held))["status"] == "canceled"
+
+
+async def test_drain_leaves_both_queues(caller: Caller, newer: Caller, live: Live, gate: Gate) -> None:
+    async with live.process(version=NEWER, also=OLD, drain_s=0) as director:
+        held = await caller.running(n=1, gate=str(gate))
+        director.send(signal.SIGTERM)
+        assert await director.exit_code() == 0
+    record = await caller.record(held)
+    assert (record.token, record.attempt) == ("", 0), "handed back, unspent"
+    assert [(await caller.scripts.stats(queue)).slots for queue in (OLD, NEW)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        pytest.param(QueueName("acme/other:a1a1a1a1a1a1"), id="another model"),
+        pytest.param(QueueName(f"{OLD}~training"), id="another kind"),
+    ],
+)
+def test_additional_queue_must_have_the_same_model_and_kind(queue: QueueName) -> None:
+    with pytest.raises(SettingsError, match="is no queue of predictions of acme/echo"):
+        check_settings(settings_for("redis://r", ["http://m:1"], also=(queue,)))

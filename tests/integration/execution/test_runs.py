@@ -7,25 +7,21 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from redis.asyncio import Redis
 
 from director.core.errors import BackendUnavailable
 from director.execution import active_claims
 from director.store.catalog import Catalog
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Tally, keeping, live_director, supervised_cog
+from tests.support.live_director import Caller, Gate, Live, Tally, supervised_cog
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.scripted_cog import Exchange, Script, answer, frame, scripted_cog, stream
-from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
 
-async def test_output_is_seen_during_the_run_and_complete_at_its_end(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with live_director(server.url, cog_url):
+async def test_output_is_seen_during_the_run_and_complete_at_its_end(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director():
         asked = await caller.submit(n=3, gate=str(gate))
         running = await caller.shows(asked, output=["a0", "a1", "a2"], logs="token 0\ntoken 1\ntoken 2\n")
         assert running["status"] == "processing"
@@ -40,33 +36,26 @@ async def test_output_is_seen_during_the_run_and_complete_at_its_end(
     assert set(ended["metrics"]) >= {"predict_time", "total_time", "queue_time", "setup_wait_time", "run_time"}
     assert ended["metrics"]["output_count"] == 3
     assert 0 <= ended["metrics"]["time_to_first_output"] <= ended["metrics"]["run_time"]
+    kinds = await caller.kinds(asked)
+    assert (kinds[1], kinds.count("output")) == ("started", 3)
     await caller.nothing_is_left()
 
 
 async def test_progress_is_also_seen_from_a_server_without_streaming(
-    caller: Caller, server: RedisServer, answered_cog_url: str, gate: Gate
+    caller: Caller, live: Live, answered_cog_url: str, gate: Gate
 ) -> None:
-    async with live_director(server.url, answered_cog_url):
+    async with live.director(answered_cog_url):
         asked = await caller.submit(n=2, gate=str(gate))
         await caller.shows(asked, status="processing", output=["a0", "a1"])
         gate.open()
         assert (await caller.ended(asked))["output"] == ["a0", "a1"]
 
 
-async def test_events_of_a_run_are_in_order(caller: Caller, server: RedisServer, cog_url: str) -> None:
-    async with live_director(server.url, cog_url):
-        asked = await caller.submit(n=2)
-        await caller.ended(asked)
-        first, second, *progress, last = await caller.kinds(asked)
-    assert (first, second, last) == ("created", "started", "completed")
-    assert [kind for kind in progress if kind == "output"] == ["output", "output"]
-
-
 async def test_model_that_raises_fails_with_its_error_and_partial_output(
-    caller: Caller, server: RedisServer, cog_url: str, answered_cog_url: str
+    caller: Caller, live: Live, cog_url: str, answered_cog_url: str
 ) -> None:
     for url in (cog_url, answered_cog_url):
-        async with live_director(server.url, url):
+        async with live.director(url):
             ended = await caller.ended(await caller.submit(n=2, then="raise"))
         assert (ended["status"], ended["code"]) == ("failed", "model_failed")
         assert ended["error"].endswith("it went wrong")
@@ -76,18 +65,18 @@ async def test_model_that_raises_fails_with_its_error_and_partial_output(
 
 @pytest.mark.parametrize("then", ["", "raise"])
 async def test_megabyte_of_logs_is_kept_whole(
-    caller: Caller, server: RedisServer, cog_url: str, answered_cog_url: str, then: str
+    caller: Caller, live: Live, cog_url: str, answered_cog_url: str, then: str
 ) -> None:
     # lines are long where they are streamed: Cog drops what is not read in time
     for url, width in ((cog_url, 2_000), (answered_cog_url, 100)):
-        async with live_director(server.url, url):
+        async with live.director(url):
             ended = await caller.ended(await caller.submit(n=0, log=1_000_000, width=width, then=then))
         assert ended["status"] == ("failed" if then else "succeeded")
         assert ended["logs"] == "".join(f"{line:0{width - 1}d}\n" for line in range(1_000_000 // width))
 
 
-async def test_end_of_ten_megabytes_of_logs_is_kept(caller: Caller, server: RedisServer, cog_url: str) -> None:
-    async with live_director(server.url, cog_url):
+async def test_end_of_ten_megabytes_of_logs_is_kept(caller: Caller, live: Live, cog_url: str) -> None:
+    async with live.director():
         ended = await caller.ended(await caller.submit(n=0, log=10_000_000, width=20_000))
     first, *rest = ended["logs"].splitlines()
     assert ended["status"] == "succeeded"
@@ -98,9 +87,9 @@ async def test_end_of_ten_megabytes_of_logs_is_kept(caller: Caller, server: Redi
 
 @pytest.mark.parametrize(("size", "code"), [((8 << 20) - 4, None), ((8 << 20) - 3, "output_too_large")])
 async def test_output_of_eight_mebibytes_is_the_largest_that_is_kept(
-    caller: Caller, server: RedisServer, cog_url: str, size: int, code: str | None
+    caller: Caller, live: Live, size: int, code: str | None
 ) -> None:
-    async with live_director(server.url, cog_url):
+    async with live.director():
         ended = await caller.ended(await caller.submit(n=0, size=size))
         assert ended.get("code") == code
         assert ended["status"] == ("failed" if code else "succeeded")
@@ -109,10 +98,8 @@ async def test_output_of_eight_mebibytes_is_the_largest_that_is_kept(
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"  # the slot is free again
 
 
-async def test_hanging_run_times_out_and_frees_its_slot(
-    caller: Caller, server: RedisServer, cog_url: str, gate: Gate
-) -> None:
-    async with live_director(server.url, cog_url, run_limit_s=0.3):
+async def test_hanging_run_times_out_and_frees_its_slot(caller: Caller, live: Live, gate: Gate) -> None:
+    async with live.director(run_limit_s=0.3):
         ended = await caller.ended(await caller.submit(n=1, gate=str(gate)))
         assert (ended["status"], ended["code"]) == ("failed", "timed_out")
         assert ended["error"] == "Prediction timed out"
@@ -121,10 +108,10 @@ async def test_hanging_run_times_out_and_frees_its_slot(
 
 
 async def test_unstoppable_run_is_ended_and_its_server_restarted(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(active_claims, "CANCEL_WAIT_S", 0.5)
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, run_limit_s=3):
+    async with supervised_cog(folder) as cog, live.director(cog.url, run_limit_s=3):
         ended = await caller.ended(await caller.submit(n=1, gate=str(gate), then="stubborn"))
         assert (ended["status"], ended["error"]) == ("failed", "Prediction timed out")
         waiting = await caller.submit(n=1)
@@ -134,10 +121,10 @@ async def test_unstoppable_run_is_ended_and_its_server_restarted(
 
 
 async def test_slot_held_by_a_foreign_client_restarts_the_server_without_an_attempt(
-    caller: Caller, server: RedisServer, redis: Redis, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.servers.runners.cog.SLOT_PATIENCE_S", 0.1)
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url) as director:
+    async with supervised_cog(folder) as cog, live.director(cog.url) as director:
         await caller.ended(await caller.submit(n=1))
         async with httpx.AsyncClient(base_url=cog.url, trust_env=False) as stranger:
             body = {"input": {"n": 1, "gate": str(gate)}}
@@ -146,47 +133,37 @@ async def test_slot_held_by_a_foreign_client_restarts_the_server_without_an_atte
         asked = await caller.submit(n=1)
         await eventually(lambda: director.servers.any_ready(), "the server is given up", until=lambda ready: not ready)
         gate.open()  # the server can only end now, as it was asked to
-        async with keeping(redis, server.url, lease_s=15):
+        async with live.keeper(lease_s=15):
             assert (await caller.ended(asked))["status"] == "succeeded"
         assert cog.starts == 2
         record = await caller.record(asked)
         assert (record.attempt, record.claims > 1) == (1, True)
 
 
-async def test_model_that_kills_its_server_exhausts_attempts_while_others_continue(
-    caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
+@pytest.mark.parametrize(
+    ("given", "runs"),
+    [pytest.param({"attempts": 2}, 2, id="attempts"), pytest.param({"on_lost": "fail"}, 1, id="no retries")],
+)
+async def test_model_that_kills_its_server_fails_after_its_attempts_while_others_continue(
+    caller: Caller, live: Live, folder: Path, tally: Tally, given: dict[str, Any], runs: int
 ) -> None:
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, attempts=2):
+    async with supervised_cog(folder) as cog, live.director(cog.url, **given), live.keeper():
         poison = await caller.submit(n=1, count=str(tally), then="exit")
-        async with keeping(redis, server.url, lease_s=15):
-            ended = await caller.ended(poison)
-            assert (ended["status"], ended["code"]) == ("failed", "server_lost")
-            assert ended["error"].startswith("The model server died while it ran, and it may not run again.")
-            assert tally.runs == 2
-            assert await caller.dead() == [poison]
-            assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
-            assert cog.starts == 3
-
-
-async def test_run_that_lost_its_server_ends_where_retries_are_forbidden(
-    caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
-) -> None:
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url, on_lost="fail"):
-        asked = await caller.submit(n=1, count=str(tally), then="exit")
-        async with keeping(redis, server.url, lease_s=15):
-            ended = await caller.ended(asked)
-            assert (ended["status"], ended["code"]) == ("failed", "server_lost")
-            assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
-    assert tally.runs == 1
-    assert await caller.dead() == [asked]
+        ended = await caller.ended(poison)
+        assert (ended["status"], ended["code"]) == ("failed", "server_lost")
+        assert ended["error"].startswith("The model server died while it ran, and it may not run again.")
+        assert tally.runs == runs
+        assert await caller.dead() == [poison]
+        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
+        assert cog.starts == runs + 1
 
 
 async def test_death_of_the_server_costs_one_attempt_and_no_prediction(
-    caller: Caller, server: RedisServer, redis: Redis, folder: Path, tally: Tally
+    caller: Caller, live: Live, folder: Path, tally: Tally
 ) -> None:
-    async with supervised_cog(folder) as cog, live_director(server.url, cog.url):
+    async with supervised_cog(folder) as cog, live.director(cog.url):
         asked = await caller.submit(n=2, count=str(tally), then="exit once")
-        async with keeping(redis, server.url, lease_s=15):
+        async with live.keeper(lease_s=15):
             ended = await caller.ended(asked)
         assert (ended["status"], ended["output"], ended["logs"]) == ("succeeded", ["a0", "a1"], "token 0\ntoken 1\n")
         assert (await caller.record(asked)).attempt == 2
@@ -194,24 +171,22 @@ async def test_death_of_the_server_costs_one_attempt_and_no_prediction(
         assert cog.starts == 2
 
 
-async def test_model_with_a_failed_setup_gets_no_prediction(caller: Caller, server: RedisServer, folder: Path) -> None:
+async def test_model_with_a_failed_setup_gets_no_prediction(caller: Caller, live: Live, folder: Path) -> None:
     asked = await caller.submit()
     async with (
         cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
-        live_director(server.url, url) as director,
+        live.director(url) as director,
     ):
         missing = await eventually(director.missing, "it says why", until=lambda missing: "no weights" in missing)
         assert missing.startswith("setup_failed: ")
     record = await caller.record(asked)
     assert (record.status, record.claims) == ("starting", 0)
-    async with live_director(server.url, url):  # there is no server at all
+    async with live.director(url):  # there is no server at all
         assert (await caller.record(asked)).claims == 0
 
 
-async def test_invalid_input_missed_by_the_api_fails_without_a_start(
-    caller: Caller, server: RedisServer, cog_url: str
-) -> None:
-    async with live_director(server.url, cog_url):
+async def test_invalid_input_missed_by_the_api_fails_without_a_start(caller: Caller, live: Live) -> None:
+    async with live.director():
         asked = await caller.submit(n="three")
         ended = await caller.ended(asked)
     assert (ended["status"], ended["code"]) == ("failed", "invalid_input")
@@ -221,23 +196,19 @@ async def test_invalid_input_missed_by_the_api_fails_without_a_start(
 
 
 async def test_catalogue_shows_the_model_with_its_schema_and_server(
-    caller: Caller, server: RedisServer, cog_url: str, catalog: Catalog
+    caller: Caller, live: Live, catalog: Catalog
 ) -> None:
-    async with live_director(server.url, cog_url) as director:
+    async with live.director() as director:
         await eventually(lambda: director.servers.any_ready(), "the server is ready")
     version = await catalog.version(MODEL, VERSION)
-    assert version is not None
     assert "Input" in json.loads(bytes(version.schema))["components"]["schemas"]
     assert version.server.startswith("coglet ")
 
 
-# ---- slots ----
-
-
 async def test_two_servers_share_work_within_their_slots(
-    caller: Caller, server: RedisServer, cog_url: str, second_cog_url: str, gate: Gate
+    caller: Caller, live: Live, cog_url: str, second_cog_url: str, gate: Gate
 ) -> None:
-    async with live_director(server.url, cog_url, second_cog_url) as director:
+    async with live.director(cog_url, second_cog_url) as director:
         await eventually(lambda: all(each.can_run for each in director.servers.all), "both servers are ready")
         asked = [await caller.submit(n=1, gate=str(gate)) for _ in range(3)]
         await eventually(lambda: _running(caller, asked), "two of them run", until=lambda running: running == 2)
@@ -248,7 +219,7 @@ async def test_two_servers_share_work_within_their_slots(
         await eventually(lambda: director.servers.permits.busy, "every permit is left", until=lambda busy: busy == 0)
 
 
-async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Caller, server: RedisServer) -> None:
+async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Caller, live: Live) -> None:
     opened = anyio.Event()
     async with scripted_cog() as first, scripted_cog() as second:
         asked = [caller.new_id() for _ in range(9)]
@@ -258,7 +229,7 @@ async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Ca
             for each in asked:
                 cog.on("POST", f"/predictions/{each}/cancel", answer(404, b"{}"))
                 cog.on("PUT", f"/predictions/{each}", _held(each, opened, cog, running, most))
-        async with live_director(server.url, first.url, second.url, concurrent_predictions=3) as director:
+        async with live.director(first.url, second.url, concurrent_predictions=3) as director:
             await eventually(lambda: all(each.can_run for each in director.servers.all), "both servers are ready")
             for number, each in enumerate(asked):
                 await caller.submit(each)
@@ -272,7 +243,6 @@ async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Ca
 
 
 def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, int], most: dict[Any, int]) -> Script:
-    """Return a counted run that lasts until `opened`."""
     done = {"id": prediction_id, "status": "succeeded", "output": ["x"]}
 
     async def hold(_: Exchange) -> None:
@@ -296,14 +266,11 @@ async def _running(caller: Caller, asked: list[Any]) -> int:
     return [await caller.status(each) for each in asked].count("processing")
 
 
-# ---- answers of Redis that get lost ----
-
-
 async def test_lost_answer_of_a_claim_is_repeated_without_duplicates(
-    caller: Caller, server: RedisServer, cog_url: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonces: list[str] = []
-    async with live_director(server.url, cog_url) as director:
+    async with live.director() as director:
         claim = director._scripts.claim
 
         async def lossy(*args: Any, **options: Any) -> Any:
@@ -322,10 +289,10 @@ async def test_lost_answer_of_a_claim_is_repeated_without_duplicates(
 
 
 async def test_lost_answer_of_a_finish_leads_to_one_webhook(
-    caller: Caller, server: RedisServer, cog_url: str, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[bool] = []
-    async with live_director(server.url, cog_url) as director:
+    async with live.director() as director:
         finish = director._scripts.finish
 
         async def lossy(*args: Any, **options: Any) -> Any:

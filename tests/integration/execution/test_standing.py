@@ -1,4 +1,4 @@
-"""Test a director's reports about its servers, which tell waiting callers the reason, from its start to its exit."""
+"""Test a director's reports about its servers and itself, which tell callers and operators the state until its exit."""
 
 import signal
 from typing import Any
@@ -7,21 +7,20 @@ import pytest
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from director import __version__
 from director.broker import keys
 from director.broker.redis_client import texts
-from director.core.ids import version_id
+from director.core.ids import queue_name, version_id
 from director.core.policy import Policy
 from director.store.catalog import Catalog
+from director.store.directors import DirectorFound, Directors
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, director_process, live_director
-from tests.support.queue_driver import MODEL
+from tests.support.live_director import Caller, Gate, Live, director_process, live_director
+from tests.support.queue_driver import MODEL, VERSION
 from tests.support.scripted_cog import HEALTHY, ScriptedCog, answer, scripted_cog
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
-
-
-BOTH = {b"0 setup_failed", b"1 ready"}
 
 
 def is_now(cog: ScriptedCog, status: str) -> None:
@@ -29,7 +28,6 @@ def is_now(cog: ScriptedCog, status: str) -> None:
 
 
 async def reason(caller: Caller, waiting: Any, wanted: str) -> None:
-    """Wait until the prediction's GET gives this reason."""
     await eventually(
         lambda: caller.get(waiting), f"the reason is {wanted}", until=lambda shown: shown["queue"]["reason"] == wanted
     )
@@ -88,10 +86,9 @@ async def test_queue_registered_meanwhile_by_another_director_is_found(
         is_now(broken, "SETUP_FAILED")
         async with live_director(server.url, broken.url, version=version) as director:
             await eventually(lambda: director.servers.standing.state, "it failed", until="setup_failed".__eq__)
-            assert await catalog.version(MODEL, version) is None, "one that never ran is nobody's to ask for"
+            assert await catalog.version(MODEL, version) is None, "a version that never ran is not listed"
             async with live_director(server.url, cog.url, version=version):
                 known = await eventually(lambda: catalog.version(MODEL, version), "it is registered")
-                assert known is not None
                 told = keys.slots(known.queue)
                 await eventually(
                     lambda: redis.hvals(told),
@@ -134,3 +131,21 @@ async def test_director_registers_again_what_a_deletion_removed(
         assert not await is_registered()
         await eventually(is_registered, "it is registered again")
     assert await catalog.version(caller.model, caller.version) is not None
+
+
+@pytest.mark.cog
+async def test_heartbeat_reports_what_operators_need(caller: Caller, live: Live, cog_url: str, gate: Gate) -> None:
+    async def found() -> DirectorFound | None:
+        return next(iter(await Directors(caller.redis).of([queue_name(MODEL, VERSION)])), None)
+
+    async with live.director(lease_s=0.6) as director:
+        held = await caller.submit(n=1, gate=str(gate))
+        one = await eventually(found, "it tells what it holds", until=lambda one: one is not None and one.held == 1)
+        about = one.last.about
+        assert (one.name, one.is_alive, one.last.state, about.version) == (director.name, True, "ready", __version__)
+        [shown] = about.servers
+        assert (shown.url, shown.state, shown.slots, shown.detail) == (cog_url, "ready", 1, "")
+        assert about.since_ms is not None
+        assert about.since_ms <= shown.since_ms
+        gate.open()
+        assert (await caller.ended(held))["status"] == "succeeded"

@@ -8,7 +8,6 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from redis.asyncio import Redis
 
 from director.execution.tracker import MOST_EVENTS
 from director.store.accounts import Accounts
@@ -17,9 +16,8 @@ from tests.support.api import live_api
 from tests.support.cog import cog_server, free_port, write_model
 from tests.support.event_stream import Comment, Told, read_events
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Tally, director_process, keeping, live_director
+from tests.support.live_director import Caller, Gate, Live, Tally
 from tests.support.queue_driver import ACCOUNT, VERSION
-from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cog]
 
@@ -73,17 +71,17 @@ class Reader:
 
 
 async def test_reader_gets_every_event_once_although_processes_are_killed(
-    caller: Caller, server: RedisServer, redis: Redis, cog_url: str, gate: Gate, tally: Tally
+    caller: Caller, live: Live, gate: Gate, tally: Tally
 ) -> None:
-    token, port = await Accounts(redis).create_token(ACCOUNT), free_port()
+    token, port = await Accounts(caller.redis).create_token(ACCOUNT), free_port()
     asked = {"version": VERSION, "input": {"n": 3, "gate": str(gate), "count": str(tally)}}
     async with (
         httpx.AsyncClient(timeout=30, trust_env=False) as http,
-        keeping(redis, server.url, lease_s=1),
+        live.keeper(lease_s=1),
         anyio.create_task_group() as tasks,
     ):
-        async with director_process(server.url, cog_url, lease_s=1) as first:
-            async with live_api(server.url, port=port) as api:
+        async with live.process(lease_s=1) as first:
+            async with live_api(live.url, port=port) as api:
                 headers = {"Authorization": f"Bearer {token}"}
                 made = (await http.post(f"{api.url}/v1/predictions", json=asked, headers=headers)).json()
                 reader = Reader(http, made["urls"]["stream"])
@@ -92,13 +90,13 @@ async def test_reader_gets_every_event_once_although_processes_are_killed(
                 os.kill(api.process.pid, signal.SIGKILL)
             first.send(signal.SIGKILL)
             await first.exit_code()
-        async with live_director(server.url, cog_url, lease_s=1):
-            async with live_api(server.url, port=port) as api:
+        async with live.director(lease_s=1):
+            async with live_api(live.url, port=port) as api:
                 await reader.has_outputs(6)
                 os.kill(api.process.pid, signal.SIGKILL)
             gate.open()
             await caller.ended(made["id"])
-            async with live_api(server.url, port=port):
+            async with live_api(live.url, port=port):
                 await eventually(lambda: reader.events[-1].event, "it is done", until=lambda event: event == "done")
     assert reader.breaks >= 2
     said = [one if isinstance(one, Comment) else one.data for one in reader.told if getattr(one, "event", "") != "logs"]
@@ -125,18 +123,18 @@ async def read_leaving(http: httpx.AsyncClient, url: str) -> list[Told]:
 
 @pytest.mark.heavy
 async def test_run_longer_than_the_log_is_streamed_whole_within_its_bound(
-    caller: Caller, server: RedisServer, redis: Redis, tmp_path: Path
+    caller: Caller, live: Live, tmp_path: Path
 ) -> None:
-    token = await Accounts(redis).create_token(ACCOUNT)
+    token = await Accounts(caller.redis).create_token(ACCOUNT)
     asked = {"version": VERSION, "input": {"n": TOKENS}}
     model = write_model(tmp_path / "model", SOURCE, schema(streams=True))
     began = anyio.current_time()
     async with (
         httpx.AsyncClient(timeout=60, trust_env=False) as http,
         cog_server(model) as cog_url,
-        keeping(redis, server.url),
-        director_process(server.url, cog_url),
-        live_api(server.url) as api,
+        live.keeper(),
+        live.process(cog_url),
+        live_api(live.url) as api,
     ):
         headers = {"Authorization": f"Bearer {token}"}
         made = (await http.post(f"{api.url}/v1/predictions", json=asked, headers=headers)).json()

@@ -28,7 +28,7 @@ from director.store.removal import Removal, TrainedVersions
 from tests.support.api import api_client, live_api
 from tests.support.cog import cog_process, free_port, write_model
 from tests.support.eventually import eventually
-from tests.support.live_director import live_director
+from tests.support.live_director import Live, live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
@@ -71,7 +71,6 @@ TRAININGS = f"/v1/models/{MODEL}/versions/{VERSION}/trainings"
 
 @pytest.fixture
 async def trainer(tmp_path: Path) -> AsyncIterator[str]:
-    """Start a real server that trains."""
     folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
     async with cog_process(folder, stub="predict.py:train", trains=True) as server:
         yield server.url
@@ -128,10 +127,8 @@ async def test_training_makes_the_version_that_its_output_names(api: httpx.Async
     weights = done["output"]["weights"]
     assert (await api.get(weights)).content == b"learned poems"
     version = await catalog.version(DESTINATION, made)
-    assert version is not None
     assert (version.weights, json.loads(bytes(version.schema))) == (weights, SCHEMA)
     model = await catalog.model(DESTINATION)
-    assert model is not None
     assert model.latest == made
     asked = await api.post("/v1/predictions", json={"version": f"{DESTINATION}:{made}", "input": {}})
     assert (asked.status_code, asked.json()["queue"]["reason"]) == (201, "no_director")
@@ -172,7 +169,6 @@ async def test_weights_of_the_first_attempt_that_makes_the_version_stay(
 ) -> None:
     done = await ended(api, await train(api, data="a"))
     stored = await scripts.get(done["id"])
-    assert stored is not None
     versions = TrainedVersions(redis, catalog, Removal(redis, scripts, catalog), store=None)
     again = [await versions.make(stored.record, "https://example.com/w") for _ in range(2)]
     assert [(one and one.version, one and one.weights) for one in again] == [tuple(done["output"].values())] * 2
@@ -204,15 +200,12 @@ async def test_weights_missing_from_the_store_are_not_kept_with_the_version(
     redis: Redis, scripts: Scripts, catalog: Catalog, api: httpx.AsyncClient
 ) -> None:
     stored = await scripts.get((await ended(api, await train(api, data="a")))["id"])
-    assert stored is not None
     training = replace(stored.record, id=new_prediction_id(model=MODEL, now_ms=SystemClock().now_ms()))
     versions = TrainedVersions(redis, catalog, Removal(redis, scripts, catalog), store=None)
     weights = "data:application/octet-stream;base64," + "A" * 1_000_000
     made = await versions.make(training, weights)
-    assert made is not None
     assert made.weights == weights, "they are an output as any other, as long as that lives"
     version = await catalog.version(DESTINATION, made.version.partition(":")[2])
-    assert version is not None
     assert version.weights == ""
 
 
@@ -239,11 +232,11 @@ async def test_destination_deleted_at_the_last_moment_is_not_recreated(
 
 
 async def test_official_client_creates_gets_lists_and_cancels(
-    server: RedisServer, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
+    live: Live, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
 ) -> None:
     schema = Raw(json.dumps(SCHEMA).encode())
     await catalog.register_kind(MODEL, VERSION, "training", schema=schema, server="", policy=Policy())
-    async with live_director(server.url, trainer, kind="training"), live_api(server.url) as live:
+    async with live.director(trainer, kind="training"), live_api(live.url) as live:
         official = replicate.Client(api_token=token, base_url=live.url)
 
         def create(**given: str) -> Any:
@@ -268,7 +261,7 @@ async def test_official_client_creates_gets_lists_and_cancels(
 
 
 async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(
-    server: RedisServer, token: str, catalog: Catalog, tmp_path: Path
+    live: Live, token: str, catalog: Catalog, tmp_path: Path
 ) -> None:
     files, secret, port, size = str(tmp_path / "files"), "a-secret-of-the-test", free_port(), 70 << 20
     folder = write_model(tmp_path / "model", SOURCE, SCHEMA)
@@ -276,13 +269,12 @@ async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(
     given = {"kind": "training", "files_dir": files, "health_port": port, "upload_secret": secret}
     async with (
         cog_process(folder, stub="predict.py:train_large", trains=True, upload_url=url) as trainer,
-        live_director(server.url, trainer.url, **given) as director,
-        api_client(ApiSettings(redis_url=server.url, files_dir=files), token=token) as api,
+        live.director(trainer.url, **given) as director,
+        api_client(ApiSettings(redis_url=live.url, files_dir=files), token=token) as api,
     ):
         await eventually(director.servers.any_ready, "the trainer is ready")
         done = await ended(api, await train(api, size=size))
         assert done["status"] == "succeeded"
         assert len((await api.get(done["output"]["weights"])).content) == size
     version = await catalog.version(DESTINATION, done["output"]["version"].partition(":")[2])
-    assert version is not None
     assert version.weights == done["output"]["weights"]

@@ -18,7 +18,7 @@ from tests.support.api import api_client
 from tests.support.bucket import AWS, bucket_url, moto_folder
 from tests.support.cog import cog_server, free_port, write_model
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, director_process, live_director
+from tests.support.live_director import Caller, Gate, Live
 from tests.support.servers import RedisServer
 from tests.support.uploads import MIB
 
@@ -49,6 +49,11 @@ async def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
+def model_url(given: Given) -> str:
+    return given.url
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
@@ -71,9 +76,9 @@ def stored(folder: Path) -> list[Path]:
 
 
 async def test_files_have_addresses_during_and_after_the_run(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, api: httpx.AsyncClient, gate: Gate
+    caller: Caller, live: Live, given: Given, folder: Path, api: httpx.AsyncClient, gate: Gate
 ) -> None:
-    async with live_director(server.url, given.url, **given.settings(folder)):
+    async with live.director(**given.settings(folder)):
         asked = await caller.submit(n=1, size=100_000, gate=str(gate))
         running = await eventually(lambda: caller.get(asked), "it shows one", until=lambda shown: shown["output"])
         assert [await fetched(api, url) for url in running["output"]] == [bytes(100_000)]
@@ -88,9 +93,9 @@ async def test_files_have_addresses_during_and_after_the_run(
 
 
 async def test_uploaded_file_is_named_after_its_bytes_as_one_in_the_output(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, api: httpx.AsyncClient
+    caller: Caller, live: Live, given: Given, folder: Path, api: httpx.AsyncClient
 ) -> None:
-    async with live_director(server.url, given.url, **given.settings(folder)):
+    async with live.director(**given.settings(folder)):
         ended = await caller.ended(await caller.submit(n=1, size=5000))
     [url] = ended["output"]
     digest = hashlib.sha256(bytes(5000)).hexdigest()[:32]
@@ -99,9 +104,9 @@ async def test_uploaded_file_is_named_after_its_bytes_as_one_in_the_output(
 
 
 async def test_files_too_large_in_total_fail_the_run_and_leave_none_unnamed(
-    caller: Caller, server: RedisServer, given: Given, folder: Path
+    caller: Caller, live: Live, given: Given, folder: Path
 ) -> None:
-    async with live_director(server.url, given.url, **given.settings(folder, max_files_bytes=100_000)):
+    async with live.director(**given.settings(folder, max_files_bytes=100_000)):
         ended = await caller.ended(await caller.submit(n=2, size=60_000))
         assert (ended["status"], ended["code"]) == ("failed", "output_too_large")
         named = len(ended["output"] or [])  # the first file may have been shown before the second arrived
@@ -110,36 +115,25 @@ async def test_files_too_large_in_total_fail_the_run_and_leave_none_unnamed(
     await caller.nothing_is_left()
 
 
-async def test_unwritable_store_fails_the_prediction(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
-    async with live_director(server.url, given.url, **given.settings(folder)):
-        folder.rmdir()
-        folder.touch()
-        ended = await caller.ended(await caller.submit(n=1))
-    assert (ended["status"], ended["code"], ended["output"]) == ("failed", "output_not_stored", None)
-
-
 async def test_full_disk_fails_the_prediction_with_a_reason(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    caller: Caller, live: Live, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr("director.servers.runners.inbox.Spool._write", full)
-    async with live_director(server.url, given.url, **given.settings(folder)):
+    async with live.director(**given.settings(folder)):
         ended = await caller.ended(await caller.submit(n=1))
     assert (ended["status"], ended["code"]) == ("failed", "output_not_stored")
     assert "a file of a run could not be taken: there must be room in TMPDIR" in caplog.messages
 
 
 async def test_hanging_store_blocks_no_other_prediction(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, given: Given, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storing, "PAUSES_S", (0.0,))
     monkeypatch.setattr(storing, "PUT_S", 0.05)
-    async with live_director(server.url, given.url, **given.settings(folder)) as director:
+    async with live.director(**given.settings(folder)) as director:
         assert director._storing is not None
 
         async def hang(*_: Any, **__: Any) -> None:
@@ -151,24 +145,14 @@ async def test_hanging_store_blocks_no_other_prediction(
         assert (await caller.ended(await caller.submit(n=1)))["code"] == "output_not_stored"
 
 
-# ---- who may put files, and which ----
-
-
 @pytest.mark.parametrize(
     "secret", ["another-secret-of-it", "", "%2e%2e", "x" * 5000], ids=["wrong", "no", "up", "long"]
 )
 async def test_upload_without_the_secret_is_refused(
-    caller: Caller,
-    server: RedisServer,
-    given: Given,
-    folder: Path,
-    stranger: httpx.AsyncClient,
-    gate: Gate,
-    secret: str,
+    caller: Caller, live: Live, given: Given, folder: Path, stranger: httpx.AsyncClient, gate: Gate, secret: str
 ) -> None:
-    async with live_director(server.url, given.url, **given.settings(folder)):
-        asked = await caller.submit(n=0, gate=str(gate))
-        await caller.shows(asked, status="processing")
+    async with live.director(**given.settings(folder)):
+        asked = await caller.running(n=0, gate=str(gate))
         answer = await stranger.put(f"/uploads/{secret}/out.png", content=b"x", headers={"x-prediction-id": asked})
         assert answer.status_code in (404, 414)
         gate.open()
@@ -176,14 +160,13 @@ async def test_upload_without_the_secret_is_refused(
 
 
 async def test_upload_without_a_run_is_refused_and_unnamed_files_are_not_stored(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, stranger: httpx.AsyncClient, gate: Gate
+    caller: Caller, live: Live, given: Given, folder: Path, stranger: httpx.AsyncClient, gate: Gate
 ) -> None:
     path = f"/uploads/{SECRET}/out.png"
-    async with live_director(server.url, given.url, **given.settings(folder)):
+    async with live.director(**given.settings(folder)):
         assert (await stranger.put(path, content=b"x", headers={"x-prediction-id": "x"})).status_code == 404
         assert (await stranger.put(path, content=b"x")).status_code == 404
-        asked = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(asked, status="processing")
+        asked = await caller.running(n=1, gate=str(gate))
         answer = await stranger.put(path, content=b"not of its output", headers={"x-prediction-id": asked})
         assert answer.status_code == 201
         assert "secret" not in answer.headers["location"]
@@ -195,11 +178,10 @@ async def test_upload_without_a_run_is_refused_and_unnamed_files_are_not_stored(
 
 
 async def test_interrupted_upload_counts_for_no_prediction(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, gate: Gate
+    caller: Caller, live: Live, given: Given, folder: Path, gate: Gate
 ) -> None:
-    async with live_director(server.url, given.url, **given.settings(folder, max_files_bytes=100_000)):
-        asked = await caller.submit(n=1, size=90_000, gate=str(gate), name="late.png")
-        await caller.shows(asked, status="processing")
+    async with live.director(**given.settings(folder, max_files_bytes=100_000)):
+        asked = await caller.running(n=1, size=90_000, gate=str(gate), name="late.png")
         head = f"PUT /uploads/{SECRET}/out.png HTTP/1.1\r\nhost: x\r\nx-prediction-id: {asked}\r\n"
         async with await anyio.connect_tcp("127.0.0.1", given.port) as half:
             await half.send(head.encode() + b"content-length: 1000000\r\n\r\n" + bytes(5_000))
@@ -209,23 +191,20 @@ async def test_interrupted_upload_counts_for_no_prediction(
 
 
 async def test_upload_path_needs_a_secret(
-    caller: Caller, server: RedisServer, given: Given, folder: Path, stranger: httpx.AsyncClient
+    caller: Caller, live: Live, given: Given, folder: Path, stranger: httpx.AsyncClient
 ) -> None:
-    async with live_director(server.url, given.url, **given.settings(folder, upload_secret="")):
+    async with live.director(**given.settings(folder, upload_secret="")):
         assert (await stranger.put("/uploads//out.png", content=b"x")).status_code == 404
         ended = await caller.ended(await caller.submit(n=1))
     assert (ended["status"], ended["code"]) == ("failed", "model_failed")
     assert "404" in ended["error"]
 
 
-# ---- large ones ----
-
-
 @pytest.mark.heavy
 async def test_large_file_is_never_in_the_memory_of_the_director(
-    caller: Caller, server: RedisServer, given: Given, folder: Path
+    caller: Caller, live: Live, given: Given, folder: Path
 ) -> None:
-    async with director_process(server.url, given.url, **given.settings(folder)) as director:
+    async with live.process(**given.settings(folder)) as director:
         await caller.ended(await caller.submit(n=1, size=MIB))
         small = peak(director.process.pid)
         ended = await caller.ended(await caller.submit(n=1, size=60 * MIB))
@@ -237,41 +216,33 @@ async def test_large_file_is_never_in_the_memory_of_the_director(
 
 @pytest.mark.heavy
 async def test_large_file_goes_to_a_bucket(
-    caller: Caller, server: RedisServer, given: Given, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, live: Live, given: Given, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
     cache = request.config.cache
-    assert cache is not None
     async with AsyncExitStack() as stack:
         bucket = await stack.enter_async_context(bucket_url(moto_folder(cache.mkdir("clients"))))
         given_settings = {**given.settings(Path()), "files_dir": "", "files_url": bucket}
-        await stack.enter_async_context(live_director(server.url, given.url, **given_settings))
-        api = await stack.enter_async_context(api_client(ApiSettings(redis_url=server.url, files_url=bucket)))
+        await stack.enter_async_context(live.director(**given_settings))
+        api = await stack.enter_async_context(api_client(ApiSettings(redis_url=live.url, files_url=bucket)))
         ended = await caller.ended(await caller.submit(n=1, size=60 * MIB))
         [url] = ended["output"]
         assert hashlib.sha256(await fetched(api, url)).digest() == hashlib.sha256(bytes(60 * MIB)).digest()
 
 
 def peak(pid: int) -> int:
-    """Return the highest memory use of a process, in bytes."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 
 
 async def test_killed_director_leaves_nothing_on_its_disk(
-    caller: Caller,
-    server: RedisServer,
-    given: Given,
-    folder: Path,
-    tmp_path: Path,
-    gate: Gate,
-    monkeypatch: pytest.MonkeyPatch,
+    caller: Caller, live: Live, given: Given, folder: Path, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = tmp_path / "tmp"
     spool.mkdir()
     monkeypatch.setenv("TMPDIR", str(spool))
-    async with director_process(server.url, given.url, **given.settings(folder)) as director:
+    async with live.process(**given.settings(folder)) as director:
         asked = await caller.submit(n=1, size=2 * MIB, gate=str(gate))
         await eventually(lambda: caller.get(asked), "it shows one", until=lambda shown: shown["output"])
         director.process.kill()

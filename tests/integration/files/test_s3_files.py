@@ -34,7 +34,6 @@ BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
 @pytest.fixture(scope="module")
 async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     cache = request.config.cache
-    assert cache is not None
     folder = moto_folder(cache.mkdir("clients"))
     async with bucket_url(folder) as url:
         yield url
@@ -208,18 +207,17 @@ async def test_fault_of_a_bucket_is_reported_without_its_own_text(
     assert await store.probe() == ""
     nowhere = "s3://bucket?endpoint=http://127.0.0.1:9&region=x"
     for other, reason in (
-        (url.replace("s3://bucket/", "s3://nobody/"), "there is no such bucket"),
+        (url.replace("s3://bucket/", "s3://unknown/"), "there is no such bucket"),
         (nowhere, "it cannot be reached"),
     ):
         wrong = store_in("", redis, SystemClock(), url=other)
-        assert wrong is not None
         assert await wrong.probe() == f"DIRECTOR_FILES_URL: {reason}"
 
 
 async def test_api_without_its_bucket_says_so_and_serves_the_rest(
     server: RedisServer, redis: Redis, store: S3Files, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = ApiSettings(redis_url=server.url, files_url=url.replace("s3://bucket/", "s3://nobody/"))
+    settings = ApiSettings(redis_url=server.url, files_url=url.replace("s3://bucket/", "s3://unknown/"))
     async with api_client(settings, token=await Accounts(redis).create_token(ACCOUNT)) as client:
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.json()["files"]) == (200, "DIRECTOR_FILES_URL: there is no such bucket")

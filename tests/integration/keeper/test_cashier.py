@@ -21,11 +21,6 @@ DAY_S = 100_000
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def cashier(redis: Redis, scripts: Scripts, catalog: Catalog, clock: FakeClock) -> Cashier:
     return Cashier(redis, scripts, Registry(redis, catalog, clock), clock)
 
@@ -60,14 +55,12 @@ async def test_one_sweep_settles_more_than_one_call_takes(cashier: Cashier, driv
     assert await used(redis) == (0, 0)
 
 
-async def test_two_cashiers_count_a_run_once(
-    cashier: Cashier, driver: QueueDriver, redis: Redis, scripts: Scripts
-) -> None:
+async def test_two_cashiers_count_a_run_once(cashier: Cashier, driver: QueueDriver, scripts: Scripts) -> None:
     prediction_id = await reserved(driver)
     await driver.run(await driver.claim_one(), 4)
     await scripts.spend(ACCOUNT, prediction_id=prediction_id, spent_s=4)
     assert await cashier.run_once() == 1
-    assert await used(redis) == (4, 0)
+    assert await used(driver.redis) == (4, 0)
 
 
 async def test_ended_prediction_is_settled_by_the_next_look(

@@ -96,9 +96,6 @@ async def test_dead_letter_succeeds_after_repair_and_revival(
             official._client.close()
 
 
-# ── typed access ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def dead(redis: Redis, scripts: Scripts) -> DeadLetters:
     return DeadLetters(redis, scripts, SystemClock())
@@ -215,11 +212,8 @@ def test_history_is_read_as_written() -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "1800000000000", "1800000000000" + "u" * 26, "0" * 12 + "1" * 26])
-def test_invalid_cursor_is_none(cursor: str) -> None:
+def test_invalid_cursor_is_refused(cursor: str) -> None:
     assert Place.parse(cursor) is None
-
-
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_command_lists_shows_revives_and_drops(
@@ -271,9 +265,6 @@ def test_incomplete_command_is_one_error_line(
     assert ended.stderr.count("\n") == 1
 
 
-# ── the admin API ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 async def admin(server: RedisServer, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
     token = await Accounts(redis).create_token("operators", scopes=("admin",))
@@ -299,8 +290,8 @@ async def test_dead_letters_need_the_scope_admin(
     refused = await admin.request(method, path, json={"all": True}, headers={"authorization": f"Bearer {token}"})
     assert refused.status_code == 403
     assert "admin" in refused.json()["detail"]
-    nobody = await admin.request(method, path, headers={"authorization": "Bearer x"})
-    assert nobody.status_code == 401
+    unknown = await admin.request(method, path, headers={"authorization": "Bearer x"})
+    assert unknown.status_code == 401
 
 
 async def test_admin_scope_does_not_allow_predictions(admin: httpx.AsyncClient) -> None:

@@ -13,7 +13,6 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from director.broker import keys
 from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.ids import Partition, PredictionId, QueueName, new_prediction_id, partition_of
@@ -33,7 +32,7 @@ from director.webhooks.addresses import AllowList
 from director.webhooks.delivery import LONGEST_S, SCHEDULE, Webhooks
 from director.webhooks.sender import Sender
 from tests.support.clock import FakeClock
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, driving
 from tests.support.servers import redis_server
 from tests.support.sink import Answer, Sink, sink
 
@@ -44,23 +43,10 @@ LIMIT_S = 20
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def registry(redis: Redis, catalog: Catalog, clock: FakeClock) -> Registry:
-    return Registry(redis, catalog, clock, keep_s=0)
-
-
-@pytest.fixture
 def past(driver: QueueDriver) -> QueueDriver:
     """The queue a minute ago, so that what expired then has expired by the server's clock."""
     driver.now_ms = time.time_ns() // 1_000_000 - 60_000
     return driver
-
-
-# ── reaper ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -113,11 +99,9 @@ async def test_one_sweep_recovers_more_than_one_call_takes(reaper: Reaper, past:
     assert dict((await reaper.run_once()).claims) == dict.fromkeys(lost, "waiting")
 
 
-async def test_two_reapers_recover_each_claim_once(
-    redis: Redis, scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
-) -> None:
+async def test_two_reapers_recover_each_claim_once(registry: Registry, past: QueueDriver, clock: FakeClock) -> None:
     lost = await expired_claims(past, LIMIT + 20)
-    pair = [make_reaper(redis, scripts, registry, clock) for _ in range(2)]
+    pair = [make_reaper(past.redis, past.scripts, registry, clock) for _ in range(2)]
     await keep_contact(*pair, clock=clock, seconds=15)
     both = await asyncio.gather(*(reaper.run_once() for reaper in pair))
     assert Counter(name for reaped in both for name, _ in reaped.claims) == Counter(lost)
@@ -147,15 +131,10 @@ async def test_lease_that_expires_during_a_server_freeze_is_kept(
 
 async def test_nothing_is_reaped_for_a_lease_after_a_server_restart(clock: FakeClock) -> None:
     with redis_server() as server:
-        redis = client(server.url)
-        gatherer = Gatherer(redis)
-        scripts = Scripts(gatherer)
-        catalog = Catalog(redis, scripts, SystemClock())
-        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-        driver = QueueDriver(redis, scripts, queue)
-        driver.now_ms = time.time_ns() // 1_000_000 - 60_000
-        reaper = make_reaper(redis, scripts, Registry(redis, catalog, clock), clock)
-        try:
+        async with driving(server.url) as driver:
+            driver.now_ms = time.time_ns() // 1_000_000 - 60_000
+            catalog = Catalog(driver.redis, driver.scripts, SystemClock())
+            reaper = make_reaper(driver.redis, driver.scripts, Registry(driver.redis, catalog, clock), clock)
             await keep_contact(reaper, clock=clock, seconds=15)
             assert await reaper.run_once() == Reaped()
             lost = await expired_claims(driver, 1)
@@ -163,17 +142,9 @@ async def test_nothing_is_reaped_for_a_lease_after_a_server_restart(clock: FakeC
             server.start()
             await keep_contact(reaper, clock=clock, seconds=15)
             assert {name for name, _ in (await reaper.run_once()).claims} == lost
-        finally:
-            await gatherer.aclose()
-            await redis.aclose()
 
 
-# ── promoter, expirer ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_due_retry_is_promoted_with_a_wakeup(
-    scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
-) -> None:
+async def test_due_retry_is_promoted_with_a_wakeup(scripts: Scripts, registry: Registry, past: QueueDriver) -> None:
     due = await past.submit()
     later = await past.submit()
     for claim in await past.claim_all():
@@ -187,14 +158,12 @@ async def test_due_retry_is_promoted_with_a_wakeup(
     assert await promote(scripts, registry) == {}
 
 
-async def test_faulty_queue_does_not_stop_the_sweep_of_others(
-    redis: Redis, scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
-) -> None:
-    await redis.sadd(keys.queues(), "acme/broken:000000000000")
-    await redis.set(keys.delayed(QueueName("acme/broken:000000000000")), "no sorted set", ex=60)
+async def test_faulty_queue_does_not_stop_the_sweep_of_others(registry: Registry, past: QueueDriver) -> None:
+    await past.redis.sadd(keys.queues(), "acme/broken:000000000000")
+    await past.redis.set(keys.delayed(QueueName("acme/broken:000000000000")), "no sorted set", ex=60)
     await past.submit()
     await past.release(await past.claim_one(), spent=True, delay_s=1)
-    assert await promote(scripts, registry) == {past.queue: 1}
+    assert await promote(past.scripts, registry) == {past.queue: 1}
 
 
 @pytest.mark.parametrize(("late", "status"), [("aborted", Status.ABORTED), ("", Status.FAILED)])
@@ -209,17 +178,12 @@ async def test_passed_deadline_ends_a_waiting_prediction(
     assert await expire(scripts, registry) == Expired()
 
 
-async def test_passed_deadline_of_a_run_notifies_its_director(
-    scripts: Scripts, registry: Registry, past: QueueDriver, clock: FakeClock
-) -> None:
+async def test_passed_deadline_of_a_run_notifies_its_director(registry: Registry, past: QueueDriver) -> None:
     await past.submit(lifetime_ms=5_000)
     claim = await past.claim_one(lease_s=3600)
-    assert await expire(scripts, registry) == Expired(told=1)
+    assert await expire(past.scripts, registry) == Expired(told=1)
     assert await past.extend(claim) == ["deadline"]
     assert await past.finish(claim, Status.CANCELED)
-
-
-# ── courier ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -259,13 +223,11 @@ async def make_due(past: QueueDriver, prediction_id: PredictionId) -> None:
     await past.redis.zadd(keys.owed(partition_of(prediction_id)), {prediction_id: 0}, xx=True)
 
 
-async def test_owed_webhook_arrives_signed_once(
-    courier: Courier, past: QueueDriver, receiver: Sink, redis: Redis
-) -> None:
+async def test_owed_webhook_arrives_signed_once(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     claim = await owe(past, receiver.url)
     assert (await courier.run_once()).outcomes == {"delivered": 1}
     [(headers, body)] = receiver.received
-    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
+    [secret] = await Accounts(past.redis).webhook_secrets(ACCOUNT)
     Webhook(secret).verify(body, dict(headers))
     said = json.loads(body)
     assert (said["id"], said["status"], said["output"]) == (claim.id, "succeeded", "grüße")
@@ -354,10 +316,7 @@ async def test_two_couriers_at_once_deliver_each_webhook_once(
     assert Counter(json.loads(body)["id"] for _, body in receiver.received) == Counter(ids)
 
 
-async def test_silent_receiver_does_not_delay_others(
-    redis: Redis, scripts: Scripts, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
-) -> None:
-    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
+async def test_silent_receiver_does_not_delay_others(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     async with sink() as silent, anyio.create_task_group() as tasks:
         silent.answer = Answer(delay_s=60)
         await owe(past, silent.url)
@@ -371,17 +330,11 @@ async def test_silent_receiver_does_not_delay_others(
 
 
 async def test_silent_host_fills_only_its_share_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    redis: Redis,
-    scripts: Scripts,
-    registry: Registry,
-    webhooks: Webhooks,
-    past: QueueDriver,
-    receiver: Sink,
+    monkeypatch: pytest.MonkeyPatch, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
     for name, number in (("PLACES", 4), ("PLACES_PER_HOST", 2), ("LONGEST_LINE", 3)):
         monkeypatch.setattr(f"director.keeper.courier.{name}", number)
-    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
+    courier = Courier(past.redis, past.scripts, registry, webhooks, SystemClock())
     async with sink() as silent, anyio.create_task_group() as tasks:
         silent.answer = Answer(delay_s=60)
         ids = [(await owe(past, silent.url)).id for _ in range(20)]
@@ -401,11 +354,10 @@ async def test_silent_host_fills_only_its_share_and_loses_nothing(
 
 
 async def test_webhook_without_a_secret_waits_for_the_operator(
-    scripts: Scripts, registry: Registry, redis: Redis, webhooks: Webhooks, past: QueueDriver, receiver: Sink
+    courier: Courier, past: QueueDriver, receiver: Sink
 ) -> None:
     claim = await owe(past, receiver.url)
-    await redis.delete(keys.account(ACCOUNT))
-    courier = Courier(redis, scripts, registry, webhooks, SystemClock())
+    await past.redis.delete(keys.account(ACCOUNT))
     assert (await courier.run_once()).outcomes == {"failed": 1}
     assert await owed(past, claim.id) is not None
     assert receiver.received == []
@@ -425,9 +377,6 @@ async def test_drain_waits_for_current_delivery_and_takes_no_other(
         assert (await courier.run_once()).outcomes == {}
         tasks.cancel_scope.cancel()
     assert await owed(past, second.id) is not None
-
-
-# ── receivers that are away ──────────────────────────────────────────────────────────────────────────────────────
 
 
 async def overdue(past: QueueDriver, ids: list[PredictionId]) -> None:
@@ -502,8 +451,6 @@ async def test_absent_receiver_does_not_delay_others_at_its_host(
 
 
 class SlowlyDue(Scripts):
-    """Answers late what is due."""
-
     async def due(
         self, partition: Partition, *, limit: int, hold_s: float, now_ms: int | None = None
     ) -> list[PredictionId]:
@@ -542,24 +489,20 @@ async def test_webhooks_of_another_partition_come_forward_too(
     assert (await patient.run_once()).outcomes == {"delivered": 1}
 
 
-async def test_webhook_owed_for_days_gets_its_last_attempt(
-    patient: Courier, past: QueueDriver, receiver: Sink, redis: Redis
-) -> None:
+async def test_webhook_owed_for_days_gets_its_last_attempt(patient: Courier, past: QueueDriver, receiver: Sink) -> None:
     receiver.answer = Answer(status=500)
     ids = [(await owe(past, receiver.url)).id for _ in range(AFTER)]
     await patient.run_once()
     await overdue(past, ids)
-    await redis.hset(keys.record(ids[0]), "completed", str(past.now_ms - int(LONGEST_S * 1000)))
+    await past.redis.hset(keys.record(ids[0]), "completed", str(past.now_ms - int(LONGEST_S * 1000)))
     told = await patient.run_once()
     assert (told.outcomes, told.put_off) == ({"given_up": 1}, AFTER - 1)
 
 
-async def test_redelivery_keeps_the_webhook_id(
-    courier: Courier, past: QueueDriver, receiver: Sink, scripts: Scripts
-) -> None:
+async def test_redelivery_keeps_the_webhook_id(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
     claim = await owe(past, receiver.url)
     await courier.run_once()
-    assert await scripts.redeliver(claim.id, account=ACCOUNT) == "owed"
+    assert await past.scripts.redeliver(claim.id, account=ACCOUNT) == "owed"
     assert (await courier.run_once()).outcomes == {"delivered": 1}
     first, second = (headers["webhook-id"] for headers, _ in receiver.received)
     assert first == second
@@ -586,20 +529,18 @@ async def test_no_second_attempt_begins_during_one(
     assert (await past.record(claim.id)).told == "delivered"
 
 
-async def test_both_secrets_verify_until_rotation_ends(
-    courier: Courier, past: QueueDriver, receiver: Sink, redis: Redis, scripts: Scripts
-) -> None:
-    accounts = Accounts(redis)
+async def test_both_secrets_verify_until_rotation_ends(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
+    accounts = Accounts(past.redis)
     [old] = await accounts.webhook_secrets(ACCOUNT)
     new = new_secret()
-    assert await scripts.rotate(ACCOUNT, secret=new, keep_s=3600) == "rotated"
+    assert await past.scripts.rotate(ACCOUNT, secret=new, keep_s=3600) == "rotated"
     await owe(past, receiver.url)
     await courier.run_once()
     [(headers, body)] = receiver.received
     assert len(headers["webhook-signature"].split(" ")) == 2
     for secret in (old, new):
         Webhook(secret).verify(body, dict(headers))
-    await scripts.rotate(ACCOUNT, secret=(newest := new_secret()), keep_s=0)
+    await past.scripts.rotate(ACCOUNT, secret=(newest := new_secret()), keep_s=0)
     await owe(past, receiver.url)
     await courier.run_once()
     _, (headers, body) = receiver.received

@@ -10,7 +10,6 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.gatherer import Arg, Gatherer
 from director.broker.scripts import Scripts
-from director.core.clock import SystemClock
 from director.core.ids import QueueName, partition_of
 from director.core.policy import Policy
 from director.keeper.keeper import EXPIRER_TICK_S
@@ -21,7 +20,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("present")]
 
 LEASE_S = 15.0
 SHORTEST_LIFE_S = 1  # the least that X-Start-By can ask for; Cancel-After is longer
@@ -62,7 +61,6 @@ class Keeping:
             self.clock.pass_time(1)
 
     async def sweep(self) -> int:
-        """Run all roles once, and return how many scripts they called."""
         before = self.gatherer.calls
         for run_once in (self.promote, self.expire, self.reaper.run_once):
             await run_once()
@@ -86,14 +84,6 @@ async def keeping(redis: Redis, catalog: Catalog, queues: list[QueueName]) -> As
     assert await keeping.sweep() == 2 * len(queues)  # the reaper looked as soon as contact was proven
     yield keeping
     await gatherer.aclose()
-
-
-@pytest.fixture
-def driver(redis: Redis, scripts: Scripts, queue: QueueName) -> QueueDriver:
-    """The queue by the server's own clock, which the roles follow."""
-    driver = QueueDriver(redis, scripts, queue)
-    driver.now_ms = SystemClock().now_ms()
-    return driver
 
 
 async def test_idle_queues_cost_no_script(keeping: Keeping) -> None:

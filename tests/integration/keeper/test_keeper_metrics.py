@@ -34,7 +34,6 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:
-    """A keeper in this event loop, and a client of its health port."""
     ports: list[int] = []
     async with anyio.create_task_group() as tasks:
         settings = KeeperSettings(redis_url=url, **given)  # type: ignore[arg-type]
@@ -46,19 +45,12 @@ async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClie
 
 
 async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str) -> Scrape:
-    """Return the scrape in which this series has this value."""
 
     async def look() -> Scrape:
         await anyio.sleep(0.05)
         return await scrape(http)
 
     return await eventually(look, f"{name} is {value}", until=lambda shown: shown.value(name, **labels) == value)
-
-
-@pytest.fixture
-def present(driver: QueueDriver) -> QueueDriver:
-    driver.now_ms = time.time_ns() // 1_000_000
-    return driver
 
 
 def observer_of(
@@ -104,7 +96,6 @@ async def test_metrics_show_queue_state_and_acts_of_roles(server: RedisServer, p
 
 @pytest.fixture
 def lone() -> Iterator[RedisServer]:
-    """A server of this test, since it is killed here."""
     with redis_server() as started:
         yield started
 
@@ -174,12 +165,7 @@ async def test_heaviest_account_is_shown_as_share_without_name(
     assert (await unnamed.run_once())["director_queue_tenant_waiting"] == {}
 
 
-# ── many queues ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Counting(Gatherer):
-    """Counts questions about queues."""
-
     asked = 0
 
     async def call(self, name, *given, **options):  # type: ignore[no-untyped-def]

@@ -18,18 +18,12 @@ from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
 from director.broker import keys
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
-from director.broker.scripts import Scripts
-from director.core.clock import SystemClock
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.ids import partition_of
-from director.core.policy import Policy
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, driving
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink
 
@@ -74,7 +68,6 @@ class Log:
 
 
 async def ready(http: httpx.AsyncClient, *, status: int) -> dict[str, Any]:
-    """Return the body of /readyz once it answers with `status`."""
     with anyio.fail_after(LIMIT_S):
         while True:
             response = await http.get("/readyz")
@@ -83,30 +76,14 @@ async def ready(http: httpx.AsyncClient, *, status: int) -> dict[str, Any]:
             await anyio.sleep(0.05)
 
 
-@asynccontextmanager
-async def driving(server: RedisServer) -> AsyncGenerator[QueueDriver]:
-    """A queue on this server, as it was a minute ago."""
-    redis = client(server.url)
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    try:
-        catalog = Catalog(redis, scripts, SystemClock())
-        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-        driver = QueueDriver(redis, scripts, queue)
-        driver.now_ms = time.time_ns() // 1_000_000 - 60_000
-        yield driver
-    finally:
-        await gatherer.aclose()
-        await redis.aclose()
-
-
 async def test_keeper_outlives_its_server_and_continues() -> None:
     with redis_server() as server:
-        async with driving(server) as driver, keeper_process(server, DIRECTOR_LEASE_S="1") as process:
+        async with driving(server.url) as driver, keeper_process(server, DIRECTOR_LEASE_S="1") as process:
             log = Log(process)
             port = (await log.until("health is served"))["port"]
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
                 assert await ready(http, status=200) == {"status": "ready", "durability": "always", "missing": {}}
+                driver.now_ms = time.time_ns() // 1_000_000 - 60_000
                 await driver.submit()
                 lost = await driver.claim_one()
                 assert (await log.until("claim recovered"))["prediction"] == lost.id
@@ -127,11 +104,12 @@ async def test_second_signal_ends_the_keeper_at_once() -> None:
     with redis_server() as server:
         async with (
             sink() as silent,
-            driving(server) as driver,
+            driving(server.url) as driver,
             keeper_process(server, DIRECTOR_WEBHOOK_ALLOW="loopback") as process,
         ):
             silent.answer = Answer(delay_s=60)
             await Accounts(driver.redis).create_token(ACCOUNT)
+            driver.now_ms = time.time_ns() // 1_000_000 - 60_000
             await driver.submit(webhook=silent.url, events="completed")
             told = await driver.claim_one()
             assert await driver.finish(told)

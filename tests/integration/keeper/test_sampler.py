@@ -34,8 +34,6 @@ class Server:
 
 
 class Keeping(Sampler):
-    """A sampler, and the number of its calls."""
-
     def __init__(self, redis: Redis, catalog: Catalog, scripts: Scripts, clock: FakeClock) -> None:
         self.server = Server(scripts, clock)
         super().__init__(self.server, Registry(redis, catalog, clock), clock)  # type: ignore[arg-type]

@@ -7,8 +7,6 @@ import anyio
 import pytest
 from msgspec import Struct
 
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.chaos.scene import SteppedClock
 from director.core.clock import SystemClock
@@ -17,8 +15,8 @@ from director.core.policy import Policy
 from director.core.schema import Claim
 from director.keeper.reaper import Reaper, ServerTime
 from director.keeper.registry import Registry
-from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
+from director.store.catalog import Catalog
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving, enqueue
 from tests.support.servers import stepped_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faketime]
@@ -46,7 +44,6 @@ class Service:
         self._reaper = reaper
 
     async def director(self, name: str, *, claims: int = CLAIMS) -> Director:
-        """Start a director with this number of claims."""
         for _ in range(claims):
             await enqueue(
                 self.scripts,
@@ -66,7 +63,6 @@ class Service:
         return director
 
     async def beat(self, director: Director) -> list[str]:
-        """Extend the director's claims."""
         return list(
             await self.scripts.extend(
                 self._queue,
@@ -84,7 +80,6 @@ class Service:
         return not reaped.is_held_off
 
     async def go_on(self, *living: Director, seconds: float) -> None:
-        """Let the reaper look repeatedly while the living directors extend their claims."""
         until = anyio.current_time() + seconds
         while anyio.current_time() < until:
             for director in living:
@@ -93,7 +88,6 @@ class Service:
             await anyio.sleep(TICK_S)
 
     async def prove_contact(self, *living: Director) -> None:
-        """Wait until the reaper may recover expired claims."""
         while not await self.tick():
             for director in living:
                 await self.beat(director)
@@ -101,24 +95,13 @@ class Service:
 
 
 @pytest.fixture(params=[3, 1], ids=["three-attempts", "one-attempt"])
-def attempts(request: pytest.FixtureRequest) -> int:
-    return request.param
-
-
-@pytest.fixture
-async def service(attempts: int) -> AsyncIterator[Service]:
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
     with stepped_server() as (server, stepped):
-        redis = client(server.url)
-        gatherer = Gatherer(redis)
-        scripts, clock = Scripts(gatherer), SystemClock()
-        catalog = Catalog(redis, scripts, clock)
-        policy = Policy(attempts=attempts)
-        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy)
-        time = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
-        reaper = Reaper(scripts, Registry(redis, catalog, clock), time, LEASE_S)
-        yield Service(scripts, queue, reaper, stepped)
-        await gatherer.aclose()
-        await redis.aclose()
+        async with driving(server.url, Policy(attempts=request.param)) as driver:
+            redis, scripts, clock = driver.redis, driver.scripts, SystemClock()
+            time = ServerTime(redis, scripts, clock, lease_s=LEASE_S)
+            reaper = Reaper(scripts, Registry(redis, Catalog(redis, scripts, clock), clock), time, LEASE_S)
+            yield Service(scripts, driver.queue, reaper, stepped)
 
 
 async def test_clock_step_forward_takes_no_claim_from_a_living_director(service: Service) -> None:

@@ -32,8 +32,6 @@ REPOSITORY = Path(__file__).parents[3]
 
 each_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
 
-# ---- the shipped schema is what `cog build` would make of the predictor ----
-
 INPUT_TYPES = {
     bool: {"type": "boolean"},
     float: {"type": "number"},
@@ -139,9 +137,6 @@ def test_cog_yaml_names_the_served_predictor(example):
     assert f'predict: "{example.predict}"\n' in (example.folder / "cog.yaml").read_text()
 
 
-# ---- the version id ----
-
-
 def test_version_id_is_stable_while_nothing_changes():
     assert version_id("example/hello", b"{}", b"pass") == version_id("example/hello", b"{}", b"pass")
     assert re.fullmatch(r"[0-9a-f]{64}", version_id("example/hello", b"{}", b"pass"))
@@ -150,9 +145,6 @@ def test_version_id_is_stable_while_nothing_changes():
 def test_version_id_differs_for_every_split_of_the_same_bytes():
     splits = [("a", b"b", b"c"), ("ab", b"", b"c"), ("", b"ab", b"c"), ("a", b"bc", b""), ("", b"", b"abc")]
     assert len({version_id(*split) for split in splits}) == len(splits)
-
-
-# ---- on a real Cog server ----
 
 
 @pytest.fixture(scope="module")
@@ -287,9 +279,6 @@ async def test_thumbnail_reports_a_file_that_is_no_picture(thumbnail):
     assert "image is not a picture that this model can read" in answer["error"]
 
 
-# ---- the support that other tests start their own models with ----
-
-
 @pytest.mark.cog
 async def test_model_that_cannot_start_is_served_as_setup_failed(tmp_path):
     broken = write_model(
@@ -344,9 +333,6 @@ async def test_server_with_two_slots_runs_two_predictions_at_once(tmp_path):
             both.start_soon(meet, "first")
             both.start_soon(meet, "second")
     assert outputs == ["met", "met"]
-
-
-# ---- the wheel ----
 
 
 def test_wheel_contains_the_examples_with_their_schemas(tmp_path):

@@ -54,8 +54,6 @@ def director(*line: str, home: Path, **settings: str) -> "subprocess.CompletedPr
 
 
 class Started:
-    """A running `director up`, and its output so far."""
-
     def __init__(self, process: "subprocess.Popen[bytes]", home: Path, out: Path) -> None:
         self.process = process
         self.home = home
@@ -110,9 +108,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[Started, None, Non
         yield running
 
 
-# ---- what it prints works as it stands ----
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_printed_curl_line_gives_the_models_output(up):
     [line] = [line for line in up.said.splitlines() if line.startswith("  curl ")]
@@ -143,9 +138,6 @@ def test_up_json_shows_the_addresses_and_what_runs(up):
         *(f"{part}-{model}" for part in ("model", "director") for model in ("hello", "thumbnail")),
     }
     assert all(is_alive(one) for one in up.processes.values())
-
-
-# ---- the other commands find it ----
 
 
 def test_predict_prints_only_the_output_on_stdout(up):
@@ -189,7 +181,7 @@ def test_refusal_of_the_model_is_one_line_and_exit_code_1(up):
 
 
 def test_unknown_model_is_one_line_with_the_next_step(up):
-    answer = director("predict", "nobody/nothing", home=up.home)
+    answer = director("predict", "unknown/nothing", home=up.home)
     assert answer.returncode == 1
     assert "director queues" in answer.stderr
 
@@ -246,9 +238,6 @@ def test_doctor_finds_nothing_wrong_with_the_bundled_server(up):
     answer = director("doctor", "--json", home=up.home)
     verdicts = {each["check"]: each["verdict"] for each in json.loads(answer.stdout)["checks"]}
     assert {verdicts[name] for name in ("durability", "eviction", "memory", "password")} == {"ok"}
-
-
-# ---- when something is wrong ----
 
 
 def test_second_up_in_the_same_home_is_one_line(up):
@@ -312,9 +301,6 @@ def test_model_server_with_a_dead_worker_is_restarted(up):
         os.kill(worker, signal.SIGKILL)
     up.wait_for("model-thumbnail ended (exit code 0); starting it again")
     until(lambda: up.processes["model-thumbnail"] != parent)
-
-
-# ---- ending, and going on ----
 
 
 def test_next_up_after_ctrl_c_keeps_token_and_data(tmp_path):

@@ -1,18 +1,27 @@
-"""Test the health routes of a process on a real port."""
+"""Test the health routes of a process on a real port, and that they show the durability of the server that answers."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 import httpx
 import pytest
+from redis.asyncio import Redis
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
 from director.broker.redis_client import client
+from director.core.settings import ApiSettings, KeeperSettings
+from director.execution.main import opened
+from director.keeper import keeper
 from director.runtime import process as health
 from director.runtime.process import Health, redis_check, serve_http
+from tests.support.api import api_client
+from tests.support.cog import free_port
+from tests.support.eventually import eventually
+from tests.support.live_director import settings_for
+from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
 
@@ -114,3 +123,85 @@ async def test_check_added_during_a_request_counts_from_the_next() -> None:
 
     health.checks = {"redis": learns_more}
     assert await health.missing() == {"redis": "redis is away"}
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """Start a separate server, whose durability the tests lower."""
+    with redis_server() as started:
+        yield started
+
+
+@asynccontextmanager
+async def api(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_client(ApiSettings(redis_url=url)) as http:
+        yield http
+
+
+@asynccontextmanager
+async def at_port(run: Callable[[Callable[[int], None]], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a process that reports its port at the start."""
+    ports: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, ports.append)
+        [port] = await eventually(lambda: ports, "it has begun")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield http
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def keeping(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with at_port(lambda started: keeper.run(KeeperSettings(redis_url=url), started=started)) as http:
+        yield http
+
+
+@asynccontextmanager
+async def directing(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    no_server = f"http://127.0.0.1:{free_port()}"
+    async with opened(settings_for(url, [no_server])) as pool, at_port(pool.direct) as http:
+        yield http
+
+
+@pytest.mark.parametrize("process", [api, keeping, directing])
+async def test_durability_level_is_shown_and_a_weakened_one_is_not_ready(
+    server: RedisServer, process: Callable[[str], AbstractAsyncContextManager[httpx.AsyncClient]]
+) -> None:
+    async with process(server.url) as http:
+
+        async def level() -> object:
+            return (await http.get("/readyz")).json().get("durability")
+
+        await eventually(level, "it is looked at", until=lambda shown: shown == "always")
+        async with Redis(unix_socket_path=str(server.socket)) as operator:
+            await operator.config_set("min-replicas-to-write", 1)
+            assert await level() == "replicated"
+            await operator.config_set("min-replicas-to-write", 0)
+            await operator.config_set("appendfsync", "everysec")
+        weak = await http.get("/readyz")
+        assert weak.status_code == 503
+        assert "DIRECTOR_DURABILITY=everysec" in weak.text
+
+
+async def test_director_is_live_but_not_ready_before_redis_answers(server: RedisServer) -> None:
+    server.stop()
+    port = free_port()
+    settings = settings_for(server.url, [f"http://127.0.0.1:{free_port()}"], health_port=port)
+    async with (
+        opened(settings) as pool,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def missing() -> dict[str, str]:
+            try:
+                return dict((await http.get("/readyz")).json()["missing"])
+            except httpx.TransportError:
+                return {}
+
+        tasks.start_soon(pool.direct, lambda _: None)
+        await eventually(missing, "it is asked for Redis", until=lambda told: "redis" in told)
+        assert (await http.get("/livez")).status_code == 200
+        server.start()
+        await eventually(missing, "Redis is there", until=lambda told: told.keys() == {"model"})
+        tasks.cancel_scope.cancel()

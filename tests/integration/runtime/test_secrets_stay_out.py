@@ -25,7 +25,7 @@ from director.chaos import wire
 from director.core.runner_config import HttpConfig
 from director.servers.runners import RunnerOptions
 from director.servers.runners.http import HttpRunner
-from director.servers.runners.runner import Ended, RunRequest
+from director.servers.runners.runner import RunRequest
 from director.store.accounts import Accounts
 from tests.support.cog import cog_server, free_port, write_model
 from tests.support.eventually import eventually
@@ -97,8 +97,6 @@ SCHEMA: Final = {
 
 
 class Processes:
-    """The processes of the product, and their log files."""
-
     def __init__(self, folder: Path, common: Mapping[str, str]) -> None:
         self._folder = folder
         self._common = common
@@ -126,7 +124,6 @@ class Processes:
         return {path.stem: path.read_text() for path in sorted(self._folder.glob("*.log"))}
 
     def said(self, name: str) -> set[str]:
-        """Return the messages of one process so far."""
         lines = self.logs.get(name, "").splitlines(keepends=True)
         return {json.loads(line)["message"] for line in lines if line.endswith("}\n")}
 
@@ -162,7 +159,6 @@ async def parrot() -> AsyncIterator[str]:
 
 @pytest.fixture
 def locked() -> Iterator[RedisServer]:
-    """Start a server that requires a password."""
     with redis_server(loopback=True) as server:
         lock(server)
         yield server
@@ -182,7 +178,6 @@ async def test_refusal_that_repeats_our_key_is_reported_without_it(status: int) 
         given = Raw(json.dumps({"text": f"answer {status}"}).encode())
         *_, ended = [event async for event in runner.run(RunRequest(id="a" * 26, input=given))]
         await runner.aclose()
-    assert isinstance(ended, Ended)
     assert "Bearer ***" in (ended.error or "")
     assert HEADER not in f"{ended} {health}"
     assert "Bearer ***" in health[1].detail
@@ -275,7 +270,6 @@ def said_by(processes: Processes, names: Any) -> set[str]:
 
 
 def found_in(texts: Mapping[str, str], secrets: set[str]) -> list[tuple[str, str, str]]:
-    """Return the places where each secret appears."""
     return [
         (where, secret, line[:2000])
         for where, text in texts.items()

@@ -40,19 +40,19 @@ SOURCE = """
         async def predict(self, text: str = "") -> str:
             return text
 """
-SECRET = "what-nobody-but-the-model-may-see"
+SECRET = "what-only-the-model-may-see"
 
 
 class Service:
     """All processes in this loop, and a caller."""
 
-    def __init__(self, client: httpx.AsyncClient, receiver: Sink) -> None:
+    def __init__(self, client: httpx.AsyncClient, model: Sink, receiver: Sink) -> None:
         self._client = client
+        self.model = model
         self._traces = new_traces()
         self.receiver = receiver
 
     async def create(self, *, state: str = "", flags: str = "01") -> str:
-        """Ask for a prediction, in a new trace."""
         trace_id = next(self._traces)
         headers = {"traceparent": f"00-{trace_id}-{CALLER}-{flags}"} | ({"tracestate": state} if state else {})
         answer = await self._client.post("/v1/predictions", json=self._asked, headers=headers)
@@ -64,7 +64,6 @@ class Service:
         assert answer.status_code == 201
 
     async def refused(self) -> str:
-        """Send an invalid request, which is refused."""
         trace_id = next(self._traces)
         asked = {**self._asked, "webhook": self.receiver.url}
         headers = {"traceparent": f"00-{trace_id}-{CALLER}-01", "X-Priority": "soon"}
@@ -108,19 +107,31 @@ async def echo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serving(redis: Redis, url: str, server: str, traces: Traces | None, **given: Any) -> AsyncIterator[Service]:
-    """Run API, director and keeper, each with its own collected spans."""
+async def serving(
+    redis: Redis, url: str, traces: Traces | None, server: str = "", **given: Any
+) -> AsyncIterator[Service]:
+    """Run API, director and keeper, each with its own collected spans.
+
+    The model server answers "done" to each request, unless another `server` is given.
+    """
     processes = ("api", "director", "keeper")
     api, director, keeper = (None if traces is None else traces.tracing(name) for name in processes)
     token = await Accounts(redis).create_token(ACCOUNT)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(api_client(ApiSettings(redis_url=url), token=token, tracing=api))
-        receiver = await stack.enter_async_context(sink())
+        model, receiver = [await stack.enter_async_context(sink()) for _ in range(2)]
         keeps = keeping(redis, url, schedule="1s,1s,1s", probe_s=0.2, **({} if keeper is None else {"tracing": keeper}))
         await stack.enter_async_context(keeps)
-        given = {"webhook_allow": "loopback", "backoff_s": 0, **given}
-        await stack.enter_async_context(live_director(url, server, tracing=director, **given))
-        yield Service(client, receiver)
+        given = {"webhook_allow": "loopback", "backoff_s": 0, **given} | ({} if server else HTTP)
+        await stack.enter_async_context(live_director(url, server or model.url, tracing=director, **given))
+        model.answer = Answer(body=b'"done"')  # only now: the director has asked for its schema
+        yield Service(client, model, receiver)
+
+
+@pytest.fixture
+async def service(redis: Redis, server: RedisServer, queue: QueueName, traces: Traces) -> AsyncIterator[Service]:
+    async with serving(redis, server.url, traces) as service:
+        yield service
 
 
 def check_whole(found: Trace, told: list[str]) -> None:
@@ -140,17 +151,15 @@ STEPS = ("enqueue", "wait", "claim", "run", "webhook")
 
 
 async def test_trace_is_complete_from_the_caller_to_its_webhook(
-    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
+    service: Service, queue: QueueName, traces: Traces
 ) -> None:
-    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
-        model.answer = Answer(body=b'"done"')
-        trace_id = await service.create(state="rojo=00f067aa0ba902b7")
-        told = await service.told(trace_id)
-        await eventually(lambda: "webhook" in traces.of(trace_id), "all spans have ended")
+    trace_id = await service.create(state="rojo=00f067aa0ba902b7")
+    told = await service.told(trace_id)
+    await eventually(lambda: "webhook" in traces.of(trace_id), "all spans have ended")
     found = traces.of(trace_id)
     check_whole(found, told)
     [run], [wait], [webhook] = found["run"], found["wait"], found["webhook"]
-    [asked] = [each.headers for each in model.received if each.headers.get("traceparent")]
+    [asked] = [each.headers for each in service.model.received if each.headers.get("traceparent")]
     assert asked["traceparent"] == traceparent_of(run)
     assert asked["tracestate"] == "rojo=00f067aa0ba902b7"
     assert service.receiver.received[0].headers["tracestate"] == "rojo=00f067aa0ba902b7"
@@ -166,15 +175,12 @@ async def test_trace_is_complete_from_the_caller_to_its_webhook(
     assert {span.resource.attributes["service.name"] for span in traces.all} == {"api", "director"}
 
 
-async def test_spans_contain_neither_input_nor_account(
-    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
-) -> None:
-    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
-        model.answer = Answer(status=500, body=SECRET.encode())
-        trace_id = await service.create()
-        await service.told(trace_id)
-        refused = await service.refused()
-        await eventually(lambda: "webhook" in traces.of(trace_id), "all spans have ended")
+async def test_spans_contain_neither_input_nor_account(service: Service, traces: Traces) -> None:
+    service.model.answer = Answer(status=500, body=SECRET.encode())
+    trace_id = await service.create()
+    await service.told(trace_id)
+    refused = await service.refused()
+    await eventually(lambda: "webhook" in traces.of(trace_id), "all spans have ended")
     told = "".join(span.to_json() for span in traces.all)
     assert SECRET not in told
     assert f'"{ACCOUNT}"' not in told
@@ -198,15 +204,11 @@ async def test_spans_name_accounts_where_configured(
     assert parent_of(enqueue) == ""
 
 
-async def test_second_attempt_has_its_own_spans_in_the_same_trace(
-    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
-) -> None:
-    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
-        model.answers.append(Answer(reset=True))
-        model.answer = Answer(body=b'"done"')
-        trace_id = await service.create()
-        await service.told(trace_id)
-        await eventually(lambda: len(traces.of(trace_id).get("claim", [])) == 2, "both claims have ended")
+async def test_second_attempt_has_its_own_spans_in_the_same_trace(service: Service, traces: Traces) -> None:
+    service.model.answers.append(Answer(reset=True))
+    trace_id = await service.create()
+    await service.told(trace_id)
+    await eventually(lambda: len(traces.of(trace_id).get("claim", [])) == 2, "both claims have ended")
     found = traces.of(trace_id)
     assert {name: len(spans) for name, spans in found.items()} == {
         "enqueue": 1, "wait": 2, "claim": 2, "run": 2, "webhook": 1,
@@ -217,7 +219,7 @@ async def test_second_attempt_has_its_own_spans_in_the_same_trace(
     assert first.end_time is not None
     assert second.start_time is not None
     assert second.start_time >= first.end_time
-    asked = [each.headers["traceparent"] for each in model.received if "traceparent" in each.headers]
+    asked = [each.headers["traceparent"] for each in service.model.received if "traceparent" in each.headers]
     assert asked == [traceparent_of(run) for run in found["run"]]
 
 
@@ -229,7 +231,7 @@ async def test_recovered_prediction_continues_in_the_same_trace(
     async with sink() as model, sink() as receiver:
         model.answer = Answer(body=b'"done"')
         async with api_client(settings, token=token, tracing=api) as client:
-            service = Service(client, receiver)
+            service = Service(client, model, receiver)
             trace_id = await service.create()
         [claim] = await scripts.claim(queue, consumer="silent", nonce="n", count=1, lease_s=0.5)
         assert claim.record.trace["traceparent"] == traceparent_of(traces.of(trace_id)["enqueue"][0])
@@ -248,15 +250,11 @@ async def test_recovered_prediction_continues_in_the_same_trace(
     assert (wait.start_time or 0) > (enqueue.end_time or 0) + 400_000_000, "it waits since the lease was over"
 
 
-async def test_webhook_delivered_by_the_keeper_is_in_the_trace(
-    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
-) -> None:
-    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
-        model.answer = Answer(body=b'"done"')
-        service.receiver.answers.append(Answer(status=500))
-        trace_id = await service.create()
-        told = await service.told(trace_id, times=2)
-        await eventually(lambda: len(traces.of(trace_id).get("webhook", [])) == 2, "both have ended")
+async def test_webhook_delivered_by_the_keeper_is_in_the_trace(service: Service, traces: Traces) -> None:
+    service.receiver.answers.append(Answer(status=500))
+    trace_id = await service.create()
+    told = await service.told(trace_id, times=2)
+    await eventually(lambda: len(traces.of(trace_id).get("webhook", [])) == 2, "both have ended")
     webhooks = traces.of(trace_id)["webhook"]
     assert told == [traceparent_of(webhook) for webhook in webhooks]
     assert [facts(webhook)["attempt"] for webhook in webhooks] == [1, 2]
@@ -265,29 +263,26 @@ async def test_webhook_delivered_by_the_keeper_is_in_the_trace(
     assert {parent_of(webhook) for webhook in webhooks} == {traceparent_of(traces.of(trace_id)["enqueue"][0])[36:52]}
 
 
-async def test_unsampled_trace_has_no_spans_and_is_passed_on(
-    redis: Redis, server: RedisServer, queue: QueueName, traces: Traces
-) -> None:
-    async with sink() as model, serving(redis, server.url, model.url, traces, **HTTP) as service:
-        model.answer = Answer(body=b'"done"')
-        trace_id = await service.create(flags="00")
-        [told] = await service.told(trace_id)
+async def test_unsampled_trace_has_no_spans_and_is_passed_on(service: Service, traces: Traces) -> None:
+    trace_id = await service.create(flags="00")
+    [told] = await service.told(trace_id)
     assert told == f"00-{trace_id}-{CALLER}-00"
-    assert [each.headers["traceparent"] for each in model.received if "traceparent" in each.headers] == [told]
+    assert [each.headers["traceparent"] for each in service.model.received if "traceparent" in each.headers] == [told]
     assert traces.all == ()
 
 
 async def test_without_the_extra_a_trace_is_passed_on_unchanged(
     redis: Redis, server: RedisServer, queue: QueueName
 ) -> None:
-    async with sink() as model, serving(redis, server.url, model.url, None, **HTTP) as service:
-        model.answer = Answer(body=b'"done"')
+    async with serving(redis, server.url, None) as service:
         trace_id = await service.create(state="rojo=1")
         [told] = await service.told(trace_id)
         await service.create_without_a_trace()
         await service.receiver.arrived(2)
     assert told == f"00-{trace_id}-{CALLER}-01"
-    first, second = (each.headers for each in model.received)
+    first, second = (
+        each.headers for each in service.model.received if each.body
+    )  # the director asked for a schema too
     assert (first["traceparent"], first["tracestate"]) == (told, "rojo=1")
     assert "traceparent" not in second
     assert "traceparent" not in service.receiver.received[1].headers
@@ -315,7 +310,7 @@ async def test_load_of_100_per_second_has_complete_traces(
     redis: Redis, server: RedisServer, queue: QueueName, traces: Traces, echo: str, seconds: int
 ) -> None:
     made: list[str] = []
-    async with serving(redis, server.url, echo, traces, concurrent_predictions=4) as service:
+    async with serving(redis, server.url, traces, echo, concurrent_predictions=4) as service:
         async with anyio.create_task_group() as callers:
 
             async def ask() -> None:
@@ -349,7 +344,7 @@ async def test_processes_send_their_spans_to_one_collector(redis: Redis, server:
                 director_process(server.url, model.url, webhook_allow="loopback", **HTTP),
                 httpx.AsyncClient(base_url=api.url, headers={"Authorization": f"Bearer {token}"}) as client,
             ):
-                service = Service(client, receiver)
+                service = Service(client, model, receiver)
                 trace_id = await service.create()
                 [told] = await service.told(trace_id)
                 await eventually(lambda: set(brought(collector, trace_id)) == set(STEPS), "all spans came")

@@ -13,7 +13,7 @@ from api.predictions.validation import can_stream
 from director.core.runner_config import OpenAiConfig, decode_runner_config
 from director.servers.runners import RunnerOptions
 from director.servers.runners.openai import OpenAiRunner
-from director.servers.runners.runner import Began, HealthStatus, Measured, Outcome, Produced, RunRequest
+from director.servers.runners.runner import Began, Ended, HealthStatus, Measured, Outcome, Produced, RunRequest
 from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog, stream
@@ -41,6 +41,11 @@ def runner_of(url: str, **given: Any) -> OpenAiRunner:
     config = decode_runner_config(json.dumps({"kind": "openai"} | given))
     assert isinstance(config, OpenAiConfig)
     return OpenAiRunner(config, RunnerOptions(url=url, max_body=MOST_BYTES))
+
+
+async def end_of(asked: RunRequest, url: str, **given: Any) -> Ended:
+    async with opened(runner_of(url, **given)) as runner:
+        return the_end(await follow(runner, asked))
 
 
 def request(*, wants_progress: bool = True, **given: object) -> RunRequest:
@@ -79,8 +84,7 @@ async def test_run_without_progress_returns_everything_at_the_end(server: ModelS
 
 
 async def test_prompt_gets_completions(server: ModelServer) -> None:
-    async with opened(runner_of(server.url, endpoint="completions")) as runner:
-        ended = the_end(await follow(runner, request(prompt=json.dumps({"n": 2}), max_tokens=5)))
+    ended = await end_of(request(prompt=json.dumps({"n": 2}), max_tokens=5), server.url, endpoint="completions")
     assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(b'["a0","a1"]'))
 
 
@@ -100,8 +104,7 @@ async def test_request_to_the_server_has_the_expected_fields(
     scripted: ScriptedCog, given: dict[str, Any], messages: list[Any]
 ) -> None:
     scripted.on("POST", CHAT, stream(piece("ok", "stop"), DONE))
-    async with opened(runner_of(scripted.url)) as runner:
-        assert the_end(await follow(runner, request(**given, temperature=0.5))).outcome is Outcome.SUCCEEDED
+    assert (await end_of(request(**given, temperature=0.5), scripted.url)).outcome is Outcome.SUCCEEDED
     (exchange,) = scripted.asked("POST", CHAT)
     assert json.loads(exchange.body) == {
         "model": "tiny",
@@ -149,15 +152,13 @@ async def test_only_a_finished_stream_is_a_success(
     scripted: ScriptedCog, chunks: list[bytes], outcome: Outcome, output: bytes | None
 ) -> None:
     scripted.on("POST", CHAT, stream(*chunks))
-    async with opened(runner_of(scripted.url)) as runner:
-        ended = the_end(await follow(runner, request(prompt="a")))
+    ended = await end_of(request(prompt="a"), scripted.url)
     assert (ended.outcome, ended.output) == (outcome, None if output is None else Raw(output))
 
 
 async def test_endless_stream_is_not_kept(scripted: ScriptedCog) -> None:
     scripted.on("POST", CHAT, stream(*[piece("x" * 10_000)] * 50))
-    async with opened(runner_of(scripted.url)) as runner:
-        ended = the_end(await follow(runner, request(prompt="a")))
+    ended = await end_of(request(prompt="a"), scripted.url)
     assert (ended.outcome, ended.error) == (Outcome.FAILED, f"The model's output is larger than {MOST_BYTES} bytes")
 
 

@@ -37,6 +37,11 @@ def runner_of(url: str, **given: Any) -> PollingRunner:
     return PollingRunner(config, RunnerOptions(url=url, max_body=MOST_BYTES))
 
 
+async def end_of(asked: RunRequest, url: str, **given: Any) -> Ended:
+    async with opened(runner_of(url, **given)) as runner:
+        return the_end(await follow(runner, asked))
+
+
 def request(remote: str = "", **given: object) -> RunRequest:
     asked = KIND.request(**given)
     return RunRequest(id=asked.id, input=asked.input, remote=remote)
@@ -149,22 +154,17 @@ async def test_remaining_runs_are_abandoned_when_the_runner_closes(server: Model
         assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
         await runner.cancel(ID)
         goes_on = the_end([event async for event in run]).goes_on
-    assert isinstance(goes_on, asyncio.Task)
     assert goes_on.cancelled()
     gate.touch()
 
 
 async def test_run_that_takes_too_long_is_stopped_and_fails(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    async with opened(runner_of(server.url, longest_s=0.1)) as runner:
-        ended = the_end(await follow(runner, request(gate=str(gate))))
+    ended = await end_of(request(gate=str(gate)), server.url, longest_s=0.1)
     assert (ended.outcome, ended.error) == (Outcome.FAILED, "It ran for longer than 0.1 s")
     with anyio.fail_after(30):
         while not gate.with_name("gate.stopped").exists():  # noqa: ASYNC110 - another process makes it
             await anyio.sleep(0.005)
-
-
-# ---- what a real server is hard to make to say ----
 
 
 @pytest.fixture
@@ -195,8 +195,7 @@ async def test_many_state_names_are_known_and_an_unknown_one_is_reported(
     scripted.on(
         "GET", "/jobs/7", answer(200, {"state": "in_queue"}), answer(200, {"state": "Running"}), answer(200, done)
     )
-    async with opened(runner_of(scripted.url)) as runner:
-        ended = the_end(await follow(runner, request()))
+    ended = await end_of(request(), scripted.url)
     assert ended.outcome is outcome
     if word in ("baked", True):
         assert repr(str(word).lower()) in (ended.error or "")
@@ -207,23 +206,20 @@ async def test_many_state_names_are_known_and_an_unknown_one_is_reported(
 async def test_brief_server_error_is_polled_again(scripted: ScriptedCog, status: int) -> None:
     stumbles = [answer(status, b"busy"), answer(200, b"<html>"), answer(200, {"state": "ok", "result": {"items": []}})]
     scripted.on("GET", "/jobs/7", *stumbles)
-    async with opened(runner_of(scripted.url)) as runner:
-        assert the_end(await follow(runner, request())).outcome is Outcome.SUCCEEDED
+    assert (await end_of(request(), scripted.url)).outcome is Outcome.SUCCEEDED
 
 
 @pytest.mark.parametrize("status", [500, 503])
 async def test_one_error_loses_no_run_that_is_polled_rarely(scripted: ScriptedCog, status: int) -> None:
     done = answer(200, {"state": "ok", "result": {"items": []}})
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(status, b"busy"), done)
-    async with opened(runner_of(scripted.url, interval_s=0.3, away_s=0.2)) as runner:
-        assert the_end(await follow(runner, request())).outcome is Outcome.SUCCEEDED
+    assert (await end_of(request(), scripted.url, interval_s=0.3, away_s=0.2)).outcome is Outcome.SUCCEEDED
     assert len(scripted.asked("POST", "/jobs")) == 1
 
 
 async def test_server_with_only_errors_has_lost_the_run(scripted: ScriptedCog) -> None:
     scripted.on("GET", "/jobs/7", answer(500, b"oh no"))
-    async with opened(runner_of(scripted.url, away_s=2)) as runner:
-        ended = the_end(await follow(runner, request()))
+    ended = await end_of(request(), scripted.url, away_s=2)
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, False)
     assert "oh no" in (ended.error or "")
 
@@ -231,8 +227,7 @@ async def test_server_with_only_errors_has_lost_the_run(scripted: ScriptedCog) -
 @pytest.mark.parametrize("name", ["..", "", None, "x" * 300, "a\nb", {"a": 1}], ids=str)
 async def test_unusable_run_id_counts_as_missing(scripted: ScriptedCog, name: object) -> None:
     scripted.on("POST", "/jobs", answer(200, {"job": {"id": name}}))
-    async with opened(runner_of(scripted.url)) as runner:
-        ended = the_end(await follow(runner, request()))
+    ended = await end_of(request(), scripted.url)
     assert (ended.outcome, ended.error) == (Outcome.LOST, "The model server's answer is without an id at /job/id")
     assert not scripted.asked("GET", "/jobs/")
 

@@ -58,12 +58,10 @@ async def runner(kind: Kind, server: LiveServer) -> AsyncGenerator[Runner, None]
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Return a file for which a run waits."""
     return tmp_path / "gate"
 
 
 async def healthy(runner: Runner) -> Health:
-    """Wait until the server has a free slot."""
     with anyio.fail_after(30):
         while (health := await runner.health()).status is not HealthStatus.READY:  # noqa: ASYNC110 - it tells no event
             await anyio.sleep(0.005)
@@ -90,9 +88,6 @@ def is_well_formed(events: list[RunEvent]) -> bool:
     indexes = [event.index for event in events if isinstance(event, Produced)]
     in_order = begins == ([0] if len(events) > 1 or begins else [])
     return ends == [len(events) - 1] and in_order and indexes == list(range(len(indexes)))
-
-
-# ---- a run ----
 
 
 async def test_server_is_the_expected_one(kind: Kind, runner: Runner) -> None:
@@ -178,9 +173,6 @@ async def test_concurrent_runs_on_one_runner_do_not_mix(kind: Kind, runner: Runn
         assert msgspec.json.decode(output(events) or b"") == [f"run {number} item 0"]
 
 
-# ---- being stopped ----
-
-
 async def test_canceled_run_stops_on_the_server_and_ends_as_canceled(kind: Kind, runner: Runner, gate: Path) -> None:
     events: list[RunEvent] = []
     with anyio.fail_after(30):
@@ -226,18 +218,13 @@ async def test_closing_the_runner_loses_open_runs(kind: Kind, server: LiveServer
     assert the_end(rest).outcome is Outcome.LOST
     assert [type(event) for event in rest].count(Ended) == 1
     (ended,) = await follow(runner, kind.request())
-    assert isinstance(ended, Ended)
     assert ended.outcome is Outcome.LOST
-
-
-# ---- a server that is not well ----
 
 
 async def test_run_without_a_listening_server_never_begins_and_health_reports_it(kind: Kind) -> None:
     async with opened(kind.runner(f"http://127.0.0.1:{free_port()}", INBOX)) as runner:
         assert (await runner.health()).status is HealthStatus.UNREACHABLE
         (ended,) = await follow(runner, kind.request())
-        assert isinstance(ended, Ended)
         assert ended.outcome is Outcome.REFUSED
         assert await runner.shutdown() is False
 

@@ -61,7 +61,6 @@ async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneSer
 
 
 async def ask(server: Server, transport: OneServer) -> bytes:
-    """Return the whole answer."""
     response = await transport.send("GET", "/x")
     return b"".join([chunk async for chunk in response.chunks()])
 
@@ -196,7 +195,7 @@ async def test_unreachable_server_is_reported_without_its_address() -> None:
     assert "127.0.0.1" not in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["a..b", "a" * 64, "xn--a", "nobody.invalid"])
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "xn--a", "unknown.invalid"])
 async def test_impossible_host_name_counts_as_unreachable(host: str) -> None:
     with pytest.raises(httpx.ConnectError):
         await OneServer(f"http://{host}:5000").send("GET", "/x")

@@ -148,10 +148,8 @@ async def test_queue_change_is_recorded_with_the_name_of_the_queue(
     ]
 
 
-async def test_dead_letter_changes_name_at_most_twenty_ids(
-    redis: Redis, scripts: Scripts, changes: Changes, driver: QueueDriver
-) -> None:
-    dead = DeadLetters(redis, scripts, SystemClock())
+async def test_dead_letter_changes_name_at_most_twenty_ids(changes: Changes, driver: QueueDriver) -> None:
+    dead = DeadLetters(driver.redis, driver.scripts, SystemClock())
     letter = await driver.die()
     await dead.revive(dead.every([driver.queue]), by=BY, asked=Asked(queue=driver.queue))
     await dead.drop(dead.every([driver.queue]), by=BY, asked=Asked(ids=[letter] * 50))

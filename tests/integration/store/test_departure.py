@@ -11,20 +11,15 @@ from typing import Any
 import anyio
 import pytest
 from anyio import to_thread
+from redis import Redis
 
 from director.broker import keys
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
-from director.broker.scripts import Scripts
-from director.core.clock import SystemClock
 from director.core.ids import PredictionId
-from director.core.policy import Policy
 from director.runtime.crash import KILLED, MOVER_POINTS, Point
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.eventually import eventually
 from tests.support.keyspace import leaks
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +29,6 @@ Ended = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def far_server() -> Iterator[RedisServer]:
-    """The server that predictions move to."""
     with redis_server() as started:
         yield started
 
@@ -42,19 +36,12 @@ def far_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def there(far_server: RedisServer) -> AsyncIterator[QueueDriver]:
     """Return the queue of the same name there, by that server's clock."""
-    redis = client(far_server.url)
-    gatherer = Gatherer(redis)
-    try:
-        await redis.flushall()
-        scripts = Scripts(gatherer)
-        catalog = Catalog(redis, scripts, SystemClock())
-        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-        await Accounts(redis).create(ACCOUNT)
-        yield QueueDriver(redis, scripts, queue)
-        assert await leaks(redis) == []
-    finally:
-        await gatherer.aclose()
-        await redis.aclose()
+    with Redis.from_url(far_server.url) as far:
+        far.flushall()
+    async with driving(far_server.url) as there:
+        await Accounts(there.redis).create(ACCOUNT)
+        yield there
+        assert await leaks(there.redis) == []
 
 
 class Mover:
@@ -73,7 +60,6 @@ class Mover:
         )
 
     async def told(self, *options: str) -> dict[str, Any]:
-        """Return the printed counts that are not zero."""
         ended = await self.run("--json", *options)
         assert (ended.returncode, ended.stderr) == (0, "")
         said = json.loads(ended.stdout)
@@ -164,22 +150,16 @@ async def test_killed_move_may_be_put_back(mover: Mover, driver: QueueDriver, th
 
 async def test_nothing_is_lost_while_the_other_server_is_away(server: RedisServer, driver: QueueDriver) -> None:
     with redis_server() as far:
-        redis = client(far.url)
-        gatherer = Gatherer(redis)
-        catalog = Catalog(redis, Scripts(gatherer), SystemClock())
-        queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-        await Accounts(redis).create(ACCOUNT)
-        mover, there = Mover(server, far), QueueDriver(redis, Scripts(gatherer), queue)
-        ids = [await driver.submit() for _ in range(120)]
-        assert (await mover.run(dies_at="after_arrive")).returncode == KILLED
-        far.kill()
-        ended = await mover.run()
-        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-        far.start()
-        await mover.told()
-        assert await run_all(there) == Counter(ids)
-        await gatherer.aclose()
-        await redis.aclose()
+        async with driving(far.url) as there:
+            await Accounts(there.redis).create(ACCOUNT)
+            mover, ids = Mover(server, far), [await driver.submit() for _ in range(120)]
+            assert (await mover.run(dies_at="after_arrive")).returncode == KILLED
+            far.kill()
+            ended = await mover.run()
+            assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+            far.start()
+            await mover.told()
+            assert await run_all(there) == Counter(ids)
 
 
 @pytest.mark.heavy

@@ -31,7 +31,6 @@ async def test_other_kind_has_its_own_streams_and_policy(catalog: Catalog, queue
     before = await redis.hgetall(keys.meta(queue))
     trainings = await register(catalog, attempts=7)
     known = await catalog.of_kind(version, "training")
-    assert known is not None
     assert (known.queue, known.streams, known.size) == (trainings, 4, 1)
     assert await catalog.of_kind(version, "") == version
     assert await redis.hgetall(keys.meta(queue)) == before, "that of predictions is as its directors have it"
@@ -48,7 +47,6 @@ async def test_prediction_queue_is_created_for_an_unknown_version(catalog: Catal
     trainings = await register(catalog)
     assert await catalog.queues() == [queue_name(MODEL, VERSION), trainings]
     version = await catalog.version(MODEL, VERSION)
-    assert version is not None
     assert version.queue == queue_name(MODEL, VERSION)
 
 

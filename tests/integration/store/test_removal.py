@@ -43,7 +43,6 @@ class Steps:
 
     @property
     def are_taken(self) -> bool:
-        """Return whether there was a step of this number."""
         return self._left < 0
 
     async def take(self) -> None:
@@ -99,7 +98,6 @@ async def assert_known(redis: Redis, catalog: Catalog, queue: QueueName) -> None
     assert await catalog.version(MODEL, VERSION) is not None
     assert await catalog.model_of(VERSION) == MODEL
     model = await catalog.model(MODEL)
-    assert model is not None
     assert model.latest in await catalog.version_ids(MODEL)
 
 

@@ -193,9 +193,6 @@ async def test_no_claim_after_suspension_despite_racing_creates(
     assert len(await driver.claim_all()) >= 20
 
 
-# ── interrupted ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("reached", ["nothing", "what is written down", "one queue of two"])
 async def test_keeper_finishes_an_interrupted_suspension(
     reached: str, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
@@ -273,13 +270,8 @@ async def test_late_keeper_does_not_undo_a_suspension(
     assert await driver.claim_all() == []
 
 
-# ── an operator ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_operator_suspends_and_resumes_over_http(
-    settings: ApiSettings, redis: Redis, driver: QueueDriver, token: str
-) -> None:
-    operator = await Accounts(redis).create_token("operators", scopes=("admin",))
+async def test_operator_suspends_and_resumes_over_http(settings: ApiSettings, driver: QueueDriver, token: str) -> None:
+    operator = await Accounts(driver.redis).create_token("operators", scopes=("admin",))
     path = f"/v1/admin/accounts/{ACCOUNT}"
     async with api_client(settings, token=operator) as admin:
         await driver.submit()
@@ -295,7 +287,7 @@ async def test_operator_suspends_and_resumes_over_http(
             assert refused.status_code == 400
             assert "because" not in refused.text
         for act in ("suspend", "resume"):
-            gone = await admin.post(f"/v1/admin/accounts/nobody/{act}", json={"policy": "hold"})
+            gone = await admin.post(f"/v1/admin/accounts/unknown/{act}", json={"policy": "hold"})
             assert gone.status_code == 404
     async with api_client(settings, token=token) as caller:
         assert (await caller.post(f"{path}/suspend", json={"policy": "hold"})).status_code == 403
@@ -343,11 +335,11 @@ async def test_operator_suspends_and_resumes_by_command(
     assert "suspended          hold" in (await types("account", "show", ACCOUNT))[1]
     assert (await types("account", "resume", ACCOUNT))[0] == 0
     assert len(await driver.claim_all()) == 1
-    assert "there is no account nobody" in (await types("account", "suspend", "nobody"))[2]
+    assert "there is no account unknown" in (await types("account", "suspend", "unknown"))[2]
 
 
 async def test_unknown_account_cannot_be_suspended(suspensions: Suspensions, redis: Any) -> None:
-    for act in (suspensions.suspend("nobody", "hold", "review", within_s=1), suspensions.resume("nobody")):
+    for act in (suspensions.suspend("unknown", "hold", "review", within_s=1), suspensions.resume("unknown")):
         with pytest.raises(SettingsError, match="there is no account"):
             await act
     assert not await redis.exists(keys.settling(), keys.suspensions())
