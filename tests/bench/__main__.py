@@ -24,8 +24,6 @@ from tests.bench.soak import SoakOptions, soak
 from tests.bench.suite import BENCHES, PAIRED, run, told_of
 from tests.bench.tables import pace_table, peers_table, put_into, targets_table
 
-__all__ = ("KEPT", "main", "tables_of")
-
 FOLDER: Final = Path(__file__).parent
 KEPT: Final = FOLDER / "history.jsonl"
 README: Final = FOLDER / "README.md"

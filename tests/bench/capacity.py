@@ -11,8 +11,6 @@ from msgspec import Struct
 
 from tests.bench.results import Result
 
-__all__ = ("INPUTS", "Capacity", "Inputs", "Plan", "capacity", "inputs_of", "table")
-
 BUSY: Final = 0.7  # of one core: beyond that, what waits for Redis waits noticeably
 IDLE_PART: Final = 0.1  # of Redis's time that directors may take by being there
 FULL: Final = 0.75  # of memory: the rest is for connections, buffers and a rewrite of the log

@@ -11,8 +11,6 @@ from msgspec import Struct
 from tests.bench.ratios import Ratio
 from tests.bench.results import Result
 
-__all__ = ("MOST_WORSE", "Change", "changes", "told")
-
 MOST_WORSE: Final = 0.15
 
 

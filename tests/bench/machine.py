@@ -10,8 +10,6 @@ from typing import Final
 
 from tests.bench.results import Load, Machine
 
-__all__ = ("Load", "commit", "load", "machine", "now")
-
 ROOT: Final = Path(__file__).parents[2]
 LOOK_S: Final = 0.5
 

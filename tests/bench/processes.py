@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from director.local import child as until_we_end
 
-__all__ = ("ROOT", "Child", "child", "until")
-
 ROOT: Final = Path(__file__).parents[2]
 SETTINGS: Final = ("DIRECTOR_", "OTEL_")  # of somebody's own service
 TICKS: Final = os.sysconf("SC_CLK_TCK")

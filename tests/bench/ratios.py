@@ -10,8 +10,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Ratio", "ratio", "spread")
-
 # two-sided 95 % of Student's t, by degrees of freedom; beyond them the normal's
 STUDENT: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 NORMAL: Final = 1.96

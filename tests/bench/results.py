@@ -13,8 +13,6 @@ from msgspec import Struct, field
 
 from tests.bench.ratios import Ratio, ratio
 
-__all__ = ("OURS", "Load", "Machine", "Measured", "Result", "append", "latest", "pooled", "read")
-
 OURS: Final = "ours"
 MOST_BUSY: Final = 0.3
 

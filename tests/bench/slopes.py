@@ -6,8 +6,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Growth", "growth")
-
 MOST_PART: Final = 0.03  # of the mean, over all the time that was watched
 HOUR_S: Final = 3600.0
 

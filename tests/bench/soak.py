@@ -21,8 +21,6 @@ from tests.bench.sides.ours import Ours, ours
 from tests.bench.sides.servers import Durability, OwnRedis, own_redis
 from tests.bench.slopes import Growth, growth
 
-__all__ = ("SoakOptions", "soak")
-
 CONNECTIONS: Final = 64
 SATURATE_S: Final = 10.0
 SLICE_S: Final = 30.0  # after which its callers hang up and others come

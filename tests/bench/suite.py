@@ -22,11 +22,9 @@ from tests.bench.benches.options import Found, Options
 from tests.bench.benches.queue import depth, fairness
 from tests.bench.benches.recovery import recovery
 from tests.bench.benches.streaming import streaming
-from tests.bench.machine import Load, commit, load, machine, now
-from tests.bench.results import Result, append
+from tests.bench.machine import commit, load, machine, now
+from tests.bench.results import Load, Result, append
 from tests.bench.tables import measured
-
-__all__ = ("BENCHES", "PAIRED", "run", "told_of")
 
 BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingProxyType(
     {

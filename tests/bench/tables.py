@@ -8,8 +8,6 @@ from tests.bench.ratios import spread
 from tests.bench.results import OURS, Measured, Result
 from tests.bench.targets import TARGETS, Verdict, verdict
 
-__all__ = ("measured", "pace_table", "peers_table", "put_into", "targets_table")
-
 REACHED = {True: "reached", False: "**not reached**", None: "not measured"}
 
 

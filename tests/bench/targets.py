@@ -8,8 +8,6 @@ from msgspec import Struct
 from tests.bench.ratios import Ratio
 from tests.bench.results import Result
 
-__all__ = ("TARGETS", "Target", "Verdict", "verdict")
-
 LARGE: Final = 100  # digits behind the point say nothing then
 
 

@@ -23,7 +23,7 @@ from tests.support.live_director import Caller, director_process
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 BOUND_MS: Final = 250.0
 SECONDS: Final = 3.0

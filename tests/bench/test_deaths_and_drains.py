@@ -21,7 +21,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import TERMINAL, Caller, director_process, keeping, live_director, supervised_cog
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy, pytest.mark.cog]
+pytestmark = [pytest.mark.heavy, pytest.mark.cog]
 
 SECONDS = 60
 SERVERS = 3

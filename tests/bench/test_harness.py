@@ -49,7 +49,6 @@ def test_a_peer_that_cannot_be_installed_is_named_and_left_out(tmp_path: Path, m
         installed(Peer(name="peer", version="1", needs=(str(tmp_path / "nowhere"),), work=()))
 
 
-@pytest.mark.anyio
 async def test_a_soak_looks_at_every_process_and_at_redis() -> None:
     lines: list[str] = []
     await soak(SoakOptions(say=lines.append, minutes=0.4))

@@ -21,7 +21,7 @@ from tests.support.queue_driver import ACCOUNT, VERSION, enqueue
 from tests.support.servers import RedisServer
 from tests.support.terminal import played
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 QUEUES = 200
 WAITING = 20  # in each queue

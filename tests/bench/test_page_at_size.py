@@ -27,7 +27,7 @@ from tests.support.browser import axe_script, browser
 from tests.support.queue_driver import VERSION, enqueue
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 QUEUES: Final = 200
 WAITING: Final = 500  # in each

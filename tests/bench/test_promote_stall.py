@@ -18,7 +18,7 @@ from director.store.catalog import Catalog
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 MANY = 100_000
 P99_LIMIT_S = 0.050

@@ -21,7 +21,7 @@ from tests.support.live_director import Caller, director_process
 from tests.support.servers import RedisServer
 from tests.support.timed_server import Span, at_once, timed_server, use_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 RUN_S = 0.1
 SERVERS, SLOTS = 2, 4

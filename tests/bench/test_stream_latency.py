@@ -22,7 +22,7 @@ from tests.support.live_director import director_process
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy, pytest.mark.cog]
+pytestmark = [pytest.mark.heavy, pytest.mark.cog]
 
 P50_LIMIT_MS = 10.0
 P99_LIMIT_MS = 40.0

@@ -25,7 +25,7 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 MANY: Final = 1_000
 ROUNDS: Final = 10

@@ -33,7 +33,7 @@ from tests.support.function_trace import Function
 from tests.support.servers import redis_server
 from tests.support.sink import Sink, sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("api", "director")

@@ -9,8 +9,6 @@ from director.core.ids import LANES
 from tests.properties.books import Books
 from tests.properties.queue_model import Model, Prediction
 
-__all__ = ("audit",)
-
 ALL_SHARES = 8 + 3 + 1
 
 

@@ -11,8 +11,6 @@ from director.broker import keys
 from director.core.ids import LANES, PredictionId, QueueName
 from director.core.schema import pairs
 
-__all__ = ("MOST_STREAMS", "Books", "Entry", "read_books")
-
 MOST_STREAMS: Final = 8
 """Streams that a test may give a queue: each costs a look."""
 

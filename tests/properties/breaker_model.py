@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-__all__ = ("COOL_MS", "ModelBreaker")
-
 COOL_MS: Final = 5_000
 LONGEST_MS: Final = 10 * COOL_MS
 ONE_FAULT_MS: Final = 1_000

@@ -5,8 +5,6 @@ from fractions import Fraction
 
 from director.core.account_limits import Bucket
 
-__all__ = ("DAY_MS", "ModelBucket", "ModelCompute", "ModelCredit", "most_over")
-
 DAY_MS = 86_400_000
 REMEMBERED_MS = 30_000  # a repeated call is recognized for this long
 

@@ -17,8 +17,6 @@ from tests.properties.queue_steps import TENANTS, WHICH, WHO, WISHES, QueueSteps
 from tests.support.keyspace import leaks
 from tests.support.queue_driver import VERSION
 
-__all__ = ("QueueMachine",)
-
 MOST = st.sampled_from([None, None, 1, 2])
 HOUR_S: Final = 3600.0
 ALL: Final = 10_000  # more than a walk can submit: the model does not know a keeper that looks at only some

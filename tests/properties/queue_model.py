@@ -12,8 +12,6 @@ from director.broker.scripts import MOST_CLAIMS
 from director.core.ids import PredictionId
 from tests.properties.breaker_model import ModelBreaker
 
-__all__ = ("ATTEMPTS", "LEASE_MS", "Model", "Prediction", "Stage", "Tenant")
-
 Stage = Literal["waiting", "claimed", "delayed", "leaving", "ended"]
 
 ATTEMPTS: Final = 3

@@ -26,8 +26,6 @@ from tests.properties.queue_model import ATTEMPTS, LEASE_MS, Model, Prediction, 
 from tests.support.kinds import Mortal, whole
 from tests.support.queue_driver import MODEL, START_MS, VERSION, QueueDriver
 
-__all__ = ("TENANTS", "WHICH", "WHO", "WISHES", "QueueSteps", "Wish", "policy")
-
 # few of each, so that steps meet
 TENANTS: Final = ("whale", "ant", "bee")
 WHO = st.sampled_from(TENANTS)

@@ -29,8 +29,6 @@ from director.core.states import Status
 from director.runtime.tracing import Tracing
 from tests.support.cog import free_port
 
-__all__ = ("LiveApi", "PlayedDirector", "api_client", "door_to", "eventually", "live_api")
-
 START_LIMIT_S: Final = 30.0
 BASE: Final = "http://director.test"
 

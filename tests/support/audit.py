@@ -12,8 +12,6 @@ from director.broker import keys
 from director.core.ids import PredictionId, partition_of
 from tests.support.queue_driver import QueueDriver
 
-__all__ = ("STEPS", "KeptSink", "cut", "live")
-
 STEPS: Final = ("accepted", "claimed", "ended")
 
 

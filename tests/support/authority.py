@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ("Authority", "SecureSink", "secure_sink")
-
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 

@@ -18,8 +18,6 @@ from tests.support.eventually import eventually
 from tests.support.live_director import DirectorProcess, director_process
 from tests.support.timed_server import TimedServer, timed_server
 
-__all__ = ("Autoscaler", "Number", "autoscaled", "trigger")
-
 COMPONENTS: Final = Path(__file__).parents[2] / "k8s" / "components"
 POLL_S: Final = 0.2
 TARGETS: Final = {"metrics-api": "targetValue", "redis": "listLength"}

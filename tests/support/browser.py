@@ -14,8 +14,6 @@ import pytest
 
 from tests.support.clients import install_aside, javascript_package
 
-__all__ = ("Window", "axe_script", "browser")
-
 PLAYWRIGHT: Final = ("playwright==1.65.2",)
 AXE: Final = "axe-core@4.14.1"
 PROGRAMS: Final = ("chromium", "chromium-browser")

@@ -18,8 +18,6 @@ from tests.support.api import eventually
 from tests.support.clients import install_aside
 from tests.support.cog import free_port
 
-__all__ = ("AWS", "bucket_url", "moto_folder")
-
 MOTO: Final = ("moto[s3]==5.2.5", "flask==3.1.3", "flask-cors==6.0.5")
 AWS: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 

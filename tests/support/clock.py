@@ -3,8 +3,6 @@
 import anyio
 import anyio.lowlevel
 
-__all__ = ("FakeClock",)
-
 
 class FakeClock:
     """A clock whose two times move together. A sleeper wakes as soon as the test has moved the clock that far."""

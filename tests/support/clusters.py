@@ -15,8 +15,6 @@ from tests.support.cog import free_port
 from tests.support.sentinels import GUARDED, is_linked
 from tests.support.servers import Kind, RedisServer, redis_server, wait_until
 
-__all__ = ("RedisCluster", "redis_cluster")
-
 MASTERS: Final = 3
 SLOTS: Final = 16384
 LIMIT_S: Final = 60.0

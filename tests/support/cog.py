@@ -21,8 +21,6 @@ import httpx
 from anyio.abc import Process
 from msgspec import Struct
 
-__all__ = ("CogServer", "cog_process", "cog_server", "free_port", "write_model")
-
 START_LIMIT_S: Final = 30.0  # a bare model is READY in 0.3 s; a busy machine may take many times that
 LOG_TAIL: Final = 4000
 

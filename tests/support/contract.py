@@ -28,8 +28,6 @@ from tests.support.api import PlayedDirector, live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import redis_server
 
-__all__ = ("Real", "Scene", "scene")
-
 OTHER: Final = "globex"  # whose limits and suspension a test may change: the caller's own would end the test
 LATER_S: Final = 4_000_000_000
 STREAMING: Final = Raw(

@@ -21,8 +21,6 @@ from starlette.routing import Route
 
 from tests.support.model_server import LOOK_S, ModelServer, model_server
 
-__all__ = ("embedding", "embedding_server", "tokens")
-
 REQUEST_S: Final = 0.005
 ITEM_S: Final = 0.0002
 REFUSALS: Final = {"empty": 422, "broken": 500, "busy": 503}

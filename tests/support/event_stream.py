@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Mapping
 import httpx
 from msgspec import Struct
 
-__all__ = ("Comment", "Told", "read_events", "take_apart")
-
 
 class Told(Struct, frozen=True):
     """One event."""

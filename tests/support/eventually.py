@@ -9,8 +9,6 @@ from typing import TypeVar, overload
 
 import anyio
 
-__all__ = ("eventually",)
-
 Seen = TypeVar("Seen")
 
 EVERY_S = 0.01

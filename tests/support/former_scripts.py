@@ -22,8 +22,6 @@ from director.core import errors
 from director.core.schema import NewPrediction
 from tests.support.release import FORMER, Release
 
-__all__ = ("CALLS", "OURS_ALONE", "EitherScripts", "FormerScripts", "our_parameters")
-
 # The calls that the tests of two releases make, each with every parameter that 0.2.0 has for it.
 CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(parameters.split())

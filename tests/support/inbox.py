@@ -13,8 +13,6 @@ from starlette.applications import Starlette
 
 from director.servers.runners.inbox import Inbox
 
-__all__ = ("serving",)
-
 
 @asynccontextmanager
 async def serving(inbox: Inbox) -> AsyncGenerator[Inbox, None]:

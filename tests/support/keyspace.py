@@ -11,8 +11,6 @@ from typing import Any, Final
 from director.broker import keys
 from director.core.states import TERMINAL
 
-__all__ = ("Keyspace", "dump", "leaks", "unchanged")
-
 Keyspace = dict[str, tuple[int, bytes]]
 """key -> (moment it expires or -1, its value as DUMP gives it)"""
 

@@ -16,8 +16,6 @@ from tests.support.clusters import redis_cluster
 from tests.support.sentinels import failover_group
 from tests.support.servers import redis_server
 
-__all__ = ("KINDS", "Cut", "Mortal", "RedisKind", "Started", "started", "whole")
-
 RedisKind = Literal["valkey", "redis7", "sentinel", "cluster"]
 
 

@@ -38,22 +38,6 @@ from tests.support.cog import CogServer, cog_process, free_port
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 
-__all__ = (
-    "Caller",
-    "DirectorProcess",
-    "Gate",
-    "Live",
-    "Supervised",
-    "Tally",
-    "director_process",
-    "keeper_process",
-    "keeping",
-    "live_director",
-    "pool_process",
-    "settings_for",
-    "supervised_cog",
-)
-
 TERMINAL: Final = ("succeeded", "failed", "canceled", "aborted")
 URL: Final = "http://api.test"
 

@@ -18,8 +18,6 @@ import pytest
 import yaml
 from msgspec import Struct
 
-__all__ = ("K8S", "OVERLAYS", "Manifest", "Pod", "environment", "overlay", "picks", "pods", "rendered")
-
 ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
 OVERLAYS: Final = ("ha", "kind", "multi-pool", "small")

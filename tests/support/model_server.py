@@ -27,8 +27,6 @@ from starlette.routing import Route
 
 from tests.support.cog import free_port
 
-__all__ = ("ModelServer", "model_server")
-
 START_LIMIT_S: Final = 30.0
 LOOK_S: Final = 0.005
 REFUSALS: Final = {"full": 503, "busy": 429, "conflict": 409, "invalid": 422, "too big": 413}

@@ -12,8 +12,6 @@ from msgspec import Struct
 from director.core.ids import Kind
 from tests.support.cog import write_model
 
-__all__ = ("CAPTIONER", "DREAMER", "MODELS", "PAINTER", "SKETCHER", "TRAINER", "WRITER", "ModelUnderTest")
-
 SOURCE: Final = """
     import os, tempfile, time
     from typing import Iterator, List

@@ -25,8 +25,6 @@ from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION
 
-__all__ = ("DEFAULTS", "GRACE_S", "HAND_BACK_S", "Pod", "pod")
-
 POOL: Final = Path(__file__).parents[2] / "k8s" / "components" / "gpu-pool"
 DEPLOYMENT: Final[dict[str, Any]] = next(
     each for each in yaml.safe_load_all((POOL / "director.yaml").read_text()) if each["kind"] == "Deployment"

@@ -25,8 +25,6 @@ from director.store.models import Collection, Collections
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 
-__all__ = ("HIDDEN_VERSION", "OWNER", "REPEATED", "STRANGER", "Maker", "Possessions")
-
 OWNER: Final = "amber"
 STRANGER: Final = "basalt"
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

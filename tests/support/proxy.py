@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 
 from director.chaos.proxy import Connection, Link
 
-__all__ = ("LosingProxy", "losing_proxy")
-
 
 class LosingProxy(Link):
     """A link to a port of this machine. `lost`: the replies that were lost since the last order to lose one."""

@@ -22,8 +22,6 @@ from director.core.schema import Claim, NewPrediction, Outlook, Record
 from director.core.states import Status
 from director.store.catalog import OPEN_SCHEMA, Catalog
 
-__all__ = ("ACCOUNT", "MODEL", "START_MS", "VERSION", "QueueDriver", "driving", "enqueue")
-
 MODEL: Final = "acme/echo"
 VERSION: Final = "a1" * 32
 ACCOUNT: Final = "acme"

@@ -15,8 +15,6 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-__all__ = ("FORMER", "OURS", "Former", "Release", "archive", "former_release", "imported_from")
-
 OURS: Final = Path(__file__).parents[2]
 
 

@@ -9,8 +9,6 @@ from typing import Final
 
 from director.runtime.metric_table import METRICS, Metric
 
-__all__ = ("LABELS_OF", "series", "strangers")
-
 
 def series(metric: Metric) -> tuple[str, ...]:
     """Return the names of its samples, as rules and dashboards write them."""

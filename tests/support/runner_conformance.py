@@ -28,8 +28,6 @@ from director.servers.runners.runner import Ended, RunEvent, Runner, RunRequest
 from tests.support.cog import cog_process, write_model
 from tests.support.model_server import model_server
 
-__all__ = ("MOST_BYTES", "OLD_COGS", "SUBJECTS", "Kind", "LiveServer", "follow", "opened", "the_end")
-
 MOST_BYTES: Final = 256 * 1024
 LIMIT_S: Final = 30.0
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import httpx
 from prometheus_client import parser
 
-__all__ = ("Scrape", "scrape")
-
 
 class Scrape:
     """All samples of one answer."""

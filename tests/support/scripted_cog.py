@@ -13,8 +13,6 @@ from msgspec import Struct
 from director.chaos.wire import BROKEN, Answer, listening
 from director.chaos.wire import Request as Exchange
 
-__all__ = ("Exchange", "Script", "ScriptedCog", "answer", "frame", "scripted_cog", "stream")
-
 HEALTHY: Final = {"status": "READY", "setup": {"started_at": "then"}, "version": {"coglet": "0.23.1"}}
 
 

@@ -10,8 +10,6 @@ from msgspec import Raw
 
 from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, RunEvent, RunRequest
 
-__all__ = ("ScriptedRunner",)
-
 
 class ScriptedRunner:
     """`cancels` and `shutdowns` count the calls. The run raises `fault` once its events are used up."""

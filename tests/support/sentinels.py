@@ -17,8 +17,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from tests.support.cog import free_port
 from tests.support.servers import RedisServer, binary, redis_server, wait_until
 
-__all__ = ("GUARDED", "Failover", "failover_group", "is_linked")
-
 NAME: Final = "mymaster"
 SENTINELS: Final = 3
 GUARDED: Final = {"masteruser": "admin", "masterauth": "admin"}

@@ -25,8 +25,6 @@ from redis import Redis, exceptions
 from director.chaos.scene import MISSING, SteppedClock, find_library
 from tests.support.cog import free_port
 
-__all__ = ("USERS", "Kind", "RedisServer", "binary", "redis_server", "stepped_server", "users_file", "wait_until")
-
 Kind = Literal["valkey", "redis7"]
 
 USERS: Final = Path(__file__).parents[2] / "k8s" / "base" / "redis" / "users.acl"

@@ -21,8 +21,6 @@ from msgspec import Struct
 
 from director.chaos import wire
 
-__all__ = ("Answer", "Received", "Sink", "sink")
-
 CHUNK: Final = b"x" * 65_536
 
 

@@ -18,8 +18,6 @@ from tests.support.api import PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
-__all__ = ("Place", "environ", "place", "sites_file")
-
 
 class Place(Struct, frozen=True, kw_only=True):
     """One server, driven from behind the API."""

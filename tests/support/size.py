@@ -14,8 +14,6 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ("Size", "size")
-
 ROOT: Final = Path(__file__).parents[2]
 PRODUCT: Final = ("director", "api")
 TESTS: Final = ("tests",)

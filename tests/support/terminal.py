@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ("PlayedTerminal", "hear_ctrl_c", "played")
-
 SCREEN = re.compile(r"\x1b\[H(.*?)(?=\x1b\[H|\x1b\[\?1049l|\Z)", re.DOTALL)
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from tests.support.scripted_cog import HEALTHY
 
-__all__ = ("Span", "TimedServer", "at_once", "timed_server", "use_of")
-
 Span = tuple[float, float]
 SCHEMA: Final = {"paths": {"/predictions": {"post": {}}}, "components": {"schemas": {"Output": {"type": "string"}}}}
 

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-__all__ = ("tls_front",)
-
 CHUNK: Final = 65_536
 
 

@@ -13,8 +13,6 @@ from standardwebhooks import Webhook
 
 from tests.support.sink import Received
 
-__all__ = ("by_prediction", "judge")
-
 TERMINAL = ("succeeded", "failed", "canceled", "aborted")
 
 

@@ -14,8 +14,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from director.runtime.otel import OtelTracing
 
-__all__ = ("CALLER", "Trace", "Traces", "facts", "new_traces", "parent_of", "traceparent_of")
-
 Trace = dict[str, list[ReadableSpan]]
 
 CALLER: Final = "00f067aa0ba902b7"

@@ -6,8 +6,6 @@ import pytest
 
 from director.cli.main import main
 
-__all__ = ("Typed", "typed")
-
 
 class Typed(NamedTuple):
     """The result of a command line."""

@@ -10,8 +10,6 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-__all__ = ("MIB", "Growth", "endless_form", "growth_of")
-
 T = TypeVar("T")
 
 MIB: Final = 1 << 20

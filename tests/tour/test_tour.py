@@ -28,8 +28,6 @@ from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 from tests.support.sink import sink
 
-pytestmark = pytest.mark.anyio
-
 # How a director drives the model server: it posts the input and finds the output in the answer.
 RUNNER = {"path": "/predict", "input": {"args": {"$input": ""}}, "output": "/result/items"}
 DRIVEN: dict[str, Any] = {"runner": "http", "runner_config": json.dumps(RUNNER), "webhook_allow": "loopback"}

@@ -1,3 +1,1 @@
 """What is measured: a module for each bench, a function that takes the options and returns what it found."""
-
-__all__ = ()

@@ -21,8 +21,6 @@ from tests.bench.sides.ours import SLOTS, ours
 from tests.bench.sides.peers import PEERS, NotInstalled, Peer, installed
 from tests.bench.sides.servers import OwnRedis, own_redis
 
-__all__ = ("PROTOTYPE", "drain", "pace")
-
 PROTOTYPE: Final = "prototype"
 MANY: Final = 6_000
 LONGEST_S: Final = 4.0  # from the first run on: a slow side is measured on what it has done by then

@@ -14,8 +14,6 @@ from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.benches.service import Service, both
 from tests.bench.sides.ours import SLOTS
 
-__all__ = ("AT_MOST", "e2e")
-
 CONNECTIONS: Final = (1, 16, 64)
 AT_MOST: Final = max(CONNECTIONS)
 SECONDS: Final = 3.0

@@ -15,8 +15,6 @@ from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import SLOTS, Ours, ours
 from tests.bench.sides.servers import OwnRedis, own_redis
 
-__all__ = ("idle",)
-
 MORE: Final = 4  # directors beside the first one
 SECONDS: Final = 6.0
 MOST_ROUNDS: Final = 3

@@ -15,8 +15,6 @@ from tests.bench.benches.options import Found, Options, Rounds
 from tests.bench.sides.others import bare, model_server
 from tests.bench.sides.servers import OwnRedis, own_redis
 
-__all__ = ("limits",)
-
 BENCHMARK: Final = "redis-benchmark"
 COMMAND: Final = ("XADD", "limit", "*", "input", "x" * 64)
 REQUESTS: Final = 50_000

@@ -26,8 +26,6 @@ from tests.bench.sides.others import bare, prototype
 from tests.bench.sides.ours import INPUT, MODEL, Ours, ours
 from tests.bench.sides.servers import OwnRedis, own_redis
 
-__all__ = ("memory",)
-
 PROTOTYPE: Final = "prototype"
 BARE: Final = "bare handler"
 FILED: Final = 10_000

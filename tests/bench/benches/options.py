@@ -8,8 +8,6 @@ from msgspec import Struct, field
 from tests.bench.results import OURS, Measured
 from tests.bench.sides.servers import Durability
 
-__all__ = ("Found", "Options", "Rounds")
-
 
 class Options(Struct, frozen=True, kw_only=True):
     """`rounds` of each side, in turn. `part`: how long each takes, of what is usual."""

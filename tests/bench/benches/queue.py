@@ -14,8 +14,6 @@ from tests.bench.fairness import FairnessOptions, fairness_figures
 from tests.bench.figures import Figure, verdicts
 from tests.bench.results import OURS, Measured
 
-__all__ = ("depth", "fairness")
-
 MEMORY: Final = "memory of a waiting prediction"
 
 

@@ -15,8 +15,6 @@ from tests.bench.sides.others import ModelServer, model_server
 from tests.bench.sides.ours import HTTP, ours
 from tests.bench.sides.servers import own_redis
 
-__all__ = ("recovery",)
-
 LEASES_S: Final = (15.0, 3.0)
 RUNS: Final = 10
 MOST_ROUNDS: Final = 3

@@ -14,8 +14,6 @@ from tests.bench.sides.others import model_server, prototype
 from tests.bench.sides.ours import ours
 from tests.bench.sides.servers import Durability, OwnRedis, own_redis
 
-__all__ = ("DIRECT", "PROTOTYPE", "Service", "both")
-
 DIRECT: Final = "direct"
 PROTOTYPE: Final = "prototype"
 

@@ -18,8 +18,6 @@ from tests.bench.sides.others import model_server
 from tests.bench.sides.ours import VERSION, Ours, ours
 from tests.bench.sides.servers import own_redis
 
-__all__ = ("streaming",)
-
 DIRECT: Final = "direct"
 STREAMS: Final = 16
 PAUSE_S: Final = 0.025

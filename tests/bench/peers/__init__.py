@@ -4,5 +4,3 @@ Each `*_job` is run by its peer's own Python or Node, never by ours: with a numb
 command runs them. Every one has the fastest client that suits it: aiohttp where it is asynchronous, a kept connection
 for each thread where it is not.
 """
-
-__all__ = ()

@@ -1,3 +1,1 @@
 """Who is measured, and what they are measured beside: each as processes of its own."""
-
-__all__ = ()

@@ -14,8 +14,6 @@ from starlette.routing import Route
 
 from director.broker.redis_client import client, text
 
-__all__ = ("app",)
-
 
 def app(redis_url: str) -> Starlette:
     redis = client(redis_url)

@@ -12,8 +12,6 @@ from typing import Any, Final, cast
 
 import uvloop
 
-__all__ = ("ANSWER",)
-
 ANSWER: Final = b'{"output":"x"}'
 JSON_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
 STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

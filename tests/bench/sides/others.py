@@ -17,8 +17,6 @@ from tests.bench.sides.prototype.steps import ENQUEUE, STREAM, make_group, recor
 from tests.bench.sides.servers import OwnRedis
 from tests.support.cog import free_port
 
-__all__ = ("ModelServer", "Prototype", "bare", "model_server", "prototype")
-
 AT_ONCE: Final = 200
 
 

@@ -27,8 +27,6 @@ from tests.bench.sides.servers import OwnRedis
 from tests.support.cog import free_port
 from tests.support.queue_driver import enqueue
 
-__all__ = ("HTTP", "INPUT", "MODEL", "SLOTS", "VERSION", "Ours", "answers", "ours")
-
 MODEL: Final = "bench/model"
 VERSION: Final = "be" * 32
 ACCOUNT: Final = "bench"

@@ -18,8 +18,6 @@ from tests.bench.processes import Child, child
 from tests.bench.sides.ours import SLOTS
 from tests.bench.sides.servers import OwnRedis
 
-__all__ = ("PEERS", "NotInstalled", "Peer", "installed")
-
 JOBS: Final = Path(__file__).parents[1] / "peers"
 INSTALL_S: Final = 300.0
 FILE_S: Final = 120.0

@@ -10,8 +10,6 @@ from redis.asyncio import Redis
 from director.broker.redis_client import client
 from tests.support.servers import redis_server
 
-__all__ = ("DURABILITY", "Durability", "OwnRedis", "own_redis")
-
 Durability = Literal["memory", "everysec", "always"]
 
 DURABILITY: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(

@@ -15,8 +15,6 @@ from director.core.ids import PredictionId
 from director.store.accounts import Accounts
 from tests.support.eventually import eventually
 
-pytestmark = pytest.mark.anyio
-
 ADMIN = "operators"
 
 

@@ -27,8 +27,6 @@ from director.store.queues import Queues
 from tests.support.api import api_client, eventually
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 LIVE = "/v1/admin/live"
 
 

@@ -17,8 +17,6 @@ from director.store.directors import About, ServerFound
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 QUEUES = "/v1/admin/queues"
 ONE = f"{QUEUES}/{MODEL}/{VERSION[:12]}"
 

@@ -25,7 +25,7 @@ from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.not_on("cluster", "sentinel", why="kills a server of its own")]
+pytestmark = pytest.mark.not_on("cluster", "sentinel", why="kills a server of its own")
 
 BODY = {"version": VERSION, "input": {}}
 

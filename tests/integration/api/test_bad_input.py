@@ -16,8 +16,6 @@ from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 UNKNOWN_VERSION = {
     "title": "Invalid version or not permitted",
     "detail": "The specified version does not exist (or perhaps you don't have permission to use it?)",

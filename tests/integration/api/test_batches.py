@@ -11,8 +11,6 @@ from director.store.accounts import Accounts
 from tests.integration.api.conftest import Served
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
-pytestmark = pytest.mark.anyio
-
 
 def one(text: str = "hi", **members: Any) -> dict[str, Any]:
     return {"version": VERSION, "input": {"text": text}} | members

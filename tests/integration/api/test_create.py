@@ -32,8 +32,6 @@ from tests.support.clock import FakeClock
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
-pytestmark = pytest.mark.anyio
-
 HOOK = "https://receiver.example/hook?id=7"
 
 

@@ -22,8 +22,6 @@ from director.store.removal import Removal
 from tests.support.api import BASE, PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
-pytestmark = pytest.mark.anyio
-
 LATER_VERSION = "c3" * 32
 WANTED: dict[str, Any] = {
     "name": "chat",

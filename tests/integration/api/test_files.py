@@ -37,8 +37,6 @@ from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 from tests.support.uploads import MIB, endless_form, growth_of
 
-pytestmark = pytest.mark.anyio
-
 DATA = b"\x89PNG\r\n--not a boundary\r\n" * 5_000
 
 

@@ -28,8 +28,6 @@ from tests.support.possessions import OWNER, REPEATED, STRANGER, Maker, Possessi
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 Route = tuple[str, str]
 
 

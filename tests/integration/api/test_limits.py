@@ -26,8 +26,6 @@ from tests.integration.api.conftest import Served, refusal
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
-pytestmark = pytest.mark.anyio
-
 Door = Callable[..., Any]
 LIMIT_HEADERS = ("ratelimit-limit", "ratelimit-remaining", "ratelimit-reset")
 WITHOUT_RATE = (None, "599", "1")  # as in Replicate's first answers

@@ -17,8 +17,6 @@ from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector, api_client
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue
 
-pytestmark = pytest.mark.anyio
-
 START_MS = 1_750_000_000_000
 OLDEST = lowest_id_at(0)
 

@@ -15,8 +15,6 @@ from tests.support.queue_driver import ACCOUNT, VERSION
 from tests.support.scrape import scrape
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 SECRET = "scrape-me-and-nothing-else"
 BODY = {"version": VERSION, "input": {"text": "a secret of its caller"}}
 

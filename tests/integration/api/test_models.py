@@ -22,8 +22,6 @@ from tests.support.api import PlayedDirector
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 
-pytestmark = pytest.mark.anyio
-
 HELLO, PAINTER = "example/hello", f"{ACCOUNT}/painter"
 NEW = {"owner": ACCOUNT, "name": "painter", "visibility": "private", "hardware": "gpu-t4"}
 SAID = {

@@ -15,8 +15,6 @@ from director.store.accounts import Accounts
 from tests.support.api import api_client
 from tests.support.queue_driver import ACCOUNT, VERSION
 
-pytestmark = pytest.mark.anyio
-
 KEY = {"idempotency-key": "once"}
 
 

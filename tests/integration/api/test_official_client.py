@@ -29,8 +29,6 @@ from tests.support.clients import python_2_client, run_script
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 HELLO = "example/hello"
 
 

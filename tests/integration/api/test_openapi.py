@@ -5,8 +5,6 @@ import pytest
 from director.core.settings import ApiSettings
 from tests.support.api import api_client
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("base", ["", "/v1", "/v1/v1"])
 async def test_contract_is_public(settings: ApiSettings, base: str) -> None:

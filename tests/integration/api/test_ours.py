@@ -17,8 +17,6 @@ from director.files.store import FileName, Links, file_name
 from tests.support.api import BASE, api_client
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 BYTES = bytes(range(256)) * 4096
 ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 OTHER = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())

@@ -18,8 +18,6 @@ from tests.support.api import LiveApi, live_api
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 BEGIN = b"GET /livez HTTP/1.1\r\nHost: director.test\r\n"
 TOO_MUCH = 2 * MAX_HEAD_BYTES
 BODY = b'{"input":{"text":"%b"}}' % (b"x" * 30_000)

@@ -27,8 +27,6 @@ from tests.support.event_stream import Told, take_apart
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 
 class Wire(Scripts):
     """Wraps the scripts, so that a test can act before and after each `replay`."""

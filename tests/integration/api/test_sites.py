@@ -25,8 +25,6 @@ from tests.support.queue_driver import ACCOUNT, MODEL, START_MS, VERSION
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sites import Place, environ, place, sites_file
 
-pytestmark = pytest.mark.anyio
-
 ASKED = {"version": VERSION, "input": {}}
 
 

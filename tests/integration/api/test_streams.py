@@ -28,8 +28,6 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 BODY = {"version": VERSION, "input": {}}
 BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
 

@@ -13,8 +13,6 @@ from director.store.accounts import Accounts
 from tests.support.api import PlayedDirector
 from tests.support.queue_driver import ACCOUNT, VERSION
 
-pytestmark = pytest.mark.anyio
-
 HOOK = "https://receiver.example/secret?token=secret"
 TOLD = {"webhook": HOOK, "webhook_events_filter": ["completed"]}
 

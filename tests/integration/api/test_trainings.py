@@ -14,8 +14,6 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.api import BASE, PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 
-pytestmark = pytest.mark.anyio
-
 DESTINATION = "acme/tuned"
 LATER_VERSION = "c3" * 32
 TRAININGS = f"/v1/models/{MODEL}/versions/{VERSION}/trainings"

@@ -27,7 +27,7 @@ from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("painter")]
+pytestmark = pytest.mark.usefixtures("painter")
 
 MODEL = f"{ACCOUNT}/painter"
 OLD, NEW = "a" * 64, "b" * 64

@@ -39,8 +39,6 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 BODY = {"version": VERSION, "input": {}}
 CLIENT_GRACE_S: Final = 0.5  # the official Python client times out this long after the time that it asked for
 

@@ -32,8 +32,6 @@ from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 from tests.support.sink import Answer, sink
 
-pytestmark = pytest.mark.anyio
-
 SECRET = new_secret()
 
 

@@ -20,8 +20,6 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import VERSION, QueueDriver, driving
 from tests.support.servers import redis_server
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def kept() -> KeptSink:

@@ -36,7 +36,6 @@ async def judged(scripts: type[Scripts] = Scripts, *, salts: int = 1) -> dict[st
     return {figure.name: figure.ok for figure in await fairness_figures(options, lambda _: None, scripts)}
 
 
-@pytest.mark.anyio
 async def test_queue_is_fair_even_to_a_light_without_its_own_stream() -> None:
     found = await judged(salts=2)
     assert all(found.values()), found
@@ -44,19 +43,16 @@ async def test_queue_is_fair_even_to_a_light_without_its_own_stream() -> None:
         assert any(judged_name.startswith(name) for judged_name in found), name
 
 
-@pytest.mark.anyio
 async def test_one_line_for_all_fails_on_waits_and_weights() -> None:
     failed = [name for name, ok in (await judged(OneLine)).items() if not ok]
     assert any(name.startswith(OVER_ALL) for name in failed)
     assert any(name.startswith("error of a share") for name in failed)
 
 
-@pytest.mark.anyio
 async def test_queue_that_hands_nothing_out_passes_nowhere() -> None:
     assert [name for name, ok in (await judged(NoClaims)).items() if ok] == ["salts with such a light"]
 
 
-@pytest.mark.anyio
 async def test_depth_bench_leaves_both_queues_as_full_as_before() -> None:
     lines: list[str] = []
 

@@ -8,8 +8,6 @@ import pytest
 
 from director.bench.load import Crowd, Load, ask
 
-pytestmark = pytest.mark.anyio
-
 GOOD = b'{"status":"succeeded"}'
 Answer = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 

@@ -23,7 +23,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, director_process, keeper_process
 from tests.support.queue_driver import ACCOUNT, MODEL
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]
+pytestmark = [pytest.mark.cog, pytest.mark.heavy]
 
 LIMIT_S = 90.0
 PAUSE_S = 0.02

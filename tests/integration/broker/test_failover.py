@@ -23,7 +23,7 @@ from tests.support.live_director import Caller, Gate, director_process
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.sentinels import Failover, failover_group
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 LIMIT_S = 60.0
 SOURCE = """

@@ -25,8 +25,6 @@ from tests.support.proxy import LosingProxy, losing_proxy
 from tests.support.queue_driver import ACCOUNT, MODEL, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 
 class CountingGatherer(Gatherer):
     def __init__(self, redis: Redis, *, at_once: int | None = None) -> None:

@@ -29,8 +29,6 @@ from tests.support.proxy import losing_proxy
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 BODY = {"version": VERSION, "input": {}}
 
 Operate = Callable[[Any], Awaitable[object]]

@@ -27,8 +27,6 @@ from tests.support.kinds import whole
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import redis_server
 
-pytestmark = pytest.mark.anyio
-
 PREDICTION = PredictionId("0" * 26)
 NAMES = [f"k{number}" for number in range(12)]
 

@@ -21,8 +21,6 @@ from tests.support.api import live_api
 from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 MIB = 1 << 20
 SHORT_S = 0.3
 

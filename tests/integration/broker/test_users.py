@@ -25,8 +25,6 @@ from tests.support.eventually import eventually
 from tests.support.live_director import director_process
 from tests.support.servers import USERS, Kind, RedisServer, binary, redis_server
 
-pytestmark = pytest.mark.anyio
-
 HOUSE = Path(__file__).parents[3]
 ROOMS = ("api", "director")
 QUEUE = QueueName("acme/echo:0123456789ab")

@@ -16,8 +16,6 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 async def wakeup(server: RedisServer, driver: QueueDriver) -> Any:

@@ -19,8 +19,6 @@ from tests.support.chaos_play import Play, PlayedReader, PlayedRun
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 Story = Callable[[Play], Awaitable[None]]
 
 

@@ -20,8 +20,6 @@ from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
 from tests.support.eventually import eventually
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:

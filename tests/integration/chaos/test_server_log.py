@@ -4,15 +4,11 @@ import shutil
 import time
 from pathlib import Path
 
-import pytest
-
 from director.broker.scripts import Scripts
 from director.chaos.journal import Arrived, Breaker, Claimed
 from director.chaos.rest import server_log, size
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_the_log_has_arrivals_and_claims_in_the_servers_order(driver: QueueDriver, server: RedisServer):

@@ -18,8 +18,6 @@ from director.store.accounts import Accounts, Written
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 
 class Operator:
     def __init__(self, server: RedisServer, capsys: Any) -> None:

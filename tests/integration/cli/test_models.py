@@ -22,8 +22,6 @@ from tests.support.api import PlayedDirector
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def settings(server: RedisServer) -> ApiSettings:

@@ -24,8 +24,6 @@ from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 from tests.support.typed import Typed, typed
 
-pytestmark = pytest.mark.anyio
-
 Run = Callable[..., Awaitable[Typed]]
 
 

@@ -22,8 +22,6 @@ from tests.support.queue_driver import QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 from tests.support.terminal import hear_ctrl_c
 
-pytestmark = pytest.mark.anyio
-
 
 class Tail:
     def __init__(self, url: str, *more: str) -> None:

@@ -23,7 +23,7 @@ from tests.support.live_director import Gate
 from tests.support.models import CAPTIONER, DREAMER, PAINTER, TRAINER, WRITER
 from tests.support.sink import Sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from director.store.catalog import Catalog
 from director.store.owed import Owed
 from tests.support.queue_driver import VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 MINUTE_MS = 60_000
 
 

@@ -24,8 +24,6 @@ from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 async def operator(server: RedisServer) -> AsyncIterator[Redis]:

@@ -26,8 +26,6 @@ from tests.integration.keeper.test_keeper_process import Log, keeper_process, re
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 TOKEN = "a-token-for-keda"
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 

@@ -16,8 +16,6 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live
 from tests.support.model_server import ModelServer
 
-pytestmark = pytest.mark.anyio
-
 TEXTS = [f"text {number}" for number in range(8)]
 
 

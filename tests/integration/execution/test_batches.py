@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, settings_for
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 ONE, OTHER = "a" * 16, "b" * 16
 

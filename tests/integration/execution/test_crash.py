@@ -21,7 +21,7 @@ from tests.support.live_director import (
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
 from tests.support.servers import redis_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 
 async def test_another_director_finishes_the_work_of_a_killed_one(

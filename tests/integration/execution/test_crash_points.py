@@ -34,7 +34,7 @@ from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer
 from tests.support.sink import Sink, sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.faults]
+pytestmark = [pytest.mark.cog, pytest.mark.faults]
 
 How = Literal["kill", "stop"]
 

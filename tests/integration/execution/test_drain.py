@@ -18,7 +18,7 @@ from tests.support.live_director import Caller, Gate, Live, Tally, supervised_co
 from tests.support.scripted_cog import Exchange, answer, frame, scripted_cog, stream
 from tests.support.sink import Answer, sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 
 async def test_drain_finishes_runs_and_claims_nothing_more(caller: Caller, live: Live, gate: Gate) -> None:

@@ -25,7 +25,7 @@ from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer
 from tests.support.sink import sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 SOURCE = """
     import os, tempfile, time

@@ -16,7 +16,7 @@ from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 COGLET: Final = Path("/tmp/coglet/predictions")
 

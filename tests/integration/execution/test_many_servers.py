@@ -13,7 +13,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, supervised_cog
 from tests.support.scripted_cog import HEALTHY, answer, scripted_cog
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 SLOW = """
     import asyncio

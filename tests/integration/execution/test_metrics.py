@@ -21,7 +21,7 @@ from tests.support.scrape import Scrape, scrape
 from tests.support.servers import RedisServer
 from tests.support.sink import sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 
 @asynccontextmanager

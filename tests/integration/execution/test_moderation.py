@@ -21,7 +21,7 @@ from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer
 from tests.support.sink import Answer, Sink, sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 SECRET = new_secret()
 ALLOWED = Answer(body=b'{"allowed": true}')

@@ -27,8 +27,6 @@ from tests.support.runner_conformance import CONFIGS
 from tests.support.scripted_cog import answer, scripted_cog
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(scope="module")
 async def model() -> AsyncGenerator[ModelServer, None]:

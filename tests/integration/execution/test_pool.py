@@ -28,7 +28,7 @@ from tests.support.live_director import Caller, Gate, Live, pool_process, settin
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 PAINTER, PAINTED = "acme/painter", "b2" * 32
 ONE, OTHER = f"{MODEL}:{VERSION[:12]}", f"{PAINTER}:{PAINTED[:12]}"

@@ -17,7 +17,7 @@ from tests.support.live_director import Caller, Gate, Live, Tally, supervised_co
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.scripted_cog import Exchange, Script, answer, frame, scripted_cog, stream
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 
 async def test_output_is_seen_during_the_run_and_complete_at_its_end(caller: Caller, live: Live, gate: Gate) -> None:

@@ -38,7 +38,7 @@ from tests.support.scripted_cog import HEALTHY, answer, scripted_cog
 from tests.support.servers import RedisServer
 from tests.support.sink import Answer, sink
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 
 async def noted(catalog: Catalog, status: str) -> SetupRun:

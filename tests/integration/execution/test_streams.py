@@ -19,7 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, Tally
 from tests.support.queue_driver import ACCOUNT, VERSION
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 TOKENS = 120_000
 LEAVES_AFTER = (5_000, 110_000)  # events: during the run, and those of the end that exceed the log

@@ -32,7 +32,7 @@ from tests.support.live_director import Live, live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 SOURCE = """
     import os, tempfile, time

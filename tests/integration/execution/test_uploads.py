@@ -22,7 +22,7 @@ from tests.support.live_director import Caller, Gate, Live
 from tests.support.servers import RedisServer
 from tests.support.uploads import MIB
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 SECRET = "a-secret-of-the-test"
 

@@ -48,8 +48,6 @@ from tests.support.scripted_runner import ScriptedRunner
 from tests.support.sink import Answer, Received, Sink, sink
 from tests.support.told import judge
 
-pytestmark = pytest.mark.anyio
-
 ALL = "start,output,logs,completed"
 
 

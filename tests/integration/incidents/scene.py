@@ -39,8 +39,6 @@ from tests.support.queue_driver import VERSION
 from tests.support.scrape import Scrape, scrape
 from tests.unit.diagnosis.test_alerts import FILE, RULES, Fault, told
 
-__all__ = ("Incident", "Scene", "fires", "scene")
-
 LIMIT_S: Final = 60
 BEAT_S: Final = 1.0
 

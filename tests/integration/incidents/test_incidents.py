@@ -17,8 +17,6 @@ from tests.support.proxy import losing_proxy
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 MODELS = """
     import os
     from cog import BasePredictor

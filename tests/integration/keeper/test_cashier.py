@@ -15,8 +15,6 @@ from director.store.catalog import Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 DAY_S = 100_000
 
 

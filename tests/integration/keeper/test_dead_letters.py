@@ -32,8 +32,6 @@ from tests.support.servers import RedisServer
 from tests.support.terminal import played
 from tests.support.typed import Typed, typed
 
-pytestmark = pytest.mark.anyio
-
 ALL: dict[str, Any] = {"by": "ops", "asked": Asked()}
 
 DYING = """

@@ -36,8 +36,6 @@ from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, dri
 from tests.support.servers import redis_server
 from tests.support.sink import Answer, Sink, sink
 
-pytestmark = pytest.mark.anyio
-
 LEASE_S = 15.0
 LIMIT_S = 20
 

@@ -20,7 +20,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("present")]
+pytestmark = pytest.mark.usefixtures("present")
 
 LEASE_S = 15.0
 SHORTEST_LIFE_S = 1  # the least that X-Start-By can ask for; Cancel-After is longer

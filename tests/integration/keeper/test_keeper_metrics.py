@@ -29,8 +29,6 @@ from tests.support.scrape import Scrape, scrape
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:

@@ -27,8 +27,6 @@ from tests.support.queue_driver import ACCOUNT, driving
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink
 
-pytestmark = pytest.mark.anyio
-
 PROGRAM = "from director.core.settings import *; from director.keeper.keeper import serve; serve(load(KeeperSettings))"
 LIMIT_S = 20
 

@@ -25,7 +25,7 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("present")]
+pytestmark = pytest.mark.usefixtures("present")
 
 LEASE_S = 15.0
 

@@ -14,8 +14,6 @@ from director.store.queues import QueueHistory
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 MANY = 50
 
 

@@ -19,7 +19,7 @@ from director.store.catalog import Catalog
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving, enqueue
 from tests.support.servers import stepped_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.faketime]
+pytestmark = pytest.mark.faketime
 
 LEASE_S: Final = 2.0
 TICK_S: Final = 0.05

@@ -24,8 +24,6 @@ from director.core.ids import version_id
 from director.examples import EXAMPLES, Example
 from tests.support.cog import cog_process, cog_server, write_model
 
-pytestmark = pytest.mark.anyio
-
 HELLO = EXAMPLES["example/hello"]
 THUMBNAIL = EXAMPLES["example/thumbnail"]
 REPOSITORY = Path(__file__).parents[3]

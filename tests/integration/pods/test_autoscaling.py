@@ -22,7 +22,7 @@ from tests.support.live_director import Caller
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 TOKEN = "a-token-for-keda"
 KEDA = trigger("keda")

@@ -23,7 +23,7 @@ from tests.support.pod import DEFAULTS, GRACE_S, HAND_BACK_S, Pod, pod
 from tests.support.queue_driver import MODEL, VERSION
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog, pytest.mark.heavy]
+pytestmark = [pytest.mark.cog, pytest.mark.heavy]
 
 MODEL_END_S = 30
 SETUP = """

@@ -10,7 +10,7 @@ import pytest
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 # Sends itself a SIGTERM as soon as its command begins to work, when it has no handler yet
 PROGRAM = """

@@ -23,8 +23,6 @@ from tests.support.eventually import eventually
 from tests.support.live_director import settings_for
 from tests.support.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.anyio
-
 
 async def nothing() -> str:
     return ""

@@ -7,8 +7,6 @@ from director.core.ids import partition_of
 from tests.support.keyspace import dump, leaks
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_working_queue_leaks_nothing(driver: QueueDriver) -> None:
     waiting = await driver.submit(lifetime_ms=60_000)

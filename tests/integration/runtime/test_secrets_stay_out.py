@@ -33,8 +33,6 @@ from tests.support.queue_driver import ACCOUNT
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink
 
-pytestmark = pytest.mark.anyio
-
 REDIS: Final = "planted-redis-password"
 INPUT: Final = "planted-input-of-a-caller"
 OUTPUT: Final = "planted-output-of-a-model"

@@ -29,8 +29,6 @@ from tests.support.servers import RedisServer
 from tests.support.sink import Answer, Sink, sink
 from tests.support.traces import CALLER, Trace, Traces, facts, new_traces, parent_of, traceparent_of
 
-pytestmark = pytest.mark.anyio
-
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 HTTP = {"runner": "http", "runner_config": '{"path": "/run", "health": ""}'}
 SOURCE = """

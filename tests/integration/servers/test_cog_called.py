@@ -20,8 +20,6 @@ from director.servers.runners.runner import Began, Ended, HealthStatus, Outcome,
 from tests.support.inbox import serving
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
 
-pytestmark = pytest.mark.anyio
-
 ID = "a" * 26
 PATH = f"/predictions/{ID}"
 REQUEST = RunRequest(id=ID, input=Raw(b'{"text":"a"}'))

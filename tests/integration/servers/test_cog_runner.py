@@ -36,7 +36,7 @@ from tests.support.inbox import serving
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
 from tests.unit.core.test_arrivals import client_of, put
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 ID = "a" * 26
 OTHER_ID = "b" * 26

@@ -16,8 +16,6 @@ from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
 
-pytestmark = pytest.mark.anyio
-
 REQUEST = RunRequest(id="a" * 26, input=Raw(b'{"prompt": "Hi"}'))
 SECRET = {"authorization": "Bearer s3cret"}
 

@@ -18,8 +18,6 @@ from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog, stream
 
-pytestmark = pytest.mark.anyio
-
 ID = "a" * 26
 CHAT = "/v1/chat/completions"
 

@@ -19,8 +19,6 @@ from tests.support.model_server import ModelServer, model_server
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, SUBJECTS, follow, opened, the_end
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
 
-pytestmark = pytest.mark.anyio
-
 KIND = SUBJECTS["polling"]
 ID = "a" * 26
 

@@ -21,7 +21,7 @@ from tests.support.inbox import serving
 from tests.support.runner_conformance import MOST_BYTES, OLD_COGS, SUBJECTS, Kind, LiveServer, follow, opened, the_end
 from tests.support.scripted_cog import answer, scripted_cog
 
-pytestmark = [pytest.mark.anyio, pytest.mark.cog]
+pytestmark = pytest.mark.cog
 
 ID = "a" * 26
 INBOX = Inbox("")  # the server starts below

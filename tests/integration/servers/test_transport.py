@@ -13,8 +13,6 @@ from director.servers.runners.exchange import MOST_WAITING
 from tests.support.authority import Authority, secure_sink
 from tests.support.eventually import eventually
 
-pytestmark = pytest.mark.anyio
-
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

@@ -13,8 +13,6 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
 
-pytestmark = pytest.mark.anyio
-
 MODEL = "acme/painter"
 OLD, NEW = "a" * 64, "b" * 64
 

@@ -27,8 +27,6 @@ from tests.support.audit import KeptSink
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import MODEL, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 BY = "cli:root"
 
 

@@ -10,8 +10,6 @@ from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
 
-pytestmark = pytest.mark.anyio
-
 
 async def register(catalog: Catalog, *, attempts: int = 3) -> QueueName:
     policy = Policy(streams=4, size=1, attempts=attempts)

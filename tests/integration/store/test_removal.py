@@ -25,8 +25,6 @@ from tests.support.kinds import Started
 from tests.support.live_director import keeping
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
-pytestmark = pytest.mark.anyio
-
 OLD = "c" * 64
 MOST_STEPS = 40
 

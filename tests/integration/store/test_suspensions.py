@@ -28,8 +28,6 @@ from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 BODY = {"version": VERSION, "input": {}}
 OTHER_VERSION = "b2" * 32
 

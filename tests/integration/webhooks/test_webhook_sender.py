@@ -19,8 +19,6 @@ from tests.support.authority import Authority, secure_sink
 from tests.support.sink import Answer, Sink, sink
 from tests.unit.webhooks.test_addresses import LEADS_INSIDE, resolve
 
-pytestmark = pytest.mark.anyio
-
 SECRET = new_secret()
 BODY = '{"id":"p1","status":"succeeded","output":"grüße"}'.encode()
 LOOPBACK = AllowList.parse("loopback")

@@ -24,8 +24,6 @@ from tests.k8s.rules.rights import asks_for_what_it_takes, names_its_images, run
 from tests.k8s.rules.settings import is_given_what_it_reads
 from tests.support.manifests import Manifest
 
-__all__ = ("RULES", "complaints")
-
 Rule = Callable[[list[Manifest]], Iterator[str]]
 
 RULES: Final[tuple[Rule, ...]] = (

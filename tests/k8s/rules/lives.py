@@ -10,13 +10,6 @@ from director.keeper.keeper import DRAIN_S
 from tests.k8s.rules.settings import director_settings
 from tests.support.manifests import Manifest, Pod, pods
 
-__all__ = (
-    "drains_its_gpus",
-    "ends_in_time",
-    "is_probed",
-    "leaves_proxies_time",
-)
-
 MODEL_ENDS_S: Final = 30
 SHUTDOWN_SAVES_S: Final = 120
 

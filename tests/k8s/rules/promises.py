@@ -10,14 +10,6 @@ from director.core.ids import queue_name
 from tests.k8s.rules.settings import director_settings
 from tests.support.manifests import Manifest, Pod, pods
 
-__all__ = (
-    "is_walled",
-    "keeps_inside_what_is_for_directors",
-    "keeps_what_was_accepted",
-    "lets_streams_last",
-    "scales_by_what_is_counted",
-)
-
 INTERNAL: Final = "/internal"
 MIB: Final = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024}
 CLUSTER_WIDE: Final = ("Namespace", "StorageClass", "PersistentVolume")

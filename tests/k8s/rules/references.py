@@ -6,13 +6,6 @@ from typing import Any
 
 from tests.support.manifests import Manifest, Pod, picks, pods
 
-__all__ = (
-    "asks_services_that_there_are",
-    "names_ports_that_there_are",
-    "picks_somebody",
-    "refers_to_what_there_is",
-)
-
 
 def refers_to_what_there_is(objects: list[Manifest]) -> Iterator[str]:
     """Require every named ConfigMap, Secret, key, account and claim, and that a change of one restarts its pods."""

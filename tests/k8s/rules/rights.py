@@ -4,13 +4,6 @@ from collections.abc import Iterator
 
 from tests.support.manifests import Manifest, Pod, pods
 
-__all__ = (
-    "asks_for_what_it_takes",
-    "names_its_images",
-    "runs_without_rights",
-    "trusts_no_model",
-)
-
 
 def runs_without_rights(objects: list[Manifest]) -> Iterator[str]:
     """Nobody is root, nobody becomes it, nothing of the node is seen, and nobody may ask the cluster anything."""

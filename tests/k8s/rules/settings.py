@@ -11,11 +11,6 @@ from director.core.settings import ApiSettings, CommonSettings, DirectorSettings
 from director.execution.director import check_settings
 from tests.support.manifests import Manifest, Pod, environment, pods
 
-__all__ = (
-    "director_settings",
-    "is_given_what_it_reads",
-)
-
 SETTINGS: Final[dict[str, type[CommonSettings]]] = {
     "api": ApiSettings,
     "keeper": KeeperSettings,

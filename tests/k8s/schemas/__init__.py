@@ -10,8 +10,6 @@ import yaml
 
 from tests.support.manifests import Manifest
 
-__all__ = ("VERSIONS", "misfits")
-
 HERE: Final = Path(__file__).parent
 VERSIONS: Final = tuple(f"1.{minor}" for minor in range(29, 38))
 # It reads two megabytes of definitions for each object that it judges

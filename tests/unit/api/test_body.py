@@ -15,8 +15,6 @@ from api.errors import Problem
 from api.request import MAX_NESTING, decode_json, read_body
 from tests.support.api import door_to
 
-pytestmark = pytest.mark.anyio
-
 MAX_BYTES = 1_000
 
 

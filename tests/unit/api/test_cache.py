@@ -5,8 +5,6 @@ import pytest
 from api.lookups import Cache
 from tests.support.clock import FakeClock
 
-pytestmark = pytest.mark.anyio
-
 
 class Source:
     """Counts how often it is asked; `value` is what it answers."""

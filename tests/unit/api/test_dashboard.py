@@ -10,8 +10,6 @@ from director.core.settings import ApiSettings
 from director.diagnosis.views import QueueState
 from tests.support.api import api_client
 
-pytestmark = pytest.mark.anyio
-
 BROWSER: Final = {"Accept": "text/html,application/xhtml+xml"}
 STATIC: Final = Path(__file__).parents[3] / "api" / "dashboard" / "static"
 

@@ -13,8 +13,6 @@ from api.errors import Code, InvalidField, Problem
 from director.core.errors import BackendUnavailable, IdempotencyMismatch, QueueRefused, UnknownQueue
 from tests.support.api import door_to
 
-pytestmark = pytest.mark.anyio
-
 SECRET = "redis://:hunter2@10.0.0.1"
 
 

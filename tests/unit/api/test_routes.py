@@ -9,8 +9,6 @@ from api.app import Api
 from api.route import Route
 from api.services import Meters
 
-pytestmark = pytest.mark.anyio
-
 
 async def show(request: Request) -> Response:
     return PlainTextResponse(f"{request.scope['route'].path} {request.scope['path_params']}")

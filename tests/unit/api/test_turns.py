@@ -5,8 +5,6 @@ import pytest
 
 from api.services import Turns
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_so_many_at_once_and_the_next_one_waits() -> None:
     turns, order = Turns(2, each=2, patience_s=10), []

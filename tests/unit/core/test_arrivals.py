@@ -13,8 +13,6 @@ from director.core.errors import SettingsError
 from director.servers.runners.inbox import PIECE_BYTES, Arrivals, Spool
 from director.servers.runners.runner import BLOCK_BYTES, Received, Unreceived
 
-pytestmark = pytest.mark.anyio
-
 PATH = "/uploads/secret/out.png"
 
 

@@ -5,8 +5,6 @@ from director.core.model_config import check_server_url
 from director.execution.main import opened
 from tests.support.live_director import settings_for
 
-pytestmark = pytest.mark.anyio
-
 URLS = ["http://127.0.0.1:5000", "https://gpu-1.internal", "http://[::1]:5000", "http://model_server/base/"]
 
 

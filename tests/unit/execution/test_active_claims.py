@@ -25,8 +25,6 @@ from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_tracker import RECORD
 
-pytestmark = pytest.mark.anyio
-
 CLAIM = Claim(replace(RECORD, token="nonce-1"), Raw(b"{}"))
 
 

@@ -22,8 +22,6 @@ from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_tracker import RECORD
 
-pytestmark = pytest.mark.anyio
-
 QUEUE = QueueName("acme/echo:a1a1a1a1a1a1")
 OLD = QueueName("acme/echo:b2b2b2b2b2b2")
 

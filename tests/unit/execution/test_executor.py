@@ -47,8 +47,6 @@ from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.sink import Answer, sink
 
-pytestmark = pytest.mark.anyio
-
 LIMIT_S = 10
 
 

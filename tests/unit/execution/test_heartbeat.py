@@ -17,8 +17,6 @@ from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 
-pytestmark = pytest.mark.anyio
-
 LEASE_S = 15.0
 
 

@@ -18,8 +18,6 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 
-pytestmark = pytest.mark.anyio
-
 STARTED: NewEvent = ("started", b"")
 
 

@@ -17,8 +17,6 @@ from director.files.local import LocalFiles
 from director.files.store import FileName, Links, file_name
 from tests.support.clock import FakeClock
 
-pytestmark = pytest.mark.anyio
-
 MINE = PredictionId("0000000006t400wpj8v495436g")  # of acme/echo
 YOURS = PredictionId(MINE[:-3] + ("0" if MINE[-3] != "0" else "1") + MINE[-2:])  # in the same folder of the store
 

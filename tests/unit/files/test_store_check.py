@@ -10,8 +10,6 @@ from director.files.local import LocalFiles
 from director.files.store import Links
 from tests.support.clock import FakeClock
 
-pytestmark = pytest.mark.anyio
-
 
 class ToldStore(LocalFiles):
     def __init__(self) -> None:

@@ -1,10 +1,6 @@
 import asyncio
 
-import pytest
-
 from director.keeper.courier import LONGEST_LINE, PLACES, PLACES_PER_HOST, Shares
-
-pytestmark = pytest.mark.anyio
 
 
 def test_host_takes_only_its_own_places() -> None:

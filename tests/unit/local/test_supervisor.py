@@ -13,8 +13,6 @@ import pytest
 from director.local.processes import Mark, end, is_alive, mark
 from director.local.supervisor import Part, Supervisor, how_it_ended, supervising
 
-pytestmark = pytest.mark.anyio
-
 PATIENCE_S = 20
 
 Supervise = Callable[[], AbstractAsyncContextManager[Supervisor]]

@@ -13,8 +13,6 @@ from director.keeper.metrics import OF_QUEUES, Seen, families, folded
 from director.runtime.metric_table import METRICS, OTHER, Metric, Process, QueueNames
 from director.runtime.metrics import OPEN_METRICS, PLAIN, RedisMeter, Registry
 
-pytestmark = pytest.mark.anyio
-
 ROOT = Path(__file__).parents[3]
 LABELS = {
     *(

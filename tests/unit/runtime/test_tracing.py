@@ -15,8 +15,6 @@ from tests.support.cog import free_port
 from tests.support.sink import sink
 from tests.support.traces import Traces
 
-pytestmark = pytest.mark.anyio
-
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 URL = "http://127.0.0.1:4318"
 TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}

@@ -14,8 +14,6 @@ from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_executor import Bench, claimed
 from tests.unit.execution.test_executor import bench as bench
 
-pytestmark = pytest.mark.anyio
-
 
 class Waiting:
     """A claim that waits for the one slot of a server, which another run has."""

@@ -5,8 +5,6 @@ import pytest
 from director.servers.runners.http_base import Feed
 from director.servers.runners.runner import Began, Ended, Logged, Outcome, RunEvent
 
-pytestmark = pytest.mark.anyio
-
 
 async def everything(feed: Feed) -> list[RunEvent]:
     events = [await feed.next()]

@@ -12,8 +12,6 @@ from director.servers.servers import Servers
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 
-pytestmark = pytest.mark.anyio
-
 SLOW, FAST = CogConfig(), CogConfig(fast=True)
 
 

@@ -6,8 +6,6 @@ from starlette.applications import Starlette
 
 from director.servers.runners.inbox import Inbox, Mailbox
 
-pytestmark = pytest.mark.anyio
-
 BASE = "http://127.0.0.1:4900"
 
 

@@ -1,13 +1,10 @@
 import asyncio
 from collections.abc import Callable
 
-import pytest
 from msgspec import Raw
 
 from director.servers.runners.http_base import HUNG_UP, OpenRuns, Reporter
 from director.servers.runners.runner import Began, Ended, Outcome, RunEvent, RunRequest
-
-pytestmark = pytest.mark.anyio
 
 REQUEST = RunRequest(id="abc", input=Raw(b"{}"))  # type: ignore[arg-type]
 DONE = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1"))

@@ -12,8 +12,6 @@ from director.servers.runners.http_base import Feed
 from director.servers.runners.runner import Batch, Ended, Outcome, RunRequest
 from tests.support.eventually import eventually
 
-pytestmark = pytest.mark.anyio
-
 DONE = Ended(outcome=Outcome.SUCCEEDED)
 FAILED = Ended(outcome=Outcome.FAILED, error="one of them")
 LOST = Ended(outcome=Outcome.LOST, error="it died")

@@ -12,8 +12,6 @@ from director.servers.servers import Servers, Standing
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 
-pytestmark = pytest.mark.anyio
-
 READY = Health(status=HealthStatus.READY)
 
 

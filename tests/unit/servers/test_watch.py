@@ -13,8 +13,6 @@ from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 
-pytestmark = pytest.mark.anyio
-
 READY = Health(status=HealthStatus.READY, since="first", server="coglet 1")
 DEFUNCT = Health(status=HealthStatus.DEFUNCT, since="first")
 AWAY = Health(status=HealthStatus.UNREACHABLE)

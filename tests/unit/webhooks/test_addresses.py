@@ -10,8 +10,6 @@ from director.core.errors import SettingsError
 from director.core.webhook_url import parse_webhook_url, read_webhook_url
 from director.webhooks.addresses import AllowList, Refused, Resolve, Unresolved, checked_address, is_public
 
-pytestmark = pytest.mark.anyio
-
 NOTHING_ALLOWED = AllowList()
 LOOPBACK = AllowList.parse("loopback")
 

@@ -3,5 +3,3 @@
 POST with wait → XADD → claim → POST to the model server → finish → answer. No leases, no fencing, no retries, no
 events, no webhooks, no accounts, no checks of anything. Never to be used for work.
 """
-
-__all__ = ()

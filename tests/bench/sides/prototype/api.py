@@ -18,8 +18,6 @@ from director.broker.redis_client import blocking_client, client
 from tests.bench.sides.prototype.gathered import Gathered
 from tests.bench.sides.prototype.steps import ENQUEUE, STREAM, record, replies
 
-__all__ = ("app",)
-
 ANSWER_S: Final = 60.0
 
 

@@ -15,8 +15,6 @@ from director.servers.runners.connections import OneServer, read_body
 from tests.bench.sides.prototype.gathered import Gathered
 from tests.bench.sides.prototype.steps import CONSUMER, FINISH, GROUP, STREAM, record
 
-__all__ = ("direct",)
-
 BLOCK_MS: Final = 1_000
 MOST_BYTES: Final = 1 << 20
 

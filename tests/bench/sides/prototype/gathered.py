@@ -5,8 +5,6 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-__all__ = ("Gathered",)
-
 Command = tuple[tuple[Any, ...], "asyncio.Future[Any]"]
 
 

@@ -4,8 +4,6 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-__all__ = ("CONSUMER", "ENQUEUE", "FINISH", "GROUP", "STREAM", "make_group", "record", "replies")
-
 STREAM: Final = "proto:stream"
 GROUP: Final = "proto:group"
 CONSUMER: Final = "director"

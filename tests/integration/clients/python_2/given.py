@@ -11,8 +11,6 @@ from typing import Any
 
 import replicate
 
-__all__ = ("account", "client", "gate", "models", "open_gate", "raises", "said_all", "terminal", "url")
-
 assert replicate.__version__.startswith("2."), replicate.__version__
 
 given = json.loads(os.environ["GIVEN"])
