@@ -25,7 +25,7 @@ async def test_enqueue_writes_record_input_entry_event_and_index(driver: QueueDr
 
 async def test_a_callers_trace_is_kept_and_returned_with_the_claim(driver: QueueDriver) -> None:
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "rojo=1"}
-    claim = await driver.claimed(trace=trace)
+    claim = await driver.claimed(**trace)
     assert claim.record.trace == trace
     untraced = await driver.submit()
     assert not [name for name in await driver.redis.hkeys(keys.record(untraced)) if name.startswith(b"trace")]

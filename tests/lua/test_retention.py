@@ -10,8 +10,8 @@ HOUR_S, DAY_S = 3600, 86400
 
 
 async def lives_s(driver: QueueDriver, prediction_id: PredictionId) -> dict[str, int]:
-    kinds = (keys.record, keys.input_data, keys.output_data, keys.events)
-    return {kind.__name__: round(await driver.redis.pttl(kind(prediction_id)) / 1000) for kind in kinds}
+    names = ("record", "input_data", "output_data", "events")
+    return {name: round(await driver.redis.pttl(getattr(keys, name)(prediction_id)) / 1000) for name in names}
 
 
 @pytest.mark.parametrize(

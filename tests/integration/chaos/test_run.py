@@ -50,7 +50,7 @@ def breaches(folder: Path, *, seed: int, seconds: int, lease: int) -> dict[str, 
     return {invariant: found for invariant, found in judged["breaches"].items() if invariant != "I12"}
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_every_promise_holds_while_parts_die_freeze_and_fill(tmp_path: Path) -> None:
     assert breaches(tmp_path, seed=1, seconds=15, lease=3) == {}
 
