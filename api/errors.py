@@ -140,10 +140,7 @@ UNAVAILABLE: Final = "Service unavailable"
 THROTTLED: Final = "Capacity temporarily exceeded"
 malformed = Refusal(400, "", "Malformed body", Code.MALFORMED)  # the body cannot be read at all
 no_token = Refusal(
-    401,
-    "You did not pass an authentication token",
-    "Unauthenticated",
-    headers={"WWW-Authenticate": "Bearer"},
+    401, "You did not pass an authentication token", "Unauthenticated", headers={"WWW-Authenticate": "Bearer"}
 )
 invalid_token = replace(no_token, detail="You did not pass a valid authentication token")
 not_found = Refusal(404, "The requested resource could not be found.")  # the same for a prediction of another account
@@ -206,11 +203,7 @@ head_too_large = Refusal(
 )
 # both close the connection: the rest of the body would be read as another request
 too_slow = Refusal(
-    408,
-    "The body did not arrive within {seconds:g} seconds.",
-    "Body too slow",
-    Code.TOO_SLOW,
-    {"Connection": "close"},
+    408, "The body did not arrive within {seconds:g} seconds.", "Body too slow", Code.TOO_SLOW, {"Connection": "close"}
 )
 trickle = replace(too_slow, detail="The body comes with less than {bytes_s:,} bytes a second.")
 no_such_part = Refusal(
@@ -240,10 +233,7 @@ storage_full = Refusal(  # never 429: a short wait does not help
 )
 no_room_for_file = replace(storage_full, status=413)
 unusable_schema = Refusal(  # `reason` completes 'it …': the model's operator must correct its schema
-    500,
-    "The schema of this model cannot be used: it {reason}.",
-    "Unusable model schema",
-    Code.UNUSABLE_SCHEMA,
+    500, "The schema of this model cannot be used: it {reason}.", "Unusable model schema", Code.UNUSABLE_SCHEMA
 )
 internal = Refusal(500, "Something went wrong on the server.", "Internal server error", Code.INTERNAL)
 no_files = Refusal(

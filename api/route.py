@@ -176,9 +176,7 @@ WAIT: Final = Parameter(
 # How to run a prediction. All but WAIT apply to each prediction of a batch
 HOW: Final = (
     Parameter(
-        "Cancel-After",
-        "A duration such as 90s or 1h30m, from 5 s to 24 h: not ended by then, it ends.",
-        place="header",
+        "Cancel-After", "A duration such as 90s or 1h30m, from 5 s to 24 h: not ended by then, it ends.", place="header"
     ),
     Parameter("X-Start-By", f"1 to {LONGEST_LIFE_S} seconds: not begun by then, it fails.", place="header"),
     Parameter("X-Priority", "The lane, as far as the token may.", one_of(*LANES), "header"),

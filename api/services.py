@@ -242,11 +242,7 @@ class Services(store.Services):
         )
         self.glances = Glances(redis)
         self.waiters = Waiters(
-            clients.subscriber,
-            has_ended=self.glances.has_ended,
-            read=scripts.get,
-            clock=clock,
-            most=settings.max_waits,
+            clients.subscriber, has_ended=self.glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
         )
         self.descriptors = Descriptors(clock)
         self.readers = Readers(

@@ -76,13 +76,7 @@ async def get_dead(request: Request) -> Response:
 def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str) -> None:
     """Declare the routes that decide on one letter and on many."""
 
-    @administers(
-        "POST",
-        f"/admin/dead/{{id}}/{verb}",
-        name=f"admin.dead.{verb}",
-        summary=one,
-        answers=DONE,
-    )
+    @administers("POST", f"/admin/dead/{{id}}/{verb}", name=f"admin.dead.{verb}", summary=one, answers=DONE)
     async def decide_on_one(request: Request) -> Response:
         """Answer 404 for a prediction that is no dead letter, or whose input is gone."""
         ids, dead = [prediction_id_of(request)], request.services.dead

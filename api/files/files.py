@@ -150,11 +150,7 @@ async def get_file(request: Request) -> Response:
     return json_response(_view(await _file(request, request.account.name), base_url(request)))
 
 
-@deletes(
-    "/files/{id}",
-    name="files.delete",
-    summary="Delete a file",
-)
+@deletes("/files/{id}", name="files.delete", summary="Delete a file")
 async def delete_file(request: Request) -> Response:
     """Delete the file at once. A prediction that has fetched it keeps its copy."""
     account, services = request.account, request.services
@@ -180,10 +176,7 @@ async def delete_file(request: Request) -> Response:
     "/files/{id}/download/{name}",
     name="files.download.named",
     summary="Fetch the bytes of a file at a signed address that ends in its name",
-    parameters=(
-        *SIGNED,
-        *PART,
-    ),
+    parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},
 )

@@ -211,7 +211,4 @@ async def get_output(request: Request) -> Response:
 def _headers(name: FileName, file: OpenFile) -> dict[str, str]:
     kind = file.content_type
     is_shown = kind.startswith(SHOWN) and kind not in RUN_BY_BROWSERS
-    return {
-        "Content-Type": kind,
-        "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{name}"',
-    }
+    return {"Content-Type": kind, "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{name}"'}

@@ -171,11 +171,7 @@ async def update_deployment(request: Request) -> Response:
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-@deletes(
-    "/deployments/{owner}/{name}",
-    name="deployments.delete",
-    summary="Delete a deployment",
-)
+@deletes("/deployments/{owner}/{name}", name="deployments.delete", summary="Delete a deployment")
 async def delete_deployment(request: Request) -> Response:
     """Delete the deployment. The predictions that were created by it go on."""
     deployment = await _named(request)

@@ -173,11 +173,7 @@ def _serve(kind: Kind) -> None:
         return await list_of_kind(request, kind)
 
     @route.reads(
-        f"/{path}/{{id}}",
-        name=f"{path}.get",
-        summary=f"Get a {one}",
-        of=prediction_id_of,
-        answers=route.SHOWN,
+        f"/{path}/{{id}}", name=f"{path}.get", summary=f"Get a {one}", of=prediction_id_of, answers=route.SHOWN
     )
     async def get(request: Request) -> Response:
         return await _shown(request, kind)
