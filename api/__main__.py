@@ -28,7 +28,6 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals from now on, including a SIGTERM that came earlier."""
         with super().capture_signals():
             release_sigterm()
             yield
@@ -40,7 +39,6 @@ class Server(uvicorn.Server):
 
 
 def main() -> int:
-    """Serve until a signal comes. Returns the exit code."""
     try:
         settings = load(ApiSettings)
     except SettingsError as exc:

@@ -130,8 +130,6 @@ class Api:
 
 
 class _Endpoint(Struct, frozen=True):
-    """One path of the contract, as an ASGI application: the route of each of its methods."""
-
     routes: Mapping[str, Route]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -90,7 +90,6 @@ def named(operator: Account) -> str:
 
 
 async def take(request: Request, account: Account, name: BucketName) -> tuple[Bucket, str] | None:
-    """Take a token of the account's rate, and send what is left with the answer. Raises a 429 if none is left."""
     bucket = account.limits.bucket(name)
     if bucket is None:
         carry(request, WITHOUT_RATE[name])

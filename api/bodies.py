@@ -27,8 +27,6 @@ EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
 
 class CreatePrediction(Struct, frozen=True, kw_only=True):
-    """A parsed create request, and its whole body. No filter means every webhook event."""
-
     body: bytes
     input: Raw
     version: str | None = None
@@ -72,7 +70,6 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
 
 
 async def read_create(request: Request, *, version: bool = False, destination: bool = False) -> CreatePrediction:
-    """Read the body of a request as `parse_create` does."""
     body = await read_body(request, max_bytes=request.services.settings.max_body_bytes)
     return parse_create(body, version=version, destination=destination)
 
@@ -130,7 +127,6 @@ def parse_version(text: str) -> VersionRef:
 
 
 def parse_model(owner: str, name: str) -> str:
-    """Return `owner/name` from the two parts of a path. Raises the 404 of an unknown model."""
     model = f"{owner}/{name}"
     if not MODEL.fullmatch(model):
         raise not_found()
@@ -193,7 +189,6 @@ def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> f
 
 
 def applied(prefer: Iterable[str]) -> str | None:
-    """Return the Preference-Applied header, `wait` or `wait=10`, or None if no wait was applied."""
     values = tuple(prefer)
     seconds = wait_seconds(values)
     if seconds is None:
@@ -235,7 +230,6 @@ def affinity_digest(text: str) -> str:
 
 
 def _asked(prefer: Iterable[str]) -> str | None:
-    """Return the value of the first `wait`: empty if it has no value, None if there is no `wait`."""
     for header in prefer:
         plain = QUOTED.sub(lambda quoted: SEPARATORS.sub("_", quoted[1]), header)
         for preference in plain.split(","):

@@ -304,7 +304,6 @@ def invalid_input(fields: Iterable[InvalidField]) -> Problem:
 
 
 def invalid_field(kind: str, field: str, description: str) -> Problem:
-    """422 for one wrong field."""
     return invalid_input([InvalidField(kind, field, description)])
 
 
@@ -359,7 +358,6 @@ EXPECTED: Final = tuple(kind for kind in PROBLEMS if kind is not Exception)
 
 
 def is_expected(exc: Exception) -> bool:
-    """Return whether a handler may raise this. Anything else is a bug."""
     return isinstance(exc, EXPECTED)
 
 

@@ -11,8 +11,6 @@ from director.core.errors import BackendUnavailable, UnsafeBackend
 
 
 class Load(Struct, frozen=True):
-    """How many streams and waits are held now, and how many file descriptors are open."""
-
     streams: int
     waits: int
     descriptors: int

@@ -81,7 +81,6 @@ def decode_json(body: bytes, kind: type[T]) -> T:
 
 
 async def decoded(request: BaseRequest, kind: type[T], *, max_bytes: int) -> T:
-    """Read the body and decode it as `kind`. Raises what both raise."""
     return decode_json(await read_body(request, max_bytes=max_bytes), kind)
 
 
@@ -160,7 +159,6 @@ class Members:
         return None if value is None else msgspec.json.decode(value, type=str)
 
     def matching(self, name: str, pattern: re.Pattern[str], *, required: bool = False) -> str | None:
-        """Return a text that matches the whole pattern."""
         value = self.text(name, required=required)
         if value is None or pattern.fullmatch(value):
             return value
@@ -168,7 +166,6 @@ class Members:
         return None
 
     def integer(self, name: str, *, most: int, required: bool = False) -> int | None:
-        """Return a whole number from 0 to `most`."""
         value = self.take(name, "number", required=required)
         if value is None:
             return None
@@ -188,7 +185,6 @@ class Members:
 
 
 def type_of(value: bytes) -> str:
-    """Return the type of a JSON value, by its first byte."""
     text = value.lstrip(b" \t\r\n")[:1]
     return TYPES.get(text[0], "number") if text else "null"
 
@@ -198,7 +194,6 @@ def wrong_type(field: str, expected: str, given: str) -> InvalidField:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until the client has left. The rest of its body is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -242,8 +237,6 @@ class Request(BaseRequest):
 
 
 class _Indexed(Headers):
-    """`get` returns the first of several equal headers, as in Starlette, and `getlist` returns all."""
-
     def __init__(self, *, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
         self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}

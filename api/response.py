@@ -29,22 +29,18 @@ MEDIA_TYPE: Final = "application/json"
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Encode `body`, a Struct or a plain value of Structs, as the response."""
     return Response(msgspec.json.encode(body), status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def raw(headers: Mapping[str, str]) -> RawHeaders:
-    """Return headers in the form that ASGI sends."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 def carry(request: Request, headers: RawHeaders) -> None:
-    """Send these headers with the response to this request, whatever it will be."""
     request.scope["state"]["carried"] = headers
 
 
 def carried(scope: Scope, response: Response) -> Response:
-    """Add the headers that the request carries to the response."""
     response.raw_headers += scope["state"].get("carried", ())
     return response
 
@@ -71,7 +67,6 @@ def base_url(request: Request) -> str:
 
 @cache
 def proxy_networks(trusted: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
-    """Return the networks of the trusted proxies. Raises SettingsError for an invalid one."""
     try:
         return tuple(map(ip_network, trusted))
     except ValueError as exc:

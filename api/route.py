@@ -37,8 +37,6 @@ class Parameter(Struct, frozen=True):
 
 
 class Body(Struct, frozen=True):
-    """The body that a route takes."""
-
     type: Any
     media_type: str = JSON
 
@@ -82,7 +80,6 @@ class Route(Struct, eq=False):
 
     @property
     def all_parameters(self) -> list[Parameter]:
-        """Return `parameters`, and before them those of the path."""
         places = [(before, part[1:-1]) for before, part in pairwise(self.path.split("/")) if part.startswith("{")]
         return [*(IN_PATH.get(f"{before}/{name}") or IN_PATH[name] for before, name in places), *self.parameters]
 
@@ -110,12 +107,10 @@ _DECLARED: Final[dict[str, list[Route]]] = {}
 
 
 def routes_of(*modules: ModuleType) -> tuple[Route, ...]:
-    """Return the routes that these modules declare, in order."""
     return tuple(route for module in modules for route in _DECLARED[module.__name__])
 
 
 def one_of(*words: str) -> Any:
-    """Return the type of a text that is one of these words."""
     return Annotated[str, Meta(extra_json_schema={"enum": list(words)})]
 
 

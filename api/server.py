@@ -104,8 +104,6 @@ class OneWriteCycle(RequestResponseCycle):
 
 
 class _Pieces:
-    """Collects what is written to a transport, to send it in one write."""
-
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._pieces: list[bytes] = []

@@ -62,7 +62,6 @@ class Gate:
             await self._opened.wait()
 
     async def run(self) -> None:
-        """Check until the gate is open or the server is unsafe. Logs why it waits, once per reason."""
         logged = ""
         while not self._opened.is_set():
             try:
@@ -82,7 +81,6 @@ class Gate:
             await self._clock.sleep(GATE_PAUSE_S)
 
     async def run_once(self) -> Server:
-        """Check the server now. Raises BackendUnavailable and UnsafeBackend."""
         try:
             if not self._has_rights:
                 await check_rights(self._redis)
@@ -121,7 +119,6 @@ class Meters:
         self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
-        """Count a request whose response head was sent."""
         method = method if method in METHODS else "other"
         found = self._by_answer.get((route, method, status))
         if found is None:
@@ -135,7 +132,6 @@ class Meters:
         self._refusals.labels(problem.document.code or str(problem.status)).inc()
 
     def accepted(self, kind: str, lane: str) -> None:
-        """Count a newly accepted run; replays are not counted."""
         counter = self._by_run.get((kind, lane))
         if counter is None:
             counter = self._by_run[kind, lane] = self._accepted.labels(kind or "prediction", lane)
@@ -186,8 +182,6 @@ READ_PATIENCE_S: Final = 60.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
-    """`redis` is for short calls, and `subscriber` for the subscription."""
-
     redis: Redis
     subscriber: Redis
 
@@ -260,7 +254,6 @@ class Services(store.Services):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run all loops. Closes the clients at the end."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.gate.run)
@@ -281,7 +274,6 @@ class Services(store.Services):
                 await self.aclose()
 
     def release(self) -> None:
-        """End all held responses and streams, because the process ends."""
         self.waiters.release()
         self.readers.release()
 

@@ -57,7 +57,6 @@ CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView,
     refusals={501},
 )
 async def get_config(request: Request) -> Response:
-    """Return the revision as the ETag too."""
     return await _answer(request, _named(request))
 
 

@@ -123,7 +123,6 @@ async def follow_live(request: Request) -> Response:
 
 
 async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
-    """Send events. Returns True at the regular end, False if the stream was cut off."""
     services = request.services
     number = sent = 0
     with services.readers.holding() as place, services.watching.watcher():

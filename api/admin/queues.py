@@ -165,7 +165,6 @@ def queue_of(request: Request) -> QueueName:
 
 
 async def stats_of(request: Request, queue: QueueName) -> QueueStats:
-    """Return the queue's numbers. Raises a 404 if there is no such queue."""
     try:
         return await request.services.scripts.stats(queue)
     except UnknownQueue as exc:
@@ -317,7 +316,6 @@ async def migrate_queue(request: Request) -> Response:
 
 
 async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bool]:
-    """Take steps until the time is over. Returns the last result, and whether all is done."""
     until, moved = clock.monotonic() + LONGEST_S, Moved()
     async with aclosing(steps):
         async for step in steps:
@@ -336,7 +334,6 @@ async def _queue_and_operator(request: Request) -> tuple[QueueName, str]:
 
 
 async def _account(request: Request) -> str:
-    """Return the account that the body names, '' for all. The body may be missing."""
     body = await read_body(request, max_bytes=MAX_BODY)
     asked = decode_json(body, AskedPause) if body.strip() else AskedPause()
     if asked.account is None:

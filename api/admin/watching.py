@@ -37,8 +37,6 @@ class Event(Struct, frozen=True):
 
 
 class Watching:
-    """Reads snapshots while there are watchers."""
-
     def __init__(self, overview: Overview, clock: Clock) -> None:
         self._overview = overview
         self._clock = clock
@@ -68,7 +66,6 @@ class Watching:
         return self._last
 
     def release(self) -> None:
-        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None

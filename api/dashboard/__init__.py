@@ -53,15 +53,12 @@ MODEL_PATH: Final = re.compile("/(?!v1/)[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]
 
 
 class Asset(Struct, frozen=True):
-    """One file of the page."""
-
     body: bytes
     media_type: str
     etag: str
 
 
 def _assets() -> dict[str, Asset]:
-    """Read all files once, by path. They are small, and part of the program."""
     found: dict[str, Asset] = {}
     folder = files("api.dashboard") / "static"
     waiting = [(PurePosixPath(), folder)]

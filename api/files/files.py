@@ -253,7 +253,6 @@ class _Upload:
                 await self._read(part)
 
     def record(self, *, created: int, life_ms: int) -> CallerFile:
-        """Return the file's record. Raises a 422 for wrong fields of the form."""
         if self._content is None:
             self._fault("required", "", f"{CONTENT} is required")
         name = _plain(self._fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
@@ -280,12 +279,10 @@ class _Upload:
         )
 
     async def count(self, file: CallerFile) -> None:
-        """Count the stored file, with its real size, until it expires."""
         self._room = file.size
         await self._scripts.stow(file.account, file.id, file.size, until_ms=file.expires)
 
     async def discard(self) -> None:
-        """Delete what was stored of the file, and free its room."""
         if self._content is not None:
             with anyio.CancelScope(shield=True):
                 await _discard(self._store, self._name)
@@ -315,7 +312,6 @@ class _Upload:
             raise
 
     async def _take_room(self) -> None:
-        """Raise a 413 where the quota has no room for what has come."""
         if self._most is None or self._size <= self._room:
             return
         for size in (self._size + AHEAD_BYTES, self._size):

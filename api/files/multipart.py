@@ -73,7 +73,6 @@ class Form:
             raise _unreadable() from exc
 
     async def next_part(self) -> Part | None:
-        """Return the next part, or None after the last."""
         found = await self._next()
         assert found is None or isinstance(found, Part)  # noqa: S101 - each part is taken to its end first
         return found
@@ -90,7 +89,6 @@ class Form:
             yield bytes(block)
 
     async def whole(self, *, most: int) -> bytes | None:
-        """Return the whole content of the part, or None if it has more than `most` bytes."""
         whole = bytearray()
         async for piece in self._pieces():
             whole += piece[: most + 1 - len(whole)]

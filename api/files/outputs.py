@@ -81,14 +81,12 @@ async def put_output(request: Request) -> Response:
 
 @Route("DELETE", "/internal/predictions/{id}/outputs", of=prediction_id_of)
 async def delete_outputs(request: Request) -> Response:
-    """Answer 204, also where there were no files."""
     store = await _ordered(request, "remove", request.prediction_id)
     await store.remove(request.prediction_id)
     return Response(status_code=204)
 
 
 async def _ordered(request: Request, verb: str, what: str) -> FileStore:
-    """Return the store if the request has a signed order for this action. Raises a 403 if not."""
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
     if not await request.services.links.is_ordered(verb, what, **given):
@@ -97,7 +95,6 @@ async def _ordered(request: Request, verb: str, what: str) -> FileStore:
 
 
 def store_of(request: Request) -> FileStore:
-    """Return the store of files. Raises a 501 where this service has none."""
     if request.services.files is None:
         raise errors.no_files()
     return request.services.files

@@ -177,7 +177,6 @@ def _limit(request: Request) -> int:
 
 
 async def _best(services: Services, account: Account, query: str, *, most: int) -> Sequence[tuple[float, Model]]:
-    """Return the best matches first. Of equal ones the model with the newest latest version comes first."""
     words, found = words_of(query), []
     for number, (model, card) in enumerate(await services.lookups.cards()):
         if number % AT_ONCE == AT_ONCE - 1:

@@ -199,7 +199,6 @@ async def create_of_deployment(request: Request) -> Response:
 
 
 async def _version(request: Request, model: str, version: str) -> Version | None:
-    """Return the version if this account may see it now: its model may have become private since."""
     return await version_named(request, VersionRef(model=model, version=version), request.account)
 
 
@@ -211,7 +210,6 @@ async def _refuse_missing(request: Request, model: str, version: str) -> None:
 
 
 async def _named(request: Request) -> Deployment:
-    """Return the deployment of this path. Raises a 404 unless the caller owns it or is an operator."""
     owner, name, account = request.path_params["owner"], request.path_params["name"], request.account
     is_its = owner == account.name or "admin" in account.scopes
     if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
@@ -223,7 +221,6 @@ async def _named(request: Request) -> Deployment:
 
 
 def _parse(body: bytes, kind: type[T]) -> T:
-    """Return the members of a body, None for those that were not given. Raises a 422."""
     members, is_new = Members(body), kind is NewDeployment
     given: dict[str, Any] = {}
     patterns = ({"name": NAME, "model": MODEL} if is_new else {}) | {"version": VERSION, "hardware": SKU}
@@ -245,7 +242,6 @@ async def _answer(request: Request, deployment: Deployment) -> Response:
 
 
 async def _shown(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
-    """Return the views. The account that made a release is shown with its present type."""
     types = {request.account.name: request.account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.written(name)).type

@@ -78,7 +78,6 @@ def shown_version(version: Version) -> VersionView:
 
 
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
-    """Return the first models, as many as one response may hold, at least one."""
     catalog = request.services.catalog
     schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
     examples = await catalog.models.example_bytes(models)
@@ -96,13 +95,11 @@ async def fitting_slice(
 
 
 def _how_many_fit(weights: Iterable[int]) -> int:
-    """Return how many of the first things with these weights one response may hold, at least one."""
     heavier = (place for place, so_far in enumerate(accumulate(weights)) if so_far > HEAVY_BYTES)
     return max(next(heavier, PAGE_SIZE), 1)
 
 
 async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
-    """Return the views of these models, with what is read of them now."""
     services, base = request.services, base_url(request)
     versions = await services.catalog.each_version([(model.name, model.latest) for model in models])
     examples = await services.catalog.models.default_examples(models)
@@ -205,7 +202,6 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
 
 
 def parse_change(body: bytes) -> Mapping[str, str]:
-    """Return the members that change; '' clears one. Raises a 422."""
     members = Members(body)
     texts = _texts(members, CHANGEABLE)
     members.refuse_unknown(CHANGEABLE)

@@ -150,7 +150,6 @@ async def create_training(request: Request) -> Response:
 
 
 async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
-    """Return the version for runs of this kind. Raises a 422 if no director serves them."""
     served = await request.services.catalog.of_kind(version, kind)
     if served is None:
         raise errors.kind_not_served(kind=kind)
@@ -158,7 +157,6 @@ async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
 
 
 def _serve(kind: Kind) -> None:
-    """Declare the routes that every kind of run has."""
     path = PATHS[kind]
     one = path.removesuffix("s")
 
@@ -201,7 +199,6 @@ for each in PATHS:
 
 
 async def _shown(request: Request, kind: Kind) -> Response:
-    """Show a run. A large one is read within the account's limit of large reads at once."""
     scripts, account = request.services.scripts, request.account.name
     stored = await scripts.get(request.prediction_id, whole=False)
     if stored is None or stored.record.account != account or stored.record.kind != kind:
@@ -315,7 +312,6 @@ async def redeliver(request: Request) -> Response:
 
 
 async def story_of(request: Request) -> Known:
-    """Return the story of the path's prediction to its owner or an operator; else raise 404."""
     known, account = await request.services.scripts.story(request.prediction_id), request.account
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise errors.not_found()

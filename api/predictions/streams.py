@@ -76,8 +76,6 @@ ADDRESS: Final = re.compile(r"([0-9a-z]{26})([a-z2-7]{26})")
 
 
 class Address(Struct, frozen=True):
-    """A prediction's id, and the ticket that proves the permission to follow it."""
-
     id: PredictionId
     ticket: str
 
@@ -87,7 +85,6 @@ class Address(Struct, frozen=True):
 
 
 def new_ticket() -> str:
-    """Return 130 random bits, as 26 characters."""
     return secrets.token_bytes(LENGTH).translate(LETTERS).decode()
 
 
@@ -116,7 +113,6 @@ class StreamEvent(Struct, frozen=True):
 
 
 def _prediction_of(request: Request) -> PredictionId:
-    """Return the prediction of this stream. Raises a 404, which any web page may read too."""
     carry(request, CORS)
     address = read_address(request.path_params["address"])
     if address is None:

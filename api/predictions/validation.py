@@ -90,8 +90,6 @@ CARRIED: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 class _Reduction:
-    """The reduction of one document. Counts the nodes and patterns used, to bound them."""
-
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._nodes = 0
@@ -175,7 +173,6 @@ def _schema_types(given: object) -> list[str]:
 
 
 def _any_of(parts: list[Schema]) -> Schema:
-    """Combine alternatives. The usual way to write 'or null' becomes a type, so that its errors stay readable."""
     if not parts or any(part in ANYTHING for part in parts):
         return True
     wanted = [part for part in parts if part != NULL]
@@ -185,7 +182,6 @@ def _any_of(parts: list[Schema]) -> Schema:
 
 
 def _all_of(reduced: dict[str, Any], parts: Iterable[Schema]) -> Schema:
-    """Combine a schema with others that must hold too, in the plainest form."""
     telling = [part for part in parts if part not in ANYTHING]
     if not telling:
         return reduced
@@ -326,8 +322,6 @@ class InputSchema:
 
 
 class _Validator:
-    """One compiled schema, which lists errors only where listing them is cheap."""
-
     def __init__(self, schema: Schema) -> None:
         try:
             self._validator = validator_for(

@@ -56,7 +56,6 @@ class Wait:
         self._id: PredictionId | None = None
 
     def enter(self, place: "dict[PredictionId, Wait]", prediction_id: PredictionId) -> None:
-        """Make this the wait for this prediction and for no earlier one."""
         self.leave()
         self._place, self._id = place, prediction_id
         place[prediction_id] = self
@@ -93,7 +92,6 @@ class Waiters:
         return len(self._held)
 
     def has_room(self, weight: int = 0) -> bool:
-        """Return whether there is room for one more wait that holds `weight` bytes."""
         return self.waiting < self._most and self._weight + weight <= MOST_BYTES
 
     def expect(self, prediction_id: PredictionId, wait: Wait) -> str:
@@ -163,7 +161,6 @@ class Waiters:
                 self._change(channel)
 
     def release(self) -> None:
-        """End all waits, present and future, because the process is to end."""
         self._is_leaving = True
         for limit in self._held:
             _end(limit)
@@ -271,7 +268,6 @@ class Waiters:
             wait.news.set()
 
     def _tell(self, reason: str) -> None:
-        """Log a reason once, not every half a second while it lasts."""
         if reason != self._told:
             log.warning("subscription lost, subscribing again", extra={"reason": reason})
             self._told = reason

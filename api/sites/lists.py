@@ -25,8 +25,6 @@ Found = TypeVar("Found")
 
 
 class Source(NamedTuple):
-    """A server and the name of its site, '' where there is only one server."""
-
     name: str
     services: Services
 
@@ -112,7 +110,6 @@ class Lists:
         return [source for source in self._sources if source.name not in self.away]
 
     async def _each(self, ask: Callable[[Source], Awaitable[Found]], sources: Sequence[Source]) -> list[Found]:
-        """Return the answers of the servers. Raises BackendUnavailable if none answers."""
         if len(self._sources) == 1 and not self.away:
             return [await ask(self._sources[0])]
         answers = await asyncio.gather(*map(ask, sources), return_exceptions=True)

@@ -53,7 +53,6 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 
 async def place(sites: Sites, run: Submission, enter: Enter) -> tuple[Accepted, Services]:
-    """Place the run. Returns what the site answered and that site's services. Raises what `enter` raises."""
     order = await _order(sites, run)
     key = None if run.idempotency is None else _Key(sites, run, run.idempotency)
     refused: Exception | None = None
@@ -105,8 +104,6 @@ async def _order(sites: Sites, run: Submission) -> Sequence[tuple[Site, Version]
 
 
 class _Key:
-    """The idempotency key of a run to place. `bound`: what this request bound it to last."""
-
     def __init__(self, sites: Sites, run: Submission, pair: tuple[str, str]) -> None:
         self.bound: PredictionId | None = None
         self._sites = sites
@@ -173,7 +170,6 @@ class _Key:
 
 
 async def _is_there(services: Services, held: Bound) -> bool:
-    """Wait a moment for the prediction, and return whether it exists."""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
         if await services.scripts.get(held.id, outlook=False) is not None:

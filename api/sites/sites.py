@@ -94,7 +94,6 @@ class Site:
         self.services.gate.is_up, self.reason = False, reason
 
     def expect(self, queue: QueueName, more: int = 1) -> None:
-        """Count `more` predictions as there or on their way, beyond what the queue reported."""
         self.placed[queue] = max(0, self.placed.get(queue, 0) + more)
 
     async def report(self, queue: QueueName) -> QueueReport | None:
@@ -132,8 +131,6 @@ MOST_MOVES: Final = 4
 
 
 class Sites:
-    """`all` is in the order of the table. `table` says what each site may have."""
-
     def __init__(self, table: SiteTable, sites: Sequence[Site]) -> None:
         self.table: Final = table
         self.all: Final = tuple(sites)
@@ -143,7 +140,6 @@ class Sites:
         self._called: dict[str, Services] = {}
 
     def of(self, prediction_id: PredictionId) -> Site | None:
-        """None if that site is not there any more."""
         return self._by_number.get(site_of(prediction_id))
 
     def asked(self, request: Request) -> Services:
@@ -226,7 +222,6 @@ class Sites:
 
 
 def sites_of(request: BaseRequest) -> Sites | None:
-    """Return all sites, or None where there is one server."""
     sites: Sites | None = request.scope["state"]["sites"]
     return sites
 
@@ -289,15 +284,11 @@ async def version_named(request: BaseRequest, ref: VersionRef, account: Account)
 
 
 class State(TypedDict):
-    """`services` are those of the home, or of the only server."""
-
     services: Services
     sites: Sites | None
 
 
 class Plan(Struct, frozen=True):
-    """The servers of this API. Without a `table` there is one."""
-
     servers: Sequence[tuple[ApiSettings, Clients]]
     table: SiteTable | None = None
 

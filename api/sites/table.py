@@ -43,7 +43,6 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def wait_ms(self) -> float:
-        """Estimate how long the next prediction would wait, in ms. Infinite where nothing starts."""
         queue = self.report
         if not queue.starts or not queue.slots:
             return math.inf
@@ -104,7 +103,6 @@ class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_sites(path: Path) -> SiteTable:
-    """Read and check the file. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)

@@ -21,8 +21,6 @@ NOTHING: Final = Raw(b"")
 
 
 class Pointer:
-    """A place in a JSON document. "" is the whole document."""
-
     __slots__ = ("_steps", "text")
 
     def __init__(self, text: str) -> None:

@@ -57,7 +57,6 @@ def decode_objectives(text: str | bytes) -> dict[Lane, Objective]:
 
 
 def encode(objectives: Objectives) -> str:
-    """Return the same text for equal objectives, and '' for none."""
     return msgspec.json.encode(objectives, order="sorted").decode() if objectives else ""
 
 

@@ -71,7 +71,6 @@ def read_pool(path: Path, base: DirectorSettings) -> tuple[DirectorSettings, ...
 
 
 def label_of(settings: DirectorSettings) -> str:
-    """Return a model's name within the pool: its queue's name, as far as the table states it."""
     version = settings.version.removeprefix("sha256:")[:12]
     kind = "" if settings.kind == "prediction" else f"~{settings.kind}"
     return settings.model + (f":{version}" if version else "") + kind
@@ -127,7 +126,6 @@ def _check_known(name: str) -> None:
 
 
 def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the runner's settings: its kind, and its configuration as JSON or the path of a file."""
     if not given.keys() & {"runner", "runner_config"}:
         return {}
     kind, config = given.get("runner", ""), given.get("runner_config", {})
@@ -150,7 +148,6 @@ def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _check_beside(models: Sequence[DirectorSettings]) -> None:
-    """Raises _Wrong if the last model is invalid or conflicts with those before it."""
     *others, last = models
     try:
         for url in last.servers:

@@ -41,8 +41,6 @@ class _Taken(Struct, frozen=True):
 
 
 class Template:
-    """One template. `source` is the JSON value that it was made from."""
-
     __slots__ = ("_each", "_parts", "source")
 
     def __init__(self, source: Any) -> None:
@@ -71,7 +69,6 @@ class Template:
         return _encoded(_filled(self._parts, given, ()))
 
     def missing(self, given: Raw) -> Pointer | None:
-        """Return a pointer of `$each` at which this input has no value, or None."""
         return next((part.pointer for part in self._each if part.find(given) is msgspec.UNSET), None)
 
 
@@ -148,8 +145,7 @@ Words = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
 Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
 
 
-class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """The base of all kinds: an unknown field is an error."""
+class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"): ...
 
 
 class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
@@ -332,7 +328,6 @@ def _template(name: str) -> dict[str, Any]:
 
 
 def _custom(kind: type, value: Any) -> Any:
-    """Decode a custom type. Raises ValueError; the caller adds the field."""
     if not isinstance(value, CUSTOM[kind]):
         raise ValueError("expected text")
     return kind(value)

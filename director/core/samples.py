@@ -41,7 +41,6 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the queue was empty and nothing had happened. The next sample then comes with the next event."""
         counted = (self.claimed, self.delayed, self.started, self.ended)
         return not any((*counted, *self.waiting.values(), *self.accepted.values()))
 
@@ -50,7 +49,6 @@ PER_LANE: Final = frozenset({"waiting", "late", "accepted", "met", "missed"})
 
 
 def parse(line: bytes) -> Sample:
-    """Parse one line as sample.lua writes it. A newer release may append more."""
     numbers = map(int, line.split())
     fields: dict[str, Any] = {}
     for name in Sample.__struct_fields__:
@@ -59,7 +57,6 @@ def parse(line: bytes) -> Sample:
 
 
 def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sample]:
-    """Return the samples of the last `over_s` seconds, in the given order."""
     return [sample for sample in samples if sample.at_ms > now_ms - over_s * 1000]
 
 

@@ -139,7 +139,6 @@ class NewPrediction(Struct, kw_only=True):
     tracestate: str = ""
 
     def record(self, created: int, deadline: int | None) -> Record:
-        """Return the record as answers show it after the script has accepted the prediction."""
         return Record(
             id=self.id,
             account=self.account,
@@ -162,8 +161,6 @@ class NewPrediction(Struct, kw_only=True):
 
 
 class Claim(Struct, frozen=True):
-    """The right of one director to run one prediction now."""
-
     record: Record
     input: Raw
 
@@ -282,7 +279,6 @@ class Page(Struct, Generic[T], frozen=True):
 
 
 def pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    """Iterate over a flat reply of field, value, field, value …"""
     return zip(flat[::2], flat[1::2], strict=True)
 
 
@@ -349,7 +345,6 @@ class SetupRun(Struct, frozen=True, kw_only=True):
 
 
 def setup_run(status: SetupStatus, *, started_at: str, completed_at: str, logs: str, server: str) -> SetupRun:
-    """Build a SetupRun from a server's statements."""
     return SetupRun(
         status=status,
         started_at=_time(started_at),
