@@ -1,6 +1,5 @@
-"""Run the API: `python -m api`. Settings come from the environment; an error at the start is one clear line.
-
-Starts while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
+"""Run the API: `python -m api`. Settings come from the environment; an error at the start is one clear line. Starts
+while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
 """
 
 import socket

@@ -1,6 +1,5 @@
 """Read the bodies that create predictions, the names of models and versions, and the headers that say how to run.
-
-Reports everything that is wrong with a body at once, in gojsonschema's words. `validation` checks what is in `input`.
+Reports everything that is wrong with a body at once. `validation` checks what is in `input`.
 """
 
 import hashlib
@@ -75,9 +74,8 @@ async def read_create(request: Request, *, version: bool = False, destination: b
 
 
 def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:
-    """Read the body of a create request. `version`, `destination`: whether this route takes and needs that member.
-
-    An empty filter counts as no filter: a caller that gives a webhook wants it called.
+    """Read the body of a create request. `version`, `destination`: whether this route takes and needs that member. An
+    empty filter counts as no filter: a caller that gives a webhook wants it called.
     """
     members = Members(body)
     given_version = members.text("version", required=True) if version else None
@@ -173,10 +171,8 @@ DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9
 
 
 def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> float | None:
-    """Return how long to hold the response, from all Prefer headers of a request, or None to answer at once.
-
-    A plain `wait` means `default`; more than a minute means a minute. `wait=0`, other values and other preferences are
-    ignored, and of several waits the first counts (RFC 7240).
+    """Return how long to hold the response, from all Prefer headers, or None to answer at once. A plain `wait` means
+    `default`; the most is a minute. `wait=0` and other values are ignored, and the first wait counts (RFC 7240).
     """
     asked = _asked(prefer)
     if asked is None:

@@ -1,8 +1,6 @@
-"""Define how the API refuses: one table of refusals with status, code and words, and the refusal of each exception.
-
-The shape is RFC 7807, as Replicate's clients read it. Where Replicate's body for an error is known, it is copied
-exactly; every other refusal has a `code`. No text repeats what a caller sent, except shortened names of fields. No
-text shows internal errors: the log has them.
+"""Define how the API refuses: one table of refusals with status, code and words, and the refusal of each exception. The
+shape is RFC 7807, as Replicate's clients read it. Replicate's bodies are copied exactly; other refusals have a `code`.
+Texts repeat nothing of a caller but shortened names of fields. Internal errors go to the log only.
 """
 
 import logging
@@ -115,10 +113,7 @@ class Refusal(Struct, frozen=True):
     headers: dict[str, str] = {}
 
     def __call__(self, detail: str = "", *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
-        """Return a Problem. The facts fill the row's words, and fields of the document that have their names.
-
-        `detail` and `headers` replace the row's.
-        """
+        """The facts fill the row's words and the document's fields; `detail` and `headers` replace the row's."""
         said = detail or self.detail.format(**facts)
         known = {name: fact for name, fact in facts.items() if name in ProblemDocument.__struct_fields__}
         document = ProblemDocument(title=self.title, detail=said, status=self.status, code=self.code, **known)
@@ -131,8 +126,6 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
 
-
-# The table. Statuses, titles and details without a code are Replicate's words.
 
 # the newest official client retries a 409 unless this is sent
 DO_NOT_RETRY: Final = {"x-should-retry": "false"}
@@ -315,9 +308,7 @@ def invalid_header(name: str, expected: str) -> Problem:
 
 
 class Moved(Problem):
-    """The prediction moved to the server `to` with its queue. If that is one of this API's sites, the request goes on
-    there.
-    """
+    """The prediction moved to the server `to` with its queue. If that is one of our sites, the request goes there."""
 
     def __init__(self, to: str) -> None:
         super().__init__(was_moved(retry_after=MOVED_RETRY_S).document)

@@ -1,7 +1,4 @@
-"""Look up accounts, models and versions through caches of a few seconds.
-
-A revoked token, a new limit or a new version is noticed within `cache_s`.
-"""
+"""Look up accounts, models and versions through caches. A change is noticed within `cache_s`, a few seconds."""
 
 import asyncio
 from collections import OrderedDict
@@ -28,9 +25,8 @@ LONGEST_OUTAGE_S: Final = 3600.0
 
 
 class Cache(Generic[Key, Value]):
-    """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `is_away` returns true.
-
-    Callers that ask for the same key at once share one load. A failure is never cached: the next caller loads again.
+    """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `is_away` returns true. Callers that
+    ask for the same key at once share one load. A failure is never cached: the next caller loads again.
     """
 
     def __init__(self, *, clock: Clock, ttl_s: float, most: int, is_away: Callable[[], bool] | None = None) -> None:

@@ -1,7 +1,5 @@
-"""Read a request: its body as checked JSON, its headers, and the ids in its path.
-
-A body never exceeds the limits of size, time and depth. Routes that need no body must not read it: official clients
-send a cancel as application/json with nothing in it.
+"""Read a request: its body as checked JSON within limits of size, time and depth, its headers, and the ids in its path.
+Routes that need no body must not read it: official clients send a cancel as JSON with nothing in it.
 """
 
 import asyncio
@@ -113,7 +111,6 @@ def _depth(body: bytes) -> int:
     return max(accumulate(map(STEPS.__getitem__, b"".join(outside))), default=0)
 
 
-# first byte of a JSON value → its type
 TYPES: Final = {
     ord("{"): "object",
     ord("["): "array",
@@ -125,9 +122,8 @@ TYPES: Final = {
 
 
 class Members:
-    """The members of a body's object, taken one by one, and every fault found in them, in gojsonschema's words.
-
-    Raises a 422 for a body that is no object. The caller knows which members there are and what they mean.
+    """The members of a body's object, taken one by one, and every fault found in them, in gojsonschema's words. Raises
+    a 422 for a body that is no object.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -217,9 +213,8 @@ def number_of(request: BaseRequest, name: str, *, default: int, least: int, most
 
 
 class Request(BaseRequest):
-    """A request as handlers get it. The route says which attributes are set: see `api.route.Route`.
-
-    Its headers are indexed once: a handler looks for a dozen, and most are missing.
+    """A request as handlers get it. The route says which attributes are set: see `api.route.Route`. Its headers are
+    indexed once: a handler looks for a dozen, and most are missing.
     """
 
     account: Account

@@ -37,9 +37,8 @@ GATE_PAUSE_S: Final = 1.0
 
 
 class Gate:
-    """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check.
-
-    `on_unsafe` is called once for a server that would lose what it accepts, and the gate stays shut.
+    """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check. `on_unsafe` is
+    called once for a server that would lose what it accepts, and the gate stays shut.
     """
 
     def __init__(
@@ -99,9 +98,8 @@ METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 
 class Meters:
-    """Counts requests and answers for `GET /metrics`, by the template of the route: no caller's text becomes a label.
-
-    Time is measured up to the head of the response, because an event stream may last for hours.
+    """Counts requests and answers by the route's template: no caller's text becomes a label. Time is measured up to the
+    head of the response, because an event stream may last for hours.
     """
 
     def __init__(self) -> None:
@@ -145,10 +143,7 @@ class Meters:
 
 
 class Turns:
-    """Let `most` requests work at once, and `each` of one account, in order of arrival.
-
-    A wait of more than `patience_s` raises TimeoutError.
-    """
+    """Let `most` requests work at once, and `each` of one account, in order. TimeoutError after `patience_s`."""
 
     def __init__(self, most: int, *, each: int, patience_s: float) -> None:
         self._all = asyncio.Semaphore(most)
@@ -196,7 +191,6 @@ class Clients(Struct, frozen=True, kw_only=True):
 
 class Services(store.Services):
     """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here.
-
     `serves_while_away`: known tokens and models still hold while the server is away. Metrics show the home's Redis.
     """
 

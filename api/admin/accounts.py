@@ -1,7 +1,5 @@
-"""Let operators create, change, suspend and resume accounts, and create and revoke tokens.
-
-Only for tokens with the scope `admin`, which then cover all accounts. A token's secret is in the response that creates
-it and in no other.
+"""Let operators create, change, suspend and resume accounts, and create and revoke tokens. Needs the scope `admin`,
+which covers all accounts. A token's secret is in the response that creates it and in no other.
 """
 
 import re

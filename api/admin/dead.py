@@ -1,6 +1,5 @@
-"""Let operators list, show, revive and drop dead letters: one, many or all.
-
-Only for tokens with the scope `admin`. A call that handles many stops after a time and says where the next continues.
+"""Let operators list, show, revive and drop dead letters, with the scope `admin`. A call that handles many stops after
+a time and says where the next continues.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable

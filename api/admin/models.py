@@ -1,6 +1,5 @@
-"""Let operators read, replace and remove the configuration of how a model is run.
-
-Only for tokens with the scope `admin`. Directors read it every few seconds. What they could not follow is refused.
+"""Let operators read, replace and remove a model's configuration, with the scope `admin`. Directors read it every few
+seconds. What they could not follow is refused.
 """
 
 import re

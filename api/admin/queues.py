@@ -1,7 +1,4 @@
-"""Show operators the queues and their content, and let them pause, resume, drain, bound, resize and migrate a queue.
-
-Only for tokens with the scope `admin`.
-"""
+"""Show operators the queues and their content, and let them change a queue. Needs the scope `admin`."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -179,8 +176,7 @@ async def _config(request: Request, queue: QueueName) -> ConfigView | None:
     return None if stored is None or not stored.revision else ConfigView.of(stored)
 
 
-# Each change is logged with the name of the operator, and may be repeated safely. A call that takes long stops and says
-# that more is left.
+# Changes are logged with the operator's name, and are safe to repeat. A long call stops and says that more is left.
 
 MAX_BODY: Final = 4_096
 LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front

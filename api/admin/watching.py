@@ -1,7 +1,5 @@
-"""Read a snapshot of the whole service every few seconds, once for all operators who watch.
-
-A watcher gets the newest snapshot next: those in between are skipped. `director/diagnosis/overview.py` decides how much
-is read, and how long the pause after it is.
+"""Read a snapshot of the whole service every few seconds, once for all operators who watch. A watcher gets the newest
+snapshot next. `director/diagnosis/overview.py` decides how much is read, and the pause after.
 """
 
 import asyncio

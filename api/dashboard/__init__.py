@@ -1,6 +1,5 @@
-"""Serve the operators' page: its files as they are, with headers that keep everything else out.
-
-The page logs in like any other client. All its links are relative: a proxy may serve it below a path of its own.
+"""Serve the operators' page: its files as they are, with headers that keep everything else out. All its links are
+relative: a proxy may serve it below a path of its own.
 """
 
 import hashlib

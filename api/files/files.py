@@ -1,8 +1,6 @@
-"""Accept the files that callers give for inputs, show and delete them, and serve them at signed addresses.
-
-A file goes from the socket to the store piece by piece, and its checksums are computed on the way. It is never held
-whole, is visible only once it is whole, and is visible to its own account alone. Its content is untrusted, so it is
-served only as a download.
+"""Accept the files that callers give for inputs, show and delete them, and serve them at signed addresses. A file goes
+to the store piece by piece, is visible only once it is whole, and only to its own account. Its content is untrusted, so
+it is served only as a download.
 """
 
 import hashlib
@@ -220,10 +218,9 @@ async def _stored(services: Services, store: FileStore, form: Form, account: Acc
 
 
 class _Upload:
-    """Streams a file's content to the store with size and checksums, and collects the form's fields.
-
-    Where the account has a quota, the file's room is taken before it is written: 8 MiB ahead, so that a large file
-    needs few calls. What a process took before it died is free again within an hour.
+    """Streams a file's content to the store with size and checksums, and collects the form's fields. Room in the
+    account's quota is taken 8 MiB ahead, so that a large file needs few calls. What a process took before it died is
+    free again within an hour.
     """
 
     def __init__(

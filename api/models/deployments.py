@@ -1,7 +1,5 @@
-"""Serve deployments, an account's own names for versions, and create predictions by them.
-
-Another account's deployment answers 404 as if it did not exist. A release applies to predictions created after it.
-Earlier ones keep their version, also when the deployment is deleted.
+"""Serve deployments, an account's own names for versions, and create predictions by them. Another account's answers
+404. A release applies to later predictions; earlier ones keep their version.
 """
 
 import re

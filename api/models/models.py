@@ -1,7 +1,5 @@
-"""List, create, show, change and delete models, and list, show and delete their versions.
-
-Another account's private model answers 404 as if it did not exist; `lookups` decides who may see one. A model that the
-caller may see and not change answers 403.
+"""List, create, show, change and delete models, and list, show and delete their versions. Another account's private
+model answers 404, and one that the caller may see and not change answers 403.
 """
 
 import re
@@ -365,9 +363,8 @@ async def seen_model(request: Request) -> Model:
 
 
 async def own_model(request: Request, *, private: str = "") -> Model:
-    """Return the model of this path. Raises a 403 if the caller may see it and not change it.
-
-    `private`: what the caller wants to delete. That must be private, unless the caller is an operator.
+    """Return the model of this path. Raises a 403 if the caller may see it and not change it. `private`: what the
+    caller wants to delete. That must be private, unless the caller is an operator.
     """
     model = await seen_model(request)
     if not model.may_be_changed_by(request.account):

@@ -1,6 +1,5 @@
-"""Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer.
-
-Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
+"""Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer. Every
+refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
 """
 
 import asyncio
@@ -168,9 +167,8 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
 def _idempotency(
     headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, place: str
 ) -> tuple[str, str] | None:
-    """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent.
-
-    The fingerprint has the model and not its version, so that a key holds across a deploy.
+    """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent. The fingerprint
+    has the model and not its version, so that a key holds across a deploy.
     """
     key = headers.get("idempotency-key")
     if key is None:

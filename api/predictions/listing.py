@@ -1,7 +1,6 @@
-"""List an account's predictions, or runs of another kind, newest first, a page at a time.
-
-The index is written before the enqueue, so no prediction is missing from it. An entry whose prediction is gone is
-skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next one.
+"""List an account's predictions, or runs of another kind, newest first, a page at a time. The index is written before
+the enqueue, so it lacks none; entries of gone ones are skipped. A page is bounded in entries and in bytes, so it may be
+short and yet have a next one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -138,9 +137,8 @@ async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int
 
 
 def _fitting(looked: Sequence[Sighting], filters: Filters, *, room: int, is_first: bool) -> int:
-    """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet.
-
-    The first of a page is always read, so that every page leads on.
+    """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet. The
+    first of a page is always read, so that every page leads on.
     """
     if room <= 0 and not is_first:
         return 0

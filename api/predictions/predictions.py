@@ -1,6 +1,5 @@
-"""Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch.
-
-A prediction of another account, or of another kind, answers 404 as if it did not exist.
+"""Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch. A
+prediction of another account, or of another kind, answers 404 as if it did not exist.
 """
 
 import asyncio
@@ -107,8 +106,8 @@ async def delete(request: Request) -> Response:
     return Response(status_code=204)
 
 
-# Procedures are runs that a model server takes as predictions. Trainings make a version of another model, the
-# destination. Both wait in queues of their own, trainings for directors of their kind.
+# Procedures are runs that a model server takes as predictions. Trainings make a version of the destination model.
+# Each kind waits in queues of its own, trainings for directors of their kind.
 
 
 @route.creates(

@@ -1,8 +1,7 @@
-"""Send event streams to their readers, each from its own position to the end.
-
-A page is read from Redis once the reader took the one before, so a slow reader holds one page and delays no other.
-Anything larger is sent to few readers at once: a crowd of slow ones would hold it all in memory. A stream that stops
-early never looks whole, so that its reader connects again. Each reader looks every two seconds in any case.
+"""Send event streams to their readers, each from its own position to the end. A page is read once the reader took the
+one before, so a slow reader holds one page and delays no other. Anything larger is sent to few readers at once, to
+bound memory. A stream that stops early never looks whole, so that its reader connects again. Each reader looks every
+two seconds in any case.
 """
 
 import asyncio
@@ -74,9 +73,8 @@ class Readers:
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
     async def look(self, prediction_id: PredictionId, after: int, *, whole: bool = False) -> Replayed | None:
-        """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable.
-
-        Equal calls in one turn of the event loop share the answer: thousands may read one prediction.
+        """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable. Equal calls in
+        one turn of the event loop share the answer: thousands may read one prediction.
         """
         asked = (prediction_id, after, whole)
         look = self._looks.get(asked)
@@ -88,7 +86,6 @@ class Readers:
 
     async def read(self, prediction_id: PredictionId, mark: Mark, send: Send, *, is_over: bool = False) -> bool:
         """Send the stream from this mark to its end. Returns False if the reader was disconnected before that.
-
         `is_over`: the prediction is terminal already, so there will be no news.
         """
         if self._is_leaving:

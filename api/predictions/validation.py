@@ -1,8 +1,6 @@
-"""Check an input against its model's schema before it is queued, and report errors in gojsonschema's words.
-
-The input is decoded only to be checked: the bytes that are queued stay the caller's. Keys that the model does not know
-are no errors. The cost is bounded by the input's size, however wrong the input is and however many alternatives the
-schema has.
+"""Check an input against its model's schema before it is queued, and report errors in gojsonschema's words. The queued
+bytes stay the caller's. Unknown keys are no errors. The cost is bounded by the input's size, however wrong it is and
+however many alternatives the schema has.
 """
 
 import hashlib
@@ -22,9 +20,9 @@ from api.request import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
 
-# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold patterns that take for
-# ever. So it is reduced: only the keywords of the tables below are copied, and every reference is replaced by its
-# target. A keyword that is left out makes the check more lenient, never stricter: the model server checks the rest.
+# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold slow patterns. So only
+# the keywords below are copied, and references are replaced by their targets. A keyword that is left out makes the
+# check more lenient, never stricter: the model server checks the rest.
 
 Schema = dict[str, Any] | bool
 MAX_DOCUMENT_BYTES: Final = 1_048_576
@@ -283,9 +281,7 @@ class InputSchema:
     @classmethod
     def from_openapi(cls, document: bytes, kind: Kind = "") -> "InputSchema":
         """Return the input schema of a model's OpenAPI document for runs of a kind, compiled once while it is cached.
-
-        A document without an input schema accepts every object. Raises a Problem, worded for the operator, for a
-        document that cannot be used.
+        Without one every object is valid. Raises a Problem, worded for the operator, for an unusable document.
         """
         digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)

@@ -1,10 +1,9 @@
-"""Hold responses until their prediction is terminal, with one subscription for the whole process.
-
-A prediction is filed with the name of the process that waits for it, and its ending is published to that process, with
-all that the response needs. A prediction's own channel is subscribed to only by requests that read its events, or wait
-for a prediction that another request filed. Its messages are hints: who they wake looks, at a bounded pace, whether it
-has ended. Every waiter looks every two seconds in any case, so a lost message costs time and never an answer. A
-director of the former release publishes no endings: once one is found, the channels are used as well for a minute.
+"""Hold responses until their prediction is terminal, with one subscription for the whole process. A prediction is filed
+with the name of the process that waits, which gets its ending published with all that the response needs. A
+prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
+prediction. Its messages are hints to look, at a bounded pace. Every waiter looks every two seconds, so a lost message
+costs time and never an answer. A director of the former release publishes no endings: once one is found, the channels
+are used as well for a minute.
 """
 
 import asyncio
@@ -109,7 +108,6 @@ class Waiters:
         gone: "asyncio.Future[None] | None" = None,
     ) -> Ending | Stored | None:
         """Return how the prediction ended, or the terminal prediction. None if it is not terminal after `seconds`.
-
         `wait`: what this request registered when it filed the prediction. `gone` is done when the client has left.
         """
         if self._is_leaving:
@@ -144,9 +142,8 @@ class Waiters:
 
     @contextmanager
     def listening(self, prediction_id: PredictionId, news: asyncio.Event | None = None) -> Iterator[asyncio.Event]:
-        """Yield an event that is set when something may have happened, and once when the subscription is active.
-
-        The listener clears it before each look. Then it misses only what a lost connection loses.
+        """Yield an event that is set when something may have happened, and once when the subscription is active. The
+        listener clears it before each look. Then it misses only what a lost connection loses.
         """
         channel = keys.channel(prediction_id)
         news = news or asyncio.Event()
@@ -291,9 +288,8 @@ FIELDS: Final = ("status", "model", "version")
 
 
 class Glance(Struct, frozen=True):
-    """The facts that a list needs of a prediction before reading it.
-
-    `weight`: bytes of input, output and logs; None while it runs, because that is known only when it is read.
+    """The facts that a list needs of a prediction before reading it. `weight`: bytes of input, output and logs; None
+    while it runs, because that is known only when it is read.
     """
 
     id: PredictionId

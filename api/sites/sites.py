@@ -1,6 +1,5 @@
-"""Hold the Redis servers of one API, by name and by the number in each id. The first, the home, has the accounts.
-
-A route says which site's services its handler gets. With only one server there is no `Sites`.
+"""Hold the Redis servers of one API, by name and by the number in each id. The first, the home, has the accounts. A
+route says which site's services its handler gets. With only one server there is no `Sites`.
 """
 
 import asyncio
@@ -44,10 +43,8 @@ NOTHING_STARTS: Final = frozenset({"open"})
 
 
 class Site:
-    """One Redis server of several: its services, whether it answers, and what its queues reported recently.
-
-    `is_up`: it answered at the last check, and is safe. `reason`: why it is not up. `home`: None for the home itself.
-    After a failure the site counts as down until the next check, a second later.
+    """One Redis server of several. `is_up`: it answered at the last check, and is safe; else `reason` says why not.
+    `home`: None for the home itself. After a failure the site counts as down until the next check, a second later.
     """
 
     def __init__(self, row: SiteRow, services: Services, clock: Clock, *, home: "Site | None" = None) -> None:
@@ -163,7 +160,6 @@ class Sites:
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
-
         Raises BackendUnavailable if a site that may have it is away.
         """
         is_seen, away = False, None
@@ -253,9 +249,8 @@ async def answer_at_site(request: Request, route: Route) -> Response:
 async def where_it_is(
     request: BaseRequest, prediction_id: PredictionId, act: Callable[[Services], Awaitable[Done]]
 ) -> Done:
-    """Call `act` with the services of the site that has the prediction now. Raises a 404 if that does not exist.
-
-    Raises Moved if the prediction went to a server outside this API.
+    """Call `act` with the services of the site that has the prediction now. Raises a 404 if that does not exist, and
+    Moved if it went to a server outside this API.
     """
     services, sites = services_at(request, prediction_id), sites_of(request)
     for _ in range(MOST_MOVES):

@@ -1,7 +1,5 @@
-"""Define an account's limits: rates, waiting and running predictions, compute, data lifetime and bytes of files.
-
-Only the values and their written form are here. `lua/reserve.lua` enforces limits over all queues; each queue's scripts
-enforce what waits and runs in the queue.
+"""Define an account's limits and their written form. `lua/reserve.lua` enforces limits over all queues; each queue's
+scripts enforce what waits and runs in the queue.
 """
 
 from collections.abc import Mapping

@@ -85,9 +85,8 @@ def partition_of_model(model: str) -> Partition:
 
 @lru_cache(maxsize=1_000)
 def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
-    """Return the queue of one version of a model. Twelve digits of the version keep the name, and each record, small.
-
-    A kind other than prediction follows the version, so all before the last colon is always the model.
+    """Return the queue of one version of a model. Twelve digits of the version keep the name, and each record, small. A
+    kind other than prediction follows the version, so all before the last colon is always the model.
     """
     return QueueName(f"{model}:{version[:12]}" + (f"~{kind}" if kind else ""))
 

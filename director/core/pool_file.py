@@ -1,8 +1,6 @@
-"""Read a pool file: the settings of each model that one process serves, in one `[[model]]` table per model.
-
-A field is a setting's variable without `DIRECTOR_`, in lower case; `name` and `slots` are short for two of them. A
-missing field takes its value from the environment, except fields that identify the model. Errors name the table and
-the field. No server is contacted.
+"""Read a pool file: the settings of each model that one process serves, in one `[[model]]` table per model. A field is
+a setting's variable without `DIRECTOR_`, in lower case; `name` and `slots` are short for two of them. A missing field
+comes from the environment, except fields that identify the model. Errors name the table and the field.
 """
 
 import math

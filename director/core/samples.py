@@ -1,7 +1,5 @@
 """Read a queue's samples: its state at a moment, and its counts since the sample before, as the keeper notes them.
-
-Pure. A gap without samples means that the queue was idle or no keeper ran. The next sample has the counts of the gap,
-so sums are always right.
+Pure. A gap means that the queue was idle or no keeper ran. The next sample has its counts, so sums are right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +60,6 @@ def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sam
 
 def arrivals_s(samples: Sequence[Sample], lane: str, over_s: float, *, now_ms: int) -> float:
     """Return the predictions per second that came into a lane over the last `over_s`. `samples` are in order of time.
-
     The first sample after a gap without a keeper counts arrivals of the whole gap, so they are spread over it.
     """
     since_ms = now_ms - over_s * 1000

@@ -1,6 +1,5 @@
-"""Read settings from environment variables: one frozen struct per process, read once at start.
-
-A field `lease_s` of any struct is the variable `DIRECTOR_LEASE_S`. The text below a field is its documentation.
+"""Read settings from environment variables: one frozen struct per process, read once at start. A field `lease_s` of any
+struct is the variable `DIRECTOR_LEASE_S`. The text below a field is its documentation.
 """
 
 import ast
@@ -278,9 +277,8 @@ class AuditSettings(CommonSettings, frozen=True, kw_only=True):
 
 
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
-    """Read settings from the environment; `given` (from the command line) wins unless None.
-
-    Raises SettingsError that names the variable and its valid values.
+    """Read settings from the environment; `given` (from the command line) wins unless None. Raises SettingsError that
+    names the variable and its valid values.
     """
     environ = os.environ if environ is None else environ
     names = {field.name: field for field in msgspec.structs.fields(cls)}

@@ -1,6 +1,5 @@
-"""Read a request's trace from its headers `traceparent` and `tracestate`, by W3C's rules and within bounds.
-
-Malformed headers never fail a request; they are ignored. No trace ids are made here.
+"""Read a request's trace from its headers `traceparent` and `tracestate`, by W3C's rules and within bounds. Malformed
+headers never fail a request; they are ignored. No trace ids are made here.
 """
 
 import re

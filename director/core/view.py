@@ -11,7 +11,6 @@ from msgspec import UNSET, Raw, Struct
 from director.core.ids import Kind
 from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
-# path segment for each kind of run
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
 RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
