@@ -1,6 +1,5 @@
-"""Run the API: `python -m api`. Settings come from the environment; an error at the start is one clear line.
-
-Starts while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
+"""Run the API: `python -m api`. Settings come from the environment; an error at the start is one clear line. Starts
+while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
 """
 
 import socket
@@ -28,7 +27,6 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals from now on, including a SIGTERM that came earlier."""
         with super().capture_signals():
             release_sigterm()
             yield
@@ -40,7 +38,6 @@ class Server(uvicorn.Server):
 
 
 def main() -> int:
-    """Serve until a signal comes. Returns the exit code."""
     try:
         settings = load(ApiSettings)
     except SettingsError as exc:

@@ -1,7 +1,6 @@
-"""Assemble the API as an ASGI application: every declared route, and the layer around them.
-
-Clients disagree on whether their base address ends in /v1, so every route of the contract is served with /v1, without
-it, and with it twice. Slashes are never redirected: the official clients do not follow.
+"""Assemble the API as an ASGI application: every declared route, and the layer around them. Clients disagree on whether
+their base ends in /v1, so every named route is served with /v1, without it, and with it twice. Slashes are never
+redirected: the official clients do not follow.
 """
 
 import time
@@ -47,10 +46,8 @@ def create_app(
     on_unsafe: Callable[[UnsafeBackend], None] | None = None,
     tracing: Tracing | None = None,
 ) -> "Api":
-    """Create the application, which connects to Redis when its lifespan begins.
-
-    `on_unsafe` is called for a Redis that is too weak. `tracing` replaces what the environment asks for. Raises
-    SettingsError for an invalid address of Redis or of a proxy, and for an invalid file of sites.
+    """Create the application, which connects to Redis when its lifespan begins. `on_unsafe` is called for a Redis that
+    is too weak. `tracing` replaces the environment's. Raises SettingsError for an invalid address or file of sites.
     """
     proxy_networks(settings.trusted_proxies)
     plan, meters = Plan.of(settings), Meters()
@@ -69,9 +66,7 @@ def create_app(
 
 class Api:
     """The ASGI application: it finds the route, answers what the handler returns or raises, and counts both.
-
-    `otherwise` answers where no path matches. An unexpected exception is answered with 500 and raised again, so that
-    the server logs it.
+    `otherwise` answers unknown paths. An unexpected exception is answered with 500 and raised again, to be logged.
     """
 
     def __init__(
@@ -130,8 +125,6 @@ class Api:
 
 
 class _Endpoint(Struct, frozen=True):
-    """One path of the contract, as an ASGI application: the route of each of its methods."""
-
     routes: Mapping[str, Route]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,10 +145,8 @@ class _Endpoint(Struct, frozen=True):
 
 
 def _paths(routes: Iterable[Route]) -> list[Path]:
-    """Return Starlette's routes, one for each path with all of its methods.
-
-    A literal part goes before a parameter. Paths that begin alike stand together in the order of declaration: a
-    prediction is found after one or two tries, and the last path after sixty.
+    """Return Starlette's routes, one for each path with all of its methods. A literal part goes before a parameter.
+    Paths that begin alike stand together: a prediction is found after one or two tries, and the last path after sixty.
     """
     found: dict[str, dict[str, Route]] = {}
     for route in routes:

@@ -1,7 +1,6 @@
-"""Check each request's token, scopes and rate, hold accounts to their limits, and serve the caller's own account.
-
-Redis is not asked about an account without limits. What was taken in vain is given back. If that is unknown, it stays
-taken: a crash may allow fewer requests, never more. The keeper corrects a prediction's compute once it is terminal.
+"""Check each request's token, scopes and rate, hold accounts to their limits, and serve the caller's own account. Redis
+is not asked about an account without limits. A crash may allow fewer requests, never more: what was taken in vain is
+given back only if that is certain. The keeper corrects a prediction's compute once it is terminal.
 """
 
 import math
@@ -26,8 +25,7 @@ from director.store.accounts import Account, AccountType
 
 # `Token` is the older form, which official clients before 2024 still send
 SCHEMES: Final = frozenset({"bearer", "token"})
-# Replicate sends these headers with every answer, and a program may pace itself by them. The values are Replicate's own
-# for an idle account. There is no RateLimit-Limit, since there is no limit.
+# Replicate's own values for an idle account: a program may pace itself by them. It sends no RateLimit-Limit.
 WITHOUT_RATE: Final[Mapping[BucketName, RawHeaders]] = {
     "create": raw({"RateLimit-Remaining": "599", "RateLimit-Reset": "1"}),
     "read": raw({"RateLimit-Remaining": "2999", "RateLimit-Reset": "1"}),
@@ -36,11 +34,9 @@ UNKNOWN_S: Final = 1.0  # the assumed time of a run while a queue has finished n
 
 
 async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "read") -> Account:
-    """Return the account of the request's token, before a body is read.
-
-    Raises a 401 without a valid token, a 429 above the account's rate, and a 403 without one of these scopes. Also
-    raises a 403 if a suspended account wants something run. A suspended account loses the scope admin: with it, it
-    could resume itself, or go on as another account.
+    """Return the account of the request's token, before a body is read. Raises a 401 without a valid token, a 429 above
+    the account's rate, and a 403 without one of these scopes, or for a run of a suspended account, which loses the
+    scope admin: with it, it could resume itself or use another account.
     """
     header = request.headers.get("authorization")
     if header is None:
@@ -60,10 +56,7 @@ async def authenticate(request: Request, *scopes: Scope, bucket: BucketName = "r
 
 
 async def may_still(request: Request, scope: Scope) -> bool:
-    """Return whether the token of a request that is still being answered has this scope now.
-
-    While Redis is away, the token is assumed to have it.
-    """
+    """Return whether the token has this scope now. While Redis is away, it is assumed to have it."""
     try:
         account = await _account_of(request, request.headers.get("authorization", ""))
     except BackendUnavailable:
@@ -90,7 +83,6 @@ def named(operator: Account) -> str:
 
 
 async def take(request: Request, account: Account, name: BucketName) -> tuple[Bucket, str] | None:
-    """Take a token of the account's rate, and send what is left with the answer. Raises a 429 if none is left."""
     bucket = account.limits.bucket(name)
     if bucket is None:
         carry(request, WITHOUT_RATE[name])
@@ -107,10 +99,9 @@ async def take(request: Request, account: Account, name: BucketName) -> tuple[Bu
 
 
 async def reserve_compute(request: Request, prediction_id: PredictionId, *, queue: QueueName, cost: float) -> None:
-    """Reserve the compute that this prediction will probably spend, of its account's day and credit.
-
-    Raises a 429, or a 402 where waiting does not help; its token is still taken then. Reserves at least a mean run: the
-    cost that a caller names may raise that, and lower it only at the end.
+    """Reserve the compute that this prediction will probably spend, of its account's day and credit. Raises a 429, or a
+    402 where waiting does not help; its token stays taken. Reserves at least a mean run: a declared cost may raise
+    that, and lower it only at the end.
     """
     account, services = request.account, services_of(request)
     if not account.limits.meters_compute:

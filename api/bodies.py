@@ -1,6 +1,5 @@
 """Read the bodies that create predictions, the names of models and versions, and the headers that say how to run.
-
-Reports everything that is wrong with a body at once, in gojsonschema's words. `validation` checks what is in `input`.
+Reports everything that is wrong with a body at once. `validation` checks what is in `input`.
 """
 
 import hashlib
@@ -27,8 +26,6 @@ EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
 
 class CreatePrediction(Struct, frozen=True, kw_only=True):
-    """A parsed create request, and its whole body. No filter means every webhook event."""
-
     body: bytes
     input: Raw
     version: str | None = None
@@ -72,15 +69,13 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
 
 
 async def read_create(request: Request, *, version: bool = False, destination: bool = False) -> CreatePrediction:
-    """Read the body of a request as `parse_create` does."""
     body = await read_body(request, max_bytes=request.services.settings.max_body_bytes)
     return parse_create(body, version=version, destination=destination)
 
 
 def parse_create(body: bytes, *, version: bool, destination: bool = False) -> CreatePrediction:
-    """Read the body of a create request. `version`, `destination`: whether this route takes and needs that member.
-
-    An empty filter counts as no filter: a caller that gives a webhook wants it called.
+    """Read the body of a create request. `version`, `destination`: whether this route takes and needs that member. An
+    empty filter counts as no filter: a caller that gives a webhook wants it called.
     """
     members = Members(body)
     given_version = members.text("version", required=True) if version else None
@@ -130,7 +125,6 @@ def parse_version(text: str) -> VersionRef:
 
 
 def parse_model(owner: str, name: str) -> str:
-    """Return `owner/name` from the two parts of a path. Raises the 404 of an unknown model."""
     model = f"{owner}/{name}"
     if not MODEL.fullmatch(model):
         raise not_found()
@@ -177,10 +171,8 @@ DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9
 
 
 def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> float | None:
-    """Return how long to hold the response, from all Prefer headers of a request, or None to answer at once.
-
-    A plain `wait` means `default`; more than a minute means a minute. `wait=0`, other values and other preferences are
-    ignored, and of several waits the first counts (RFC 7240).
+    """Return how long to hold the response, from all Prefer headers, or None to answer at once. A plain `wait` means
+    `default`; the most is a minute. `wait=0` and other values are ignored, and the first wait counts (RFC 7240).
     """
     asked = _asked(prefer)
     if asked is None:
@@ -193,7 +185,6 @@ def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> f
 
 
 def applied(prefer: Iterable[str]) -> str | None:
-    """Return the Preference-Applied header, `wait` or `wait=10`, or None if no wait was applied."""
     values = tuple(prefer)
     seconds = wait_seconds(values)
     if seconds is None:
@@ -235,7 +226,6 @@ def affinity_digest(text: str) -> str:
 
 
 def _asked(prefer: Iterable[str]) -> str | None:
-    """Return the value of the first `wait`: empty if it has no value, None if there is no `wait`."""
     for header in prefer:
         plain = QUOTED.sub(lambda quoted: SEPARATORS.sub("_", quoted[1]), header)
         for preference in plain.split(","):

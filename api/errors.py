@@ -1,8 +1,6 @@
-"""Define how the API refuses: one table of refusals with status, code and words, and the refusal of each exception.
-
-The shape is RFC 7807, as Replicate's clients read it. Where Replicate's body for an error is known, it is copied
-exactly; every other refusal has a `code`. No text repeats what a caller sent, except shortened names of fields. No
-text shows internal errors: the log has them.
+"""Define how the API refuses: one table of refusals with status, code and words, and the refusal of each exception. The
+shape is RFC 7807, as Replicate's clients read it. Replicate's bodies are copied exactly; other refusals have a `code`.
+Texts repeat nothing of a caller but shortened names of fields. Internal errors go to the log only.
 """
 
 import logging
@@ -115,10 +113,7 @@ class Refusal(Struct, frozen=True):
     headers: dict[str, str] = {}
 
     def __call__(self, detail: str = "", *, headers: Mapping[str, str] | None = None, **facts: Any) -> Problem:
-        """Return a Problem. The facts fill the row's words, and fields of the document that have their names.
-
-        `detail` and `headers` replace the row's.
-        """
+        """The facts fill the row's words and the document's fields; `detail` and `headers` replace the row's."""
         said = detail or self.detail.format(**facts)
         known = {name: fact for name, fact in facts.items() if name in ProblemDocument.__struct_fields__}
         document = ProblemDocument(title=self.title, detail=said, status=self.status, code=self.code, **known)
@@ -132,18 +127,13 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
 
 
-# The table. Statuses, titles and details without a code are Replicate's words.
-
 # the newest official client retries a 409 unless this is sent
 DO_NOT_RETRY: Final = {"x-should-retry": "false"}
 UNAVAILABLE: Final = "Service unavailable"
 THROTTLED: Final = "Capacity temporarily exceeded"
 malformed = Refusal(400, "", "Malformed body", Code.MALFORMED)  # the body cannot be read at all
 no_token = Refusal(
-    401,
-    "You did not pass an authentication token",
-    "Unauthenticated",
-    headers={"WWW-Authenticate": "Bearer"},
+    401, "You did not pass an authentication token", "Unauthenticated", headers={"WWW-Authenticate": "Bearer"}
 )
 invalid_token = replace(no_token, detail="You did not pass a valid authentication token")
 not_found = Refusal(404, "The requested resource could not be found.")  # the same for a prediction of another account
@@ -206,11 +196,7 @@ head_too_large = Refusal(
 )
 # both close the connection: the rest of the body would be read as another request
 too_slow = Refusal(
-    408,
-    "The body did not arrive within {seconds:g} seconds.",
-    "Body too slow",
-    Code.TOO_SLOW,
-    {"Connection": "close"},
+    408, "The body did not arrive within {seconds:g} seconds.", "Body too slow", Code.TOO_SLOW, {"Connection": "close"}
 )
 trickle = replace(too_slow, detail="The body comes with less than {bytes_s:,} bytes a second.")
 no_such_part = Refusal(
@@ -240,10 +226,7 @@ storage_full = Refusal(  # never 429: a short wait does not help
 )
 no_room_for_file = replace(storage_full, status=413)
 unusable_schema = Refusal(  # `reason` completes 'it …': the model's operator must correct its schema
-    500,
-    "The schema of this model cannot be used: it {reason}.",
-    "Unusable model schema",
-    Code.UNUSABLE_SCHEMA,
+    500, "The schema of this model cannot be used: it {reason}.", "Unusable model schema", Code.UNUSABLE_SCHEMA
 )
 internal = Refusal(500, "Something went wrong on the server.", "Internal server error", Code.INTERNAL)
 no_files = Refusal(
@@ -314,7 +297,6 @@ def invalid_input(fields: Iterable[InvalidField]) -> Problem:
 
 
 def invalid_field(kind: str, field: str, description: str) -> Problem:
-    """422 for one wrong field."""
     return invalid_input([InvalidField(kind, field, description)])
 
 
@@ -326,9 +308,7 @@ def invalid_header(name: str, expected: str) -> Problem:
 
 
 class Moved(Problem):
-    """The prediction moved to the server `to` with its queue. If that is one of this API's sites, the request goes on
-    there.
-    """
+    """The prediction moved to the server `to` with its queue. If that is one of our sites, the request goes there."""
 
     def __init__(self, to: str) -> None:
         super().__init__(was_moved(retry_after=MOVED_RETRY_S).document)
@@ -369,7 +349,6 @@ EXPECTED: Final = tuple(kind for kind in PROBLEMS if kind is not Exception)
 
 
 def is_expected(exc: Exception) -> bool:
-    """Return whether a handler may raise this. Anything else is a bug."""
     return isinstance(exc, EXPECTED)
 
 

@@ -11,8 +11,6 @@ from director.core.errors import BackendUnavailable, UnsafeBackend
 
 
 class Load(Struct, frozen=True):
-    """How many streams and waits are held now, and how many file descriptors are open."""
-
     streams: int
     waits: int
     descriptors: int
@@ -21,9 +19,8 @@ class Load(Struct, frozen=True):
 
 class Readiness(Struct, frozen=True, kw_only=True):
     """Whether the process can serve requests. `durability`: the level of its Redis. `reasons`: why it is not ready.
-
-    `files`: what is wrong with the store of files; requests without files are still served. `sites`: with several
-    sites, the state of each: `ready`, or why not.
+    `files`: what is wrong with the store of files; other requests are still served. `sites`: of several, `ready` or why
+    not.
     """
 
     ready: bool

@@ -1,7 +1,4 @@
-"""Look up accounts, models and versions through caches of a few seconds.
-
-A revoked token, a new limit or a new version is noticed within `cache_s`.
-"""
+"""Look up accounts, models and versions through caches. A change is noticed within `cache_s`, a few seconds."""
 
 import asyncio
 from collections import OrderedDict
@@ -28,9 +25,8 @@ LONGEST_OUTAGE_S: Final = 3600.0
 
 
 class Cache(Generic[Key, Value]):
-    """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `is_away` returns true.
-
-    Callers that ask for the same key at once share one load. A failure is never cached: the next caller loads again.
+    """Keeps at most `most` values, none older than `ttl_s`, or than an hour while `is_away` returns true. Callers that
+    ask for the same key at once share one load. A failure is never cached: the next caller loads again.
     """
 
     def __init__(self, *, clock: Clock, ttl_s: float, most: int, is_away: Callable[[], bool] | None = None) -> None:
@@ -137,7 +133,6 @@ class Lookups:
         self._services: Cache[QueueName, Service] = brief(most=MOST_MODELS)
 
     async def account(self, token: str) -> Account | None:
-        """Return the account of a token with its limits, or None for an unknown or expired token."""
         account = await self._tokens.get(digest(token), lambda: self._accounts.authenticate(token))
         is_over = account and account.expires_ms is not None and account.expires_ms <= self._clock.now_ms()
         return None if is_over else account
@@ -158,7 +153,6 @@ class Lookups:
         return await self._versions.get((model, version), lambda: self._catalog.version(model, version))
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
-        """Return the version that a reference means. None without one that the account may see."""
         name = ref.model
         if name is None and ref.version is not None:
             name = await self.owner(ref.version)
@@ -187,8 +181,6 @@ class Lookups:
         return await self._cards.get("", load) or []
 
     async def queues_of(self, model: str) -> Sequence[QueueName]:
-        """Return every queue of a model's versions, as of a few seconds ago."""
-
         async def ask() -> Mapping[str, list[QueueName]]:
             found: dict[str, list[QueueName]] = {}
             for queue in await self._catalog.queues():
@@ -198,8 +190,6 @@ class Lookups:
         return (await self._queues.get("", ask) or {}).get(model, [])
 
     async def service(self, queue: QueueName) -> Service:
-        """Return what a run of this queue takes. Raises UnknownQueue."""
-
         async def ask() -> Service:
             stats = await self._scripts.stats(queue)
             return Service(stats.service_ms / 1000, stats.service_cost)

@@ -81,7 +81,6 @@ def encoded(base: str, routes: Iterable[Route]) -> bytes:
 
 @cache
 def _fixed(routes: tuple[Route, ...]) -> dict[str, Raw]:
-    """Encode the parts that do not depend on the service's address, once."""
     types: list[Any] = [ProblemDocument, *(type_ for _, type_ in HEADERS.values())]
     for route in routes:
         types += [parameter.type for parameter in route.all_parameters]
@@ -173,7 +172,6 @@ def _refusal(status: int) -> str:
     refusals={400},
 )
 async def get_document(request: Request) -> Response:
-    """Serve the document with an ETag. Answers 304 to a caller that has it already."""
     body = encoded(base_url(request), request.app.routes)
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Host"}

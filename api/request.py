@@ -1,7 +1,5 @@
-"""Read a request: its body as checked JSON, its headers, and the ids in its path.
-
-A body never exceeds the limits of size, time and depth. Routes that need no body must not read it: official clients
-send a cancel as application/json with nothing in it.
+"""Read a request: its body as checked JSON within limits of size, time and depth, its headers, and the ids in its path.
+Routes that need no body must not read it: official clients send a cancel as JSON with nothing in it.
 """
 
 import asyncio
@@ -81,7 +79,6 @@ def decode_json(body: bytes, kind: type[T]) -> T:
 
 
 async def decoded(request: BaseRequest, kind: type[T], *, max_bytes: int) -> T:
-    """Read the body and decode it as `kind`. Raises what both raise."""
     return decode_json(await read_body(request, max_bytes=max_bytes), kind)
 
 
@@ -114,7 +111,6 @@ def _depth(body: bytes) -> int:
     return max(accumulate(map(STEPS.__getitem__, b"".join(outside))), default=0)
 
 
-# first byte of a JSON value → its type
 TYPES: Final = {
     ord("{"): "object",
     ord("["): "array",
@@ -126,9 +122,8 @@ TYPES: Final = {
 
 
 class Members:
-    """The members of a body's object, taken one by one, and every fault found in them, in gojsonschema's words.
-
-    Raises a 422 for a body that is no object. The caller knows which members there are and what they mean.
+    """The members of a body's object, taken one by one, and every fault found in them, in gojsonschema's words. Raises
+    a 422 for a body that is no object.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -160,7 +155,6 @@ class Members:
         return None if value is None else msgspec.json.decode(value, type=str)
 
     def matching(self, name: str, pattern: re.Pattern[str], *, required: bool = False) -> str | None:
-        """Return a text that matches the whole pattern."""
         value = self.text(name, required=required)
         if value is None or pattern.fullmatch(value):
             return value
@@ -168,7 +162,6 @@ class Members:
         return None
 
     def integer(self, name: str, *, most: int, required: bool = False) -> int | None:
-        """Return a whole number from 0 to `most`."""
         value = self.take(name, "number", required=required)
         if value is None:
             return None
@@ -188,7 +181,6 @@ class Members:
 
 
 def type_of(value: bytes) -> str:
-    """Return the type of a JSON value, by its first byte."""
     text = value.lstrip(b" \t\r\n")[:1]
     return TYPES.get(text[0], "number") if text else "null"
 
@@ -198,7 +190,6 @@ def wrong_type(field: str, expected: str, given: str) -> InvalidField:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until the client has left. The rest of its body is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -222,9 +213,8 @@ def number_of(request: BaseRequest, name: str, *, default: int, least: int, most
 
 
 class Request(BaseRequest):
-    """A request as handlers get it. The route says which attributes are set: see `api.route.Route`.
-
-    Its headers are indexed once: a handler looks for a dozen, and most are missing.
+    """A request as handlers get it. The route says which attributes are set: see `api.route.Route`. Its headers are
+    indexed once: a handler looks for a dozen, and most are missing.
     """
 
     account: Account
@@ -242,8 +232,6 @@ class Request(BaseRequest):
 
 
 class _Indexed(Headers):
-    """`get` returns the first of several equal headers, as in Starlette, and `getlist` returns all."""
-
     def __init__(self, *, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
         self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}

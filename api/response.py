@@ -1,6 +1,5 @@
-"""Build responses: JSON bodies, carried headers, absolute addresses, and the links between pages.
-
-A `Raw` in a body is sent as the bytes that came in. Headers that a request carries are sent with any response to it.
+"""Build responses: JSON bodies, carried headers, absolute addresses, and the links between pages. A `Raw` in a body is
+sent as it came in. Headers that a request carries are sent with any response to it.
 """
 
 import base64
@@ -29,22 +28,18 @@ MEDIA_TYPE: Final = "application/json"
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Encode `body`, a Struct or a plain value of Structs, as the response."""
     return Response(msgspec.json.encode(body), status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def raw(headers: Mapping[str, str]) -> RawHeaders:
-    """Return headers in the form that ASGI sends."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 def carry(request: Request, headers: RawHeaders) -> None:
-    """Send these headers with the response to this request, whatever it will be."""
     request.scope["state"]["carried"] = headers
 
 
 def carried(scope: Scope, response: Response) -> Response:
-    """Add the headers that the request carries to the response."""
     response.raw_headers += scope["state"].get("carried", ())
     return response
 
@@ -71,7 +66,6 @@ def base_url(request: Request) -> str:
 
 @cache
 def proxy_networks(trusted: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
-    """Return the networks of the trusted proxies. Raises SettingsError for an invalid one."""
     try:
         return tuple(map(ip_network, trusted))
     except ValueError as exc:
@@ -142,10 +136,7 @@ def page_response(
     newer: Cursor | None = None,
     kept: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer with a page. `older`, `newer`: where the next and the previous page begin, if there are such pages.
-
-    `kept`: the filters to keep in their addresses.
-    """
+    """Answer with a page. `older`, `newer`: where the next and previous page begin. `kept`: filters in their links."""
     following, previous = (None if cursor is None else link(request, path, cursor, kept) for cursor in (older, newer))
     return json_response(Page(next=following, previous=previous, results=results))
 
@@ -159,10 +150,8 @@ def walked_page(
     has_more: bool,
     kept: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer with a page that was read from the request's cursor on, backwards if the cursor says so.
-
-    `walked`: the places that were read, in that order. `has_more`: there is more beyond the last of them. An empty page
-    leads to the beginning of the list.
+    """Answer with a page that was read from the request's cursor on, backwards if the cursor says so. `walked`: the
+    places that were read, in that order. `has_more`: beyond the last. An empty page leads to the beginning of the list.
     """
     cursor = cursor_of(request)
     if cursor is not None and cursor.backwards:
@@ -186,9 +175,8 @@ def page_after(things: Iterable[T], cursor: Cursor | None, name: Callable[[T], s
 def slice_of(
     marks: Sequence[str], cursor: Cursor | None, *, most: int = PAGE_SIZE
 ) -> tuple[Sequence[str], Cursor | None, Cursor | None]:
-    """Return one page of a list that is in memory, and the cursors of the page after and the page before it.
-
-    `marks`: one for each thing, unique, in descending order, which is the list's. A cursor's own mark may be gone.
+    """Return one page of a list that is in memory, and the cursors of the page after and the page before it. `marks`:
+    one for each thing, unique and descending, as the list is. A cursor's own mark may be gone.
     """
     if cursor is not None and cursor.backwards:
         page = [mark for mark in marks if mark > cursor.at][-most:]

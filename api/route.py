@@ -1,7 +1,4 @@
-"""Declare a route once, on its handler: `@Route("GET", "/account", ...)`.
-
-The router, the check of the token's scopes and the OpenAPI document all come from this declaration.
-"""
+"""Declare a route once, on its handler. The router, the check of scopes and the OpenAPI document come from this."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
@@ -37,8 +34,6 @@ class Parameter(Struct, frozen=True):
 
 
 class Body(Struct, frozen=True):
-    """The body that a route takes."""
-
     type: Any
     media_type: str = JSON
 
@@ -53,17 +48,14 @@ class Answer(Struct, frozen=True):
 
 
 class Route(Struct, eq=False):
-    """One method of one path, and how its handler is called. Use it as the handler's decorator.
-
-    A route without a name is not part of the contract: it has no base such as /v1, and the document omits it.
-    `parameters`: those of the query and headers.
-
-    `scopes`: the token must have one of these; the handler finds its account in `request.account`. A route without
-    scopes asks for no token. `bucket`: the rate that the request counts against.
+    """One method of one path, and how its handler is called. Use it as the handler's decorator. Without a name it is
+    not part of the contract: it has no base such as /v1, and the document omits it. `parameters`: those of the query
+    and headers. `scopes`: the token must have one of these, and its account is in `request.account`; if none, no token
+    is needed. `bucket`: the rate that the request counts against.
 
     `site`: whose services are in `request.services`: the home's, or those of the site that X-Site names. `of`: reads
-    from the path which prediction this is about. Then they are those of the prediction's site, the id is in
-    `request.prediction_id`, and a handler that raises Moved is called again with the services of the new site.
+    from the path which prediction this is about. Then its id is in `request.prediction_id`, the services are those of
+    its site, and a handler that raises Moved is called again with those of the new site.
     """
 
     method: str
@@ -82,7 +74,6 @@ class Route(Struct, eq=False):
 
     @property
     def all_parameters(self) -> list[Parameter]:
-        """Return `parameters`, and before them those of the path."""
         places = [(before, part[1:-1]) for before, part in pairwise(self.path.split("/")) if part.startswith("{")]
         return [*(IN_PATH.get(f"{before}/{name}") or IN_PATH[name] for before, name in places), *self.parameters]
 
@@ -110,19 +101,14 @@ _DECLARED: Final[dict[str, list[Route]]] = {}
 
 
 def routes_of(*modules: ModuleType) -> tuple[Route, ...]:
-    """Return the routes that these modules declare, in order."""
     return tuple(route for module in modules for route in _DECLARED[module.__name__])
 
 
 def one_of(*words: str) -> Any:
-    """Return the type of a text that is one of these words."""
     return Annotated[str, Meta(extra_json_schema={"enum": list(words)})]
 
 
-# The parameters, answers and refusals that several routes share.
-
-# Refusals of a route that creates a prediction. 404: the prediction that an Idempotency-Key names is gone. 500: the
-# model's schema is unusable.
+# 404: the prediction that an Idempotency-Key names is gone. 500: the model's schema is unusable.
 CREATE: Final = frozenset({402, 404, 500})
 NO_BODY: Final = Answer("Done; there is no body.")
 SHOWN: Final = {200: Answer("As it is now.", Prediction)}
@@ -176,9 +162,7 @@ WAIT: Final = Parameter(
 # How to run a prediction. All but WAIT apply to each prediction of a batch
 HOW: Final = (
     Parameter(
-        "Cancel-After",
-        "A duration such as 90s or 1h30m, from 5 s to 24 h: not ended by then, it ends.",
-        place="header",
+        "Cancel-After", "A duration such as 90s or 1h30m, from 5 s to 24 h: not ended by then, it ends.", place="header"
     ),
     Parameter("X-Start-By", f"1 to {LONGEST_LIFE_S} seconds: not begun by then, it fails.", place="header"),
     Parameter("X-Priority", "The lane, as far as the token may.", one_of(*LANES), "header"),

@@ -1,6 +1,5 @@
-"""Bound what a connection may send beside bodies: the request line, the headers and the framing of a chunked body.
-
-The parser has no limit of its own: it keeps an unfinished header, and gets slower as it grows.
+"""Bound what a connection may send beside bodies: the request line, the headers and the framing of a chunked body. The
+parser has no limit of its own: it keeps an unfinished header, and gets slower as it grows.
 """
 
 import asyncio
@@ -19,9 +18,8 @@ LINGER_S: Final = 2.0
 
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol, which answers 431 and closes the connection for a head that is too large.
-
-    `state["hang_up"]` of a request breaks its connection, so that a partial response is not taken for the whole.
-    `state["is_whole"]`: the whole body has arrived.
+    `state["hang_up"]` breaks the request's connection, so that a part is not taken for the whole. `state["is_whole"]`:
+    the whole body has arrived.
     """
 
     _head_bytes = 0  # since the last structural event: a request's begin, its headers' end, a chunk, a piece of body
@@ -76,9 +74,8 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class OneWriteCycle(RequestResponseCycle):
-    """A request and its response. A head with a Content-Length waits for the first bytes of the body.
-
-    One write to the socket instead of two saves a tenth of the cost of a small response.
+    """A request and its response. A head with a Content-Length waits for the first bytes of the body. One write to the
+    socket instead of two saves a tenth of the cost of a small response.
     """
 
     _head: MutableMapping[str, Any] | None = None
@@ -104,8 +101,6 @@ class OneWriteCycle(RequestResponseCycle):
 
 
 class _Pieces:
-    """Collects what is written to a transport, to send it in one write."""
-
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._pieces: list[bytes] = []

@@ -37,9 +37,8 @@ GATE_PAUSE_S: Final = 1.0
 
 
 class Gate:
-    """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check.
-
-    `on_unsafe` is called once for a server that would lose what it accepts, and the gate stays shut.
+    """Accepts nothing until Redis was found safe. `is_up`: it answered and was safe at the last check. `on_unsafe` is
+    called once for a server that would lose what it accepts, and the gate stays shut.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class Gate:
             await self._opened.wait()
 
     async def run(self) -> None:
-        """Check until the gate is open or the server is unsafe. Logs why it waits, once per reason."""
         logged = ""
         while not self._opened.is_set():
             try:
@@ -82,7 +80,6 @@ class Gate:
             await self._clock.sleep(GATE_PAUSE_S)
 
     async def run_once(self) -> Server:
-        """Check the server now. Raises BackendUnavailable and UnsafeBackend."""
         try:
             if not self._has_rights:
                 await check_rights(self._redis)
@@ -101,9 +98,8 @@ METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 
 class Meters:
-    """Counts requests and answers for `GET /metrics`, by the template of the route: no caller's text becomes a label.
-
-    Time is measured up to the head of the response, because an event stream may last for hours.
+    """Counts requests and answers by the route's template: no caller's text becomes a label. Time is measured up to the
+    head of the response, because an event stream may last for hours.
     """
 
     def __init__(self) -> None:
@@ -121,7 +117,6 @@ class Meters:
         self._by_answer: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
-        """Count a request whose response head was sent."""
         method = method if method in METHODS else "other"
         found = self._by_answer.get((route, method, status))
         if found is None:
@@ -135,7 +130,6 @@ class Meters:
         self._refusals.labels(problem.document.code or str(problem.status)).inc()
 
     def accepted(self, kind: str, lane: str) -> None:
-        """Count a newly accepted run; replays are not counted."""
         counter = self._by_run.get((kind, lane))
         if counter is None:
             counter = self._by_run[kind, lane] = self._accepted.labels(kind or "prediction", lane)
@@ -149,10 +143,7 @@ class Meters:
 
 
 class Turns:
-    """Let `most` requests work at once, and `each` of one account, in order of arrival.
-
-    A wait of more than `patience_s` raises TimeoutError.
-    """
+    """Let `most` requests work at once, and `each` of one account, in order. TimeoutError after `patience_s`."""
 
     def __init__(self, most: int, *, each: int, patience_s: float) -> None:
         self._all = asyncio.Semaphore(most)
@@ -186,8 +177,6 @@ READ_PATIENCE_S: Final = 60.0
 
 
 class Clients(Struct, frozen=True, kw_only=True):
-    """`redis` is for short calls, and `subscriber` for the subscription."""
-
     redis: Redis
     subscriber: Redis
 
@@ -202,7 +191,6 @@ class Clients(Struct, frozen=True, kw_only=True):
 
 class Services(store.Services):
     """Everything that handlers use, for one Redis server. `site`: the number in the ids that are made here.
-
     `serves_while_away`: known tokens and models still hold while the server is away. Metrics show the home's Redis.
     """
 
@@ -242,11 +230,7 @@ class Services(store.Services):
         )
         self.glances = Glances(redis)
         self.waiters = Waiters(
-            clients.subscriber,
-            has_ended=self.glances.has_ended,
-            read=scripts.get,
-            clock=clock,
-            most=settings.max_waits,
+            clients.subscriber, has_ended=self.glances.has_ended, read=scripts.get, clock=clock, most=settings.max_waits
         )
         self.descriptors = Descriptors(clock)
         self.readers = Readers(
@@ -264,7 +248,6 @@ class Services(store.Services):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run all loops. Closes the clients at the end."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.gate.run)
@@ -285,7 +268,6 @@ class Services(store.Services):
                 await self.aclose()
 
     def release(self) -> None:
-        """End all held responses and streams, because the process ends."""
         self.waiters.release()
         self.readers.release()
 

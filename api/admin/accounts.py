@@ -1,7 +1,5 @@
-"""Let operators create, change, suspend and resume accounts, and create and revoke tokens.
-
-Only for tokens with the scope `admin`, which then cover all accounts. A token's secret is in the response that creates
-it and in no other.
+"""Let operators create, change, suspend and resume accounts, and create and revoke tokens. Needs the scope `admin`,
+which covers all accounts. A token's secret is in the response that creates it and in no other.
 """
 
 import re
@@ -288,8 +286,6 @@ async def revoke_token(request: Request) -> Response:
 
 
 class _Target(NamedTuple):
-    """The account of a path, and the operator that asks."""
-
     administration: Administration
     account: str
     by: str
@@ -322,7 +318,6 @@ async def _views(request: Request, names: Sequence[str]) -> list[AccountDetail]:
 
 
 def _written(limits: Mapping[str, Limit]) -> dict[str, str]:
-    """Return the limits as they are stored. Raises a 422 for a wrong one, without repeating the caller's names."""
     if not set(limits) <= set(AccountLimits.__struct_fields__):
         known = ", ".join(AccountLimits.__struct_fields__)
         raise invalid_field("enum", "limits", f"Has only {known}")

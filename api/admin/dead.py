@@ -1,6 +1,5 @@
-"""Let operators list, show, revive and drop dead letters: one, many or all.
-
-Only for tokens with the scope `admin`. A call that handles many stops after a time and says where the next continues.
+"""Let operators list, show, revive and drop dead letters, with the scope `admin`. A call that handles many stops after
+a time and says where the next continues.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -74,15 +73,7 @@ async def get_dead(request: Request) -> Response:
 
 
 def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str) -> None:
-    """Declare the routes that decide on one letter and on many."""
-
-    @administers(
-        "POST",
-        f"/admin/dead/{{id}}/{verb}",
-        name=f"admin.dead.{verb}",
-        summary=one,
-        answers=DONE,
-    )
+    @administers("POST", f"/admin/dead/{{id}}/{verb}", name=f"admin.dead.{verb}", summary=one, answers=DONE)
     async def decide_on_one(request: Request) -> Response:
         """Answer 404 for a prediction that is no dead letter, or whose input is gone."""
         ids, dead = [prediction_id_of(request)], request.services.dead
@@ -115,7 +106,6 @@ _serve("drop", DeadLetters.drop, one="Give a dead letter up", many="Give dead le
 
 
 async def _asked(request: Request, given: ManyLetters) -> tuple[Slices, Asked]:
-    """Return the letters that a body asks for. Raises a 422 for a body that does not say it."""
     if bool(given.ids) == given.is_all:
         raise invalid_field("required", "", 'Either "ids" or "all" is required')
     if bad := [f"ids.{place}" for place, name in enumerate(given.ids) if not is_prediction_id(name)]:

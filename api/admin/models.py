@@ -1,6 +1,5 @@
-"""Let operators read, replace and remove the configuration of how a model is run.
-
-Only for tokens with the scope `admin`. Directors read it every few seconds. What they could not follow is refused.
+"""Let operators read, replace and remove a model's configuration, with the scope `admin`. Directors read it every few
+seconds. What they could not follow is refused.
 """
 
 import re
@@ -11,13 +10,7 @@ from starlette.responses import Response
 
 from api.auth import named
 from api.bodies import parse_model
-from api.errors import (
-    config_changed,
-    invalid_field,
-    invalid_header,
-    newer_release,
-    not_found,
-)
+from api.errors import config_changed, invalid_field, invalid_header, newer_release, not_found
 from api.request import Request, decoded
 from api.response import json_response
 from api.route import NO_BODY, Answer, Body, Parameter, administers
@@ -63,7 +56,6 @@ CONFIG: Final = {200: Answer("What is written down, as it is then.", ConfigView,
     refusals={501},
 )
 async def get_config(request: Request) -> Response:
-    """Return the revision as the ETag too."""
     return await _answer(request, _named(request))
 
 

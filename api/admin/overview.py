@@ -1,7 +1,5 @@
-"""Show operators the directors, the owed webhooks, the metrics of this process and a live view. Changes nothing.
-
-Directors are known by their heartbeats, which say since when they run, with which model servers, and what each claims.
-No director is asked. All of this needs a token with the scope `admin`; only the metrics have a token of their own too.
+"""Show operators directors, owed webhooks, this process's metrics and a live view, with the scope `admin`. Directors
+are known by their heartbeats; no director is asked. The metrics also have a token of their own.
 """
 
 import hmac
@@ -123,7 +121,6 @@ async def follow_live(request: Request) -> Response:
 
 
 async def _send_snapshots(request: Request, count: int, send: Send) -> bool:
-    """Send events. Returns True at the regular end, False if the stream was cut off."""
     services = request.services
     number = sent = 0
     with services.readers.holding() as place, services.watching.watcher():

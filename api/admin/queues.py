@@ -1,7 +1,4 @@
-"""Show operators the queues and their content, and let them pause, resume, drain, bound, resize and migrate a queue.
-
-Only for tokens with the scope `admin`.
-"""
+"""Show operators the queues and their content, and let them change a queue. Needs the scope `admin`."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -165,7 +162,6 @@ def queue_of(request: Request) -> QueueName:
 
 
 async def stats_of(request: Request, queue: QueueName) -> QueueStats:
-    """Return the queue's numbers. Raises a 404 if there is no such queue."""
     try:
         return await request.services.scripts.stats(queue)
     except UnknownQueue as exc:
@@ -180,8 +176,7 @@ async def _config(request: Request, queue: QueueName) -> ConfigView | None:
     return None if stored is None or not stored.revision else ConfigView.of(stored)
 
 
-# Each change is logged with the name of the operator, and may be repeated safely. A call that takes long stops and says
-# that more is left.
+# Changes are logged with the operator's name, and are safe to repeat. A long call stops and says that more is left.
 
 MAX_BODY: Final = 4_096
 LONGEST_S: Final = 20.0  # below the usual timeout of a proxy in front
@@ -317,7 +312,6 @@ async def migrate_queue(request: Request) -> Response:
 
 
 async def _within(steps: AsyncGenerator[Moved], clock: Clock) -> tuple[Moved, bool]:
-    """Take steps until the time is over. Returns the last result, and whether all is done."""
     until, moved = clock.monotonic() + LONGEST_S, Moved()
     async with aclosing(steps):
         async for step in steps:
@@ -336,7 +330,6 @@ async def _queue_and_operator(request: Request) -> tuple[QueueName, str]:
 
 
 async def _account(request: Request) -> str:
-    """Return the account that the body names, '' for all. The body may be missing."""
     body = await read_body(request, max_bytes=MAX_BODY)
     asked = decode_json(body, AskedPause) if body.strip() else AskedPause()
     if asked.account is None:

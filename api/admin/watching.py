@@ -1,7 +1,5 @@
-"""Read a snapshot of the whole service every few seconds, once for all operators who watch.
-
-A watcher gets the newest snapshot next: those in between are skipped. `director/diagnosis/overview.py` decides how much
-is read, and how long the pause after it is.
+"""Read a snapshot of the whole service every few seconds, once for all operators who watch. A watcher gets the newest
+snapshot next. `director/diagnosis/overview.py` decides how much is read, and the pause after.
 """
 
 import asyncio
@@ -37,8 +35,6 @@ class Event(Struct, frozen=True):
 
 
 class Watching:
-    """Reads snapshots while there are watchers."""
-
     def __init__(self, overview: Overview, clock: Clock) -> None:
         self._overview = overview
         self._clock = clock
@@ -68,7 +64,6 @@ class Watching:
         return self._last
 
     def release(self) -> None:
-        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None

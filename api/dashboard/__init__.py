@@ -1,6 +1,5 @@
-"""Serve the operators' page: its files as they are, with headers that keep everything else out.
-
-The page logs in like any other client. All its links are relative: a proxy may serve it below a path of its own.
+"""Serve the operators' page: its files as they are, with headers that keep everything else out. All its links are
+relative: a proxy may serve it below a path of its own.
 """
 
 import hashlib
@@ -53,15 +52,12 @@ MODEL_PATH: Final = re.compile("/(?!v1/)[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]
 
 
 class Asset(Struct, frozen=True):
-    """One file of the page."""
-
     body: bytes
     media_type: str
     etag: str
 
 
 def _assets() -> dict[str, Asset]:
-    """Read all files once, by path. They are small, and part of the program."""
     found: dict[str, Asset] = {}
     folder = files("api.dashboard") / "static"
     waiting = [(PurePosixPath(), folder)]

@@ -1,8 +1,6 @@
-"""Accept the files that callers give for inputs, show and delete them, and serve them at signed addresses.
-
-A file goes from the socket to the store piece by piece, and its checksums are computed on the way. It is never held
-whole, is visible only once it is whole, and is visible to its own account alone. Its content is untrusted, so it is
-served only as a download.
+"""Accept the files that callers give for inputs, show and delete them, and serve them at signed addresses. A file goes
+to the store piece by piece, is visible only once it is whole, and only to its own account. Its content is untrusted, so
+it is served only as a download.
 """
 
 import hashlib
@@ -150,11 +148,7 @@ async def get_file(request: Request) -> Response:
     return json_response(_view(await _file(request, request.account.name), base_url(request)))
 
 
-@deletes(
-    "/files/{id}",
-    name="files.delete",
-    summary="Delete a file",
-)
+@deletes("/files/{id}", name="files.delete", summary="Delete a file")
 async def delete_file(request: Request) -> Response:
     """Delete the file at once. A prediction that has fetched it keeps its copy."""
     account, services = request.account, request.services
@@ -180,10 +174,7 @@ async def delete_file(request: Request) -> Response:
     "/files/{id}/download/{name}",
     name="files.download.named",
     summary="Fetch the bytes of a file at a signed address that ends in its name",
-    parameters=(
-        *SIGNED,
-        *PART,
-    ),
+    parameters=(*SIGNED, *PART),
     answers=BYTES,
     refusals={416, 503},
 )
@@ -227,10 +218,9 @@ async def _stored(services: Services, store: FileStore, form: Form, account: Acc
 
 
 class _Upload:
-    """Streams a file's content to the store with size and checksums, and collects the form's fields.
-
-    Where the account has a quota, the file's room is taken before it is written: 8 MiB ahead, so that a large file
-    needs few calls. What a process took before it died is free again within an hour.
+    """Streams a file's content to the store with size and checksums, and collects the form's fields. Room in the
+    account's quota is taken 8 MiB ahead, so that a large file needs few calls. What a process took before it died is
+    free again within an hour.
     """
 
     def __init__(
@@ -260,7 +250,6 @@ class _Upload:
                 await self._read(part)
 
     def record(self, *, created: int, life_ms: int) -> CallerFile:
-        """Return the file's record. Raises a 422 for wrong fields of the form."""
         if self._content is None:
             self._fault("required", "", f"{CONTENT} is required")
         name = _plain(self._fields.get("filename") or (self._content and self._content.filename) or NAMELESS)
@@ -287,12 +276,10 @@ class _Upload:
         )
 
     async def count(self, file: CallerFile) -> None:
-        """Count the stored file, with its real size, until it expires."""
         self._room = file.size
         await self._scripts.stow(file.account, file.id, file.size, until_ms=file.expires)
 
     async def discard(self) -> None:
-        """Delete what was stored of the file, and free its room."""
         if self._content is not None:
             with anyio.CancelScope(shield=True):
                 await _discard(self._store, self._name)
@@ -322,7 +309,6 @@ class _Upload:
             raise
 
     async def _take_room(self) -> None:
-        """Raise a 413 where the quota has no room for what has come."""
         if self._most is None or self._size <= self._room:
             return
         for size in (self._size + AHEAD_BYTES, self._size):

@@ -1,7 +1,5 @@
-"""Read a multipart/form-data body part by part as it arrives, with a bound on each part.
-
-Holds only a piece of the body at a time. Refuses a body that arrives too slowly. Raises only Problems and Starlette's
-ClientDisconnect.
+"""Read a multipart/form-data body part by part, holding only a piece at a time, with a bound on each part. Refuses a
+body that arrives too slowly. Raises only Problems and Starlette's ClientDisconnect.
 """
 
 from collections import deque
@@ -39,9 +37,8 @@ class _End: ...
 
 
 class Form:
-    """The form in a request's body. `max_bytes` bounds its largest part, `longest_s` the time for the whole body.
-
-    Call `next_part`, read the part to its end with `blocks` or `whole`, then call `next_part` again.
+    """The form in a request's body. `max_bytes` bounds its largest part, `longest_s` the time for the whole body. Read
+    each part from `next_part` to its end with `blocks` or `whole` before the next.
     """
 
     def __init__(self, request: Request, *, max_bytes: int, longest_s: float) -> None:
@@ -73,7 +70,6 @@ class Form:
             raise _unreadable() from exc
 
     async def next_part(self) -> Part | None:
-        """Return the next part, or None after the last."""
         found = await self._next()
         assert found is None or isinstance(found, Part)  # noqa: S101 - each part is taken to its end first
         return found
@@ -90,7 +86,6 @@ class Form:
             yield bytes(block)
 
     async def whole(self, *, most: int) -> bytes | None:
-        """Return the whole content of the part, or None if it has more than `most` bytes."""
         whole = bytearray()
         async for piece in self._pieces():
             whole += piece[: most + 1 - len(whole)]

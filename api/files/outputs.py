@@ -1,8 +1,7 @@
-"""Serve the files of outputs at signed addresses without a token, and take such files from our own directors.
-
-A model made their content, so it is untrusted: browsers may not guess its type, and content that a browser could run
-is served only as a download. A director's order is signed for one action and for minutes. A file is kept only where its
-bytes match the digest in its name, so an intercepted order is good for nothing else.
+"""Serve the files of outputs at signed addresses without a token, and take such files from our own directors. A model
+made their content: browsers may not guess its type, and what a browser could run is served only as a download. A
+director's order is signed for one action and minutes. A file must match the digest in its name, so a stolen order is
+good for nothing else.
 """
 
 import hashlib
@@ -81,14 +80,12 @@ async def put_output(request: Request) -> Response:
 
 @Route("DELETE", "/internal/predictions/{id}/outputs", of=prediction_id_of)
 async def delete_outputs(request: Request) -> Response:
-    """Answer 204, also where there were no files."""
     store = await _ordered(request, "remove", request.prediction_id)
     await store.remove(request.prediction_id)
     return Response(status_code=204)
 
 
 async def _ordered(request: Request, verb: str, what: str) -> FileStore:
-    """Return the store if the request has a signed order for this action. Raises a 403 if not."""
     query = request.query_params
     given = {"expires": query.get("expires", ""), "signature": query.get("signature", "")}
     if not await request.services.links.is_ordered(verb, what, **given):
@@ -97,7 +94,6 @@ async def _ordered(request: Request, verb: str, what: str) -> FileStore:
 
 
 def store_of(request: Request) -> FileStore:
-    """Return the store of files. Raises a 501 where this service has none."""
     if request.services.files is None:
         raise errors.no_files()
     return request.services.files
@@ -141,9 +137,8 @@ UNTRUSTED: Final = {
 
 
 def stored_response(request: Request, file: OpenFile, *, digest: str, headers: Mapping[str, str]) -> Response:
-    """Answer 200 with the file, or 206 with a part. Raises a 416 for a part without a byte. `digest`: of the file.
-
-    Only the bytes that are sent are read, a piece at a time. The caller checks first who may have the file.
+    """Answer 200 with the file, or 206 with a part, read a piece at a time. Raises a 416 for a part without a byte. The
+    caller checks first who may have the file. `digest`: of the whole file.
     """
     etag = f'"{digest}"'
     described = UNTRUSTED | {"Accept-Ranges": "bytes", "ETag": etag} | dict(headers)
@@ -161,9 +156,8 @@ def stored_response(request: Request, file: OpenFile, *, digest: str, headers: M
 
 
 def part_of(asked: str, size: int) -> tuple[int, int] | None:
-    """Return begin and end of the part that a `Range` header asks for, or None for the whole file.
-
-    The part has no byte, with begin not below end, where the file is too short.
+    """Return begin and end of the part that a `Range` header asks for, or None for the whole file. Begin is not below
+    end where the file is too short.
     """
     found = RANGE.fullmatch(asked.strip())
     if found is None:
@@ -211,7 +205,4 @@ async def get_output(request: Request) -> Response:
 def _headers(name: FileName, file: OpenFile) -> dict[str, str]:
     kind = file.content_type
     is_shown = kind.startswith(SHOWN) and kind not in RUN_BY_BROWSERS
-    return {
-        "Content-Type": kind,
-        "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{name}"',
-    }
+    return {"Content-Type": kind, "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{name}"'}

@@ -1,7 +1,4 @@
-"""Serve the collections of models and the names of hardware that operators wrote, and search models and collections.
-
-This API only reads them.
-"""
+"""Serve collections of models and names of hardware, which operators wrote, and search models and collections."""
 
 import asyncio
 import re
@@ -92,8 +89,8 @@ async def list_hardware(request: Request) -> Response:
     return json_response([Hardware(name, sku) for sku, name in hardware.items()])
 
 
-# Search goes through cards of the newest 5,000 models, which this process caches for seconds. The models that match are
-# read again before they are shown. A caller finds only what it may see.
+# Search uses cards of the newest 5,000 models, cached for seconds. Matches are read again before
+# they are shown. A caller finds only what it may see.
 
 MOST_BODY: Final = 4_096
 MOST_FOUND: Final = 50
@@ -177,7 +174,6 @@ def _limit(request: Request) -> int:
 
 
 async def _best(services: Services, account: Account, query: str, *, most: int) -> Sequence[tuple[float, Model]]:
-    """Return the best matches first. Of equal ones the model with the newest latest version comes first."""
     words, found = words_of(query), []
     for number, (model, card) in enumerate(await services.lookups.cards()):
         if number % AT_ONCE == AT_ONCE - 1:

@@ -1,7 +1,5 @@
-"""Serve deployments, an account's own names for versions, and create predictions by them.
-
-Another account's deployment answers 404 as if it did not exist. A release applies to predictions created after it.
-Earlier ones keep their version, also when the deployment is deleted.
+"""Serve deployments, an account's own names for versions, and create predictions by them. Another account's answers
+404. A release applies to later predictions; earlier ones keep their version.
 """
 
 import re
@@ -171,11 +169,7 @@ async def update_deployment(request: Request) -> Response:
     raise unavailable(retry_after=RETRY_AFTER_S)
 
 
-@deletes(
-    "/deployments/{owner}/{name}",
-    name="deployments.delete",
-    summary="Delete a deployment",
-)
+@deletes("/deployments/{owner}/{name}", name="deployments.delete", summary="Delete a deployment")
 async def delete_deployment(request: Request) -> Response:
     """Delete the deployment. The predictions that were created by it go on."""
     deployment = await _named(request)
@@ -203,7 +197,6 @@ async def create_of_deployment(request: Request) -> Response:
 
 
 async def _version(request: Request, model: str, version: str) -> Version | None:
-    """Return the version if this account may see it now: its model may have become private since."""
     return await version_named(request, VersionRef(model=model, version=version), request.account)
 
 
@@ -215,7 +208,6 @@ async def _refuse_missing(request: Request, model: str, version: str) -> None:
 
 
 async def _named(request: Request) -> Deployment:
-    """Return the deployment of this path. Raises a 404 unless the caller owns it or is an operator."""
     owner, name, account = request.path_params["owner"], request.path_params["name"], request.account
     is_its = owner == account.name or "admin" in account.scopes
     if not is_its or not NAME.fullmatch(owner) or not NAME.fullmatch(name):
@@ -227,7 +219,6 @@ async def _named(request: Request) -> Deployment:
 
 
 def _parse(body: bytes, kind: type[T]) -> T:
-    """Return the members of a body, None for those that were not given. Raises a 422."""
     members, is_new = Members(body), kind is NewDeployment
     given: dict[str, Any] = {}
     patterns = ({"name": NAME, "model": MODEL} if is_new else {}) | {"version": VERSION, "hardware": SKU}
@@ -249,7 +240,6 @@ async def _answer(request: Request, deployment: Deployment) -> Response:
 
 
 async def _shown(request: Request, deployments: Sequence[Deployment]) -> list[DeploymentView]:
-    """Return the views. The account that made a release is shown with its present type."""
     types = {request.account.name: request.account.type}
     for name in sorted({deployment.release.by for deployment in deployments} - types.keys()):
         types[name] = (await request.services.accounts.written(name)).type

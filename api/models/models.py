@@ -1,7 +1,5 @@
-"""List, create, show, change and delete models, and list, show and delete their versions.
-
-Another account's private model answers 404 as if it did not exist; `lookups` decides who may see one. A model that the
-caller may see and not change answers 403.
+"""List, create, show, change and delete models, and list, show and delete their versions. Another account's private
+model answers 404, and one that the caller may see and not change answers 403.
 """
 
 import re
@@ -17,18 +15,7 @@ from api.bodies import parse_model
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
 from api.request import Members, Request, read_body
 from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, page_response, slice_of, walked_page
-from api.route import (
-    CURSOR,
-    NO_BODY,
-    TEXT,
-    Answer,
-    Body,
-    Parameter,
-    changes,
-    deletes,
-    one_of,
-    reads,
-)
+from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, changes, deletes, one_of, reads
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.schema import Page
@@ -89,7 +76,6 @@ def shown_version(version: Version) -> VersionView:
 
 
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:
-    """Return the first models, as many as one response may hold, at least one."""
     catalog = request.services.catalog
     schemas = await catalog.schema_bytes([(model.name, model.latest) for model in models])
     examples = await catalog.models.example_bytes(models)
@@ -107,13 +93,11 @@ async def fitting_slice(
 
 
 def _how_many_fit(weights: Iterable[int]) -> int:
-    """Return how many of the first things with these weights one response may hold, at least one."""
     heavier = (place for place, so_far in enumerate(accumulate(weights)) if so_far > HEAVY_BYTES)
     return max(next(heavier, PAGE_SIZE), 1)
 
 
 async def shown_models(request: Request, models: Sequence[Model]) -> list[ModelView]:
-    """Return the views of these models, with what is read of them now."""
     services, base = request.services, base_url(request)
     versions = await services.catalog.each_version([(model.name, model.latest) for model in models])
     examples = await services.catalog.models.default_examples(models)
@@ -216,7 +200,6 @@ def parse_make(body: bytes) -> tuple[str, dict[str, str]]:
 
 
 def parse_change(body: bytes) -> Mapping[str, str]:
-    """Return the members that change; '' clears one. Raises a 422."""
     members = Members(body)
     texts = _texts(members, CHANGEABLE)
     members.refuse_unknown(CHANGEABLE)
@@ -380,9 +363,8 @@ async def seen_model(request: Request) -> Model:
 
 
 async def own_model(request: Request, *, private: str = "") -> Model:
-    """Return the model of this path. Raises a 403 if the caller may see it and not change it.
-
-    `private`: what the caller wants to delete. That must be private, unless the caller is an operator.
+    """Return the model of this path. Raises a 403 if the caller may see it and not change it. `private`: what the
+    caller wants to delete. That must be private, unless the caller is an operator.
     """
     model = await seen_model(request)
     if not model.may_be_changed_by(request.account):

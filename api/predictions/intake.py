@@ -1,6 +1,5 @@
-"""Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer.
-
-Every refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
+"""Accept a prediction: check the request, file the prediction, and answer when the caller wants the answer. Every
+refusal comes before anything is filed. The 201 or 202 is sent only after Redis has the prediction.
 """
 
 import asyncio
@@ -112,7 +111,6 @@ def _new(
     ticket: str,
     trace: TraceHeaders,
 ) -> NewPrediction:
-    """Read the headers, and return the prediction with an id of the home's. Raises a 403 or a 422."""
     services, account, headers = request.services, request.account, request.headers
     limits = account.limits
     lifetime, start_by = headers.get("cancel-after"), headers.get("x-start-by")
@@ -156,7 +154,6 @@ def _shard(account: str, version: Version) -> str:
 
 
 def _lane(headers: Mapping[str, str], account: Account) -> str:
-    """Return the requested lane if the token allows it. Without a request: normal, or else the token's first lane."""
     asked = headers.get("x-priority")
     if asked is None:
         return "normal" if "normal" in account.lanes else account.lanes[0]
@@ -170,9 +167,8 @@ def _lane(headers: Mapping[str, str], account: Account) -> str:
 def _idempotency(
     headers: Mapping[str, str], body: bytes, *, version: Version, deployment: str, place: str
 ) -> tuple[str, str] | None:
-    """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent.
-
-    The fingerprint has the model and not its version, so that a key holds across a deploy.
+    """Return (digest of the key, fingerprint of the request), which reveal nothing of what was sent. The fingerprint
+    has the model and not its version, so that a key holds across a deploy.
     """
     key = headers.get("idempotency-key")
     if key is None:
@@ -280,7 +276,6 @@ def _lowest_id_at_s(seconds: int) -> PredictionId:
 
 
 async def _accepted_before(request: Request, new: NewPrediction) -> Stored | None:
-    """Return the prediction that the same request made earlier. A replay uses nothing, so no limit applies to it."""
     if new.idempotency is None:
         return None
     digest, fingerprint = new.idempotency
@@ -305,7 +300,6 @@ async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stor
 async def _answer(
     request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
 ) -> Response:
-    """Answer 201 with the prediction. A caller that waits `until` then gets a 202 that shows it as not started."""
     services = services_at(request, stored.record.id)
     waiters = services.waiters
     weight = len(stored.input or b"")

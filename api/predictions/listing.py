@@ -1,7 +1,6 @@
-"""List an account's predictions, or runs of another kind, newest first, a page at a time.
-
-The index is written before the enqueue, so no prediction is missing from it. An entry whose prediction is gone is
-skipped. A page is bounded in entries and in bytes, so it may be short and yet have a next one.
+"""List an account's predictions, or runs of another kind, newest first, a page at a time. The index is written before
+the enqueue, so it lacks none; entries of gone ones are skipped. A page is bounded in entries and in bytes, so it may be
+short and yet have a next one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +54,6 @@ class Filters(Struct, frozen=True):
         return cls(given)
 
     def match(self, one: Glance | Record) -> bool:
-        """Return whether a prediction matches. The API made all of ours, so another `source` matches nothing."""
         if self.given.get("source", "api") != "api":
             return False
         return all(
@@ -65,7 +63,6 @@ class Filters(Struct, frozen=True):
 
 
 def _id_at(text: str) -> PredictionId | None:
-    """Return the first id of a moment, or None for an invalid time. A time without an offset is UTC."""
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
@@ -81,15 +78,12 @@ HEAVY_BYTES: Final = 4 << 20  # of a page, inputs and outputs included
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """A range of ids, as bounds of the index, and the end where reading begins."""
-
     low: str = "-"
     high: str = "+"
     newest_first: bool = True
 
     @classmethod
     def of(cls, filters: Filters, cursor: Cursor | None) -> "Span":
-        """Return where a page starts or continues, within the filters' times."""
         oldest, newest = (_id_at(filters.given.get(name, "")) for name in ("created_after", "created_before"))
         span = cls(low=f"[{oldest}" if oldest else "-", high=f"({newest}" if newest else "+")
         if cursor is None:
@@ -118,7 +112,6 @@ async def list_of_kind(request: Request, kind: Kind) -> Response:
 async def _walk(
     lists: Lists, account: str, kind: Kind, span: Span, filters: Filters
 ) -> tuple[list[Prediction], list[PredictionId], bool]:
-    """Return the predictions of a page, the ids walked over, matching or not, and whether there are more."""
     results: list[Prediction] = []
     walked: list[PredictionId] = []
     room = HEAVY_BYTES
@@ -144,9 +137,8 @@ async def _ids(lists: Lists, account: str, kind: Kind, span: Span, *, count: int
 
 
 def _fitting(looked: Sequence[Sighting], filters: Filters, *, room: int, is_first: bool) -> int:
-    """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet.
-
-    The first of a page is always read, so that every page leads on.
+    """Return how many of these fit into `room` and are read at once, up to the first whose weight is not known yet. The
+    first of a page is always read, so that every page leads on.
     """
     if room <= 0 and not is_first:
         return 0

@@ -1,6 +1,5 @@
-"""Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch.
-
-A prediction of another account, or of another kind, answers 404 as if it did not exist.
+"""Serve predictions, procedures and trainings: create, get, explain, cancel and delete one, and create a batch. A
+prediction of another account, or of another kind, answers 404 as if it did not exist.
 """
 
 import asyncio
@@ -107,8 +106,8 @@ async def delete(request: Request) -> Response:
     return Response(status_code=204)
 
 
-# Procedures are runs that a model server takes as predictions. Trainings make a version of another model, the
-# destination. Both wait in queues of their own, trainings for directors of their kind.
+# Procedures are runs that a model server takes as predictions. Trainings make a version of the destination model.
+# Each kind waits in queues of its own, trainings for directors of their kind.
 
 
 @route.creates(
@@ -150,7 +149,6 @@ async def create_training(request: Request) -> Response:
 
 
 async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
-    """Return the version for runs of this kind. Raises a 422 if no director serves them."""
     served = await request.services.catalog.of_kind(version, kind)
     if served is None:
         raise errors.kind_not_served(kind=kind)
@@ -158,7 +156,6 @@ async def _of_kind(request: Request, version: Version, kind: Kind) -> Version:
 
 
 def _serve(kind: Kind) -> None:
-    """Declare the routes that every kind of run has."""
     path = PATHS[kind]
     one = path.removesuffix("s")
 
@@ -173,11 +170,7 @@ def _serve(kind: Kind) -> None:
         return await list_of_kind(request, kind)
 
     @route.reads(
-        f"/{path}/{{id}}",
-        name=f"{path}.get",
-        summary=f"Get a {one}",
-        of=prediction_id_of,
-        answers=route.SHOWN,
+        f"/{path}/{{id}}", name=f"{path}.get", summary=f"Get a {one}", of=prediction_id_of, answers=route.SHOWN
     )
     async def get(request: Request) -> Response:
         return await _shown(request, kind)
@@ -205,7 +198,6 @@ for each in PATHS:
 
 
 async def _shown(request: Request, kind: Kind) -> Response:
-    """Show a run. A large one is read within the account's limit of large reads at once."""
     scripts, account = request.services.scripts, request.account.name
     stored = await scripts.get(request.prediction_id, whole=False)
     if stored is None or stored.record.account != account or stored.record.kind != kind:
@@ -319,7 +311,6 @@ async def redeliver(request: Request) -> Response:
 
 
 async def story_of(request: Request) -> Known:
-    """Return the story of the path's prediction to its owner or an operator; else raise 404."""
     known, account = await request.services.scripts.story(request.prediction_id), request.account
     if known is None or (known.record.account != account.name and "admin" not in account.scopes):
         raise errors.not_found()

@@ -1,8 +1,6 @@
-"""Turn a prediction's event log into server-sent events, byte for byte. Pure.
-
-Every frame has a name and an id, since official clients drop frames without them, and lines end in LF alone. An id is
-all that any API process needs to continue after it. Each item and piece of logs is sent exactly once: what the log
-lacks is taken from the final record.
+"""Turn a prediction's event log into server-sent events, byte for byte. Pure. Every frame has a name and an id, since
+official clients drop frames without them, and lines end in LF alone. Any API process can continue after an id.
+Everything is sent exactly once: what the log lacks comes from the final record.
 """
 
 import re
@@ -38,9 +36,8 @@ DONE: Final = {
 
 class Mark(Struct, frozen=True):
     """A position in an event stream. As text it is a frame's id: `seq:items:chars`, with a fourth word at the end.
-
-    `seq`: number of the last event of the log that was handled. `items`, `chars`: how much of the attempt's output and
-    logs was sent by then. `end`: how much of the end was sent.
+    `seq`: the last event that was handled. `items`, `chars`: how much of the attempt's output and logs was sent by
+    then. `end`: how much of the end was sent.
     """
 
     seq: int = 0
@@ -79,10 +76,8 @@ class Frames:
         return b"".join(frames)
 
     def rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
-        """Return frames for what the final record has and the log lacked, and whether that is all of it.
-
-        They have at least `most_bytes` where it is not all. A run without progress events gets everything here. Logs
-        whose beginning was dropped are left as they were sent.
+        """Return frames for what the final record has and the log lacked, and whether that is all of it; if not, they
+        have at least `most_bytes`. Logs whose beginning was dropped are left as they were sent.
         """
         frames, size = [], 0
         items = _items(output)

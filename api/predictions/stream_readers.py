@@ -1,8 +1,7 @@
-"""Send event streams to their readers, each from its own position to the end.
-
-A page is read from Redis once the reader took the one before, so a slow reader holds one page and delays no other.
-Anything larger is sent to few readers at once: a crowd of slow ones would hold it all in memory. A stream that stops
-early never looks whole, so that its reader connects again. Each reader looks every two seconds in any case.
+"""Send event streams to their readers, each from its own position to the end. A page is read once the reader took the
+one before, so a slow reader holds one page and delays no other. Anything larger is sent to few readers at once, to
+bound memory. A stream that stops early never looks whole, so that its reader connects again. Each reader looks every
+two seconds in any case.
 """
 
 import asyncio
@@ -42,8 +41,6 @@ Look = tuple[PredictionId, int, bool]
 
 
 class Next(Enum):
-    """The next step of a reader after it was sent something."""
-
     GO_ON = auto()
     WAIT = auto()
     TAKE_ROOM = auto()  # nothing was sent: the next event is large
@@ -76,9 +73,8 @@ class Readers:
         return self._is_leaving or self.reading >= self._most or self._descriptors.are_short
 
     async def look(self, prediction_id: PredictionId, after: int, *, whole: bool = False) -> Replayed | None:
-        """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable.
-
-        Equal calls in one turn of the event loop share the answer: thousands may read one prediction.
+        """Return the events after this number; a large one only if `whole`. Raises BackendUnavailable. Equal calls in
+        one turn of the event loop share the answer: thousands may read one prediction.
         """
         asked = (prediction_id, after, whole)
         look = self._looks.get(asked)
@@ -90,7 +86,6 @@ class Readers:
 
     async def read(self, prediction_id: PredictionId, mark: Mark, send: Send, *, is_over: bool = False) -> bool:
         """Send the stream from this mark to its end. Returns False if the reader was disconnected before that.
-
         `is_over`: the prediction is terminal already, so there will be no news.
         """
         if self._is_leaving:
@@ -106,7 +101,6 @@ class Readers:
 
     @contextmanager
     def holding(self) -> Iterator[anyio.CancelScope]:
-        """Count as a reader. The block is cancelled when the process ends."""
         with anyio.CancelScope() as scope:
             self._reading.add(scope)
             try:
@@ -115,7 +109,6 @@ class Readers:
                 self._reading.discard(scope)
 
     def release(self) -> None:
-        """Disconnect all readers because the process is to end. They connect again elsewhere."""
         self._is_leaving = True
         for scope in self._reading:
             scope.cancel()
@@ -130,8 +123,6 @@ class Readers:
 
 
 class Reader:
-    """One reader of one prediction's event stream."""
-
     def __init__(self, readers: Readers, prediction_id: PredictionId, mark: Mark, send: Send) -> None:
         self._readers = readers
         self._id = prediction_id
@@ -180,7 +171,6 @@ class Reader:
         return Next.GO_ON if has_more else Next.WAIT
 
     async def _send_end(self, *, has_room: bool) -> Next:
-        """Send what the log lacks, a piece at a time, then how the prediction ended."""
         before = self._frames.mark
         async with self._readers.ends:
             stored = await self._readers.scripts.get(self._id, outlook=False)
@@ -216,7 +206,6 @@ class Reader:
             room.release()
 
     async def _look(self, *, whole: bool) -> Replayed | None:
-        """Read what came since, with pauses that grow with the number of readers."""
         pause = self._looked + self._readers.reading / LOOKS_PER_S - self._clock.monotonic()
         if pause > 0:
             await self._clock.sleep(pause)
@@ -224,7 +213,6 @@ class Reader:
         return await self._readers.look(self._id, self._frames.mark.seq, whole=whole)
 
     async def _wait(self, news: asyncio.Event) -> None:
-        """Wait for news, at most until the next safety look. A reader that got nothing for long gets a comment."""
         silent_s = self._clock.monotonic() - self._sent
         with anyio.move_on_after(min(SAFETY_S, max(0.0, KEEP_ALIVE_S - silent_s))):
             await news.wait()

@@ -1,6 +1,5 @@
-"""Serve GET /streams/{address}: a prediction's events while it runs, as server-sent events.
-
-The address is the permission. No token is needed, and any web page may read a stream whose address it has.
+"""Serve GET /streams/{address}: a prediction's events while it runs, as server-sent events. The address is the
+permission: no token is needed, and any web page may read it.
 """
 
 import hmac
@@ -34,9 +33,8 @@ Tell = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[bool]]
 
 
 class EventStream(Response):
-    """A response of server-sent events that `tell` sends. It breaks the connection where it stops early.
-
-    Official clients take an orderly end for the end of the stream.
+    """A response of server-sent events that `tell` sends. It breaks the connection where it stops early, since official
+    clients take an orderly end for the end of the stream.
     """
 
     def __init__(self, tell: Tell) -> None:
@@ -66,9 +64,8 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-# A ticket makes the address of a stream unguessable, so that reading it needs no token. It is made when a prediction of
-# a model that can stream is accepted, and is kept in its record alone: everyone who was shown it may follow it.
-# An address has 52 characters, the id and its ticket, as Replicate's have. It is never logged.
+# A ticket makes the address of a stream unguessable. It is kept in the prediction's record alone, and never logged.
+# An address has 52 characters, the id and its ticket, as Replicate's have.
 
 LENGTH: Final = 26
 LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))  # each equally likely
@@ -76,8 +73,6 @@ ADDRESS: Final = re.compile(r"([0-9a-z]{26})([a-z2-7]{26})")
 
 
 class Address(Struct, frozen=True):
-    """A prediction's id, and the ticket that proves the permission to follow it."""
-
     id: PredictionId
     ticket: str
 
@@ -87,7 +82,6 @@ class Address(Struct, frozen=True):
 
 
 def new_ticket() -> str:
-    """Return 130 random bits, as 26 characters."""
     return secrets.token_bytes(LENGTH).translate(LETTERS).decode()
 
 
@@ -116,7 +110,6 @@ class StreamEvent(Struct, frozen=True):
 
 
 def _prediction_of(request: Request) -> PredictionId:
-    """Return the prediction of this stream. Raises a 404, which any web page may read too."""
     carry(request, CORS)
     address = read_address(request.path_params["address"])
     if address is None:

@@ -1,8 +1,6 @@
-"""Check an input against its model's schema before it is queued, and report errors in gojsonschema's words.
-
-The input is decoded only to be checked: the bytes that are queued stay the caller's. Keys that the model does not know
-are no errors. The cost is bounded by the input's size, however wrong the input is and however many alternatives the
-schema has.
+"""Check an input against its model's schema before it is queued, and report errors in gojsonschema's words. The queued
+bytes stay the caller's. Unknown keys are no errors. The cost is bounded by the input's size, however wrong it is and
+however many alternatives the schema has.
 """
 
 import hashlib
@@ -22,9 +20,9 @@ from api.request import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
 
-# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold patterns that take for
-# ever. So it is reduced: only the keywords of the tables below are copied, and every reference is replaced by its
-# target. A keyword that is left out makes the check more lenient, never stricter: the model server checks the rest.
+# A model's OpenAPI document is untrusted: it may be huge, point at other hosts, loop, or hold slow patterns. So only
+# the keywords below are copied, and references are replaced by their targets. A keyword that is left out makes the
+# check more lenient, never stricter: the model server checks the rest.
 
 Schema = dict[str, Any] | bool
 MAX_DOCUMENT_BYTES: Final = 1_048_576
@@ -90,8 +88,6 @@ CARRIED: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 class _Reduction:
-    """The reduction of one document. Counts the nodes and patterns used, to bound them."""
-
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._nodes = 0
@@ -175,7 +171,6 @@ def _schema_types(given: object) -> list[str]:
 
 
 def _any_of(parts: list[Schema]) -> Schema:
-    """Combine alternatives. The usual way to write 'or null' becomes a type, so that its errors stay readable."""
     if not parts or any(part in ANYTHING for part in parts):
         return True
     wanted = [part for part in parts if part != NULL]
@@ -185,7 +180,6 @@ def _any_of(parts: list[Schema]) -> Schema:
 
 
 def _all_of(reduced: dict[str, Any], parts: Iterable[Schema]) -> Schema:
-    """Combine a schema with others that must hold too, in the plainest form."""
     telling = [part for part in parts if part not in ANYTHING]
     if not telling:
         return reduced
@@ -287,9 +281,7 @@ class InputSchema:
     @classmethod
     def from_openapi(cls, document: bytes, kind: Kind = "") -> "InputSchema":
         """Return the input schema of a model's OpenAPI document for runs of a kind, compiled once while it is cached.
-
-        A document without an input schema accepts every object. Raises a Problem, worded for the operator, for a
-        document that cannot be used.
+        Without one every object is valid. Raises a Problem, worded for the operator, for an unusable document.
         """
         digest = hashlib.sha256(document).digest() + INPUTS[kind].encode()
         known = _compiled.get(digest)
@@ -326,8 +318,6 @@ class InputSchema:
 
 
 class _Validator:
-    """One compiled schema, which lists errors only where listing them is cheap."""
-
     def __init__(self, schema: Schema) -> None:
         try:
             self._validator = validator_for(

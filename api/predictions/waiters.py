@@ -1,10 +1,9 @@
-"""Hold responses until their prediction is terminal, with one subscription for the whole process.
-
-A prediction is filed with the name of the process that waits for it, and its ending is published to that process, with
-all that the response needs. A prediction's own channel is subscribed to only by requests that read its events, or wait
-for a prediction that another request filed. Its messages are hints: who they wake looks, at a bounded pace, whether it
-has ended. Every waiter looks every two seconds in any case, so a lost message costs time and never an answer. A
-director of the former release publishes no endings: once one is found, the channels are used as well for a minute.
+"""Hold responses until their prediction is terminal, with one subscription for the whole process. A prediction is filed
+with the name of the process that waits, which gets its ending published with all that the response needs. A
+prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
+prediction. Its messages are hints to look, at a bounded pace. Every waiter looks every two seconds, so a lost message
+costs time and never an answer. A director of the former release publishes no endings: once one is found, the channels
+are used as well for a minute.
 """
 
 import asyncio
@@ -56,7 +55,6 @@ class Wait:
         self._id: PredictionId | None = None
 
     def enter(self, place: "dict[PredictionId, Wait]", prediction_id: PredictionId) -> None:
-        """Make this the wait for this prediction and for no earlier one."""
         self.leave()
         self._place, self._id = place, prediction_id
         place[prediction_id] = self
@@ -93,7 +91,6 @@ class Waiters:
         return len(self._held)
 
     def has_room(self, weight: int = 0) -> bool:
-        """Return whether there is room for one more wait that holds `weight` bytes."""
         return self.waiting < self._most and self._weight + weight <= MOST_BYTES
 
     def expect(self, prediction_id: PredictionId, wait: Wait) -> str:
@@ -111,7 +108,6 @@ class Waiters:
         gone: "asyncio.Future[None] | None" = None,
     ) -> Ending | Stored | None:
         """Return how the prediction ended, or the terminal prediction. None if it is not terminal after `seconds`.
-
         `wait`: what this request registered when it filed the prediction. `gone` is done when the client has left.
         """
         if self._is_leaving:
@@ -146,9 +142,8 @@ class Waiters:
 
     @contextmanager
     def listening(self, prediction_id: PredictionId, news: asyncio.Event | None = None) -> Iterator[asyncio.Event]:
-        """Yield an event that is set when something may have happened, and once when the subscription is active.
-
-        The listener clears it before each look. Then it misses only what a lost connection loses.
+        """Yield an event that is set when something may have happened, and once when the subscription is active. The
+        listener clears it before each look. Then it misses only what a lost connection loses.
         """
         channel = keys.channel(prediction_id)
         news = news or asyncio.Event()
@@ -163,7 +158,6 @@ class Waiters:
                 self._change(channel)
 
     def release(self) -> None:
-        """End all waits, present and future, because the process is to end."""
         self._is_leaving = True
         for limit in self._held:
             _end(limit)
@@ -271,7 +265,6 @@ class Waiters:
             wait.news.set()
 
     def _tell(self, reason: str) -> None:
-        """Log a reason once, not every half a second while it lasts."""
         if reason != self._told:
             log.warning("subscription lost, subscribing again", extra={"reason": reason})
             self._told = reason
@@ -295,9 +288,8 @@ FIELDS: Final = ("status", "model", "version")
 
 
 class Glance(Struct, frozen=True):
-    """The facts that a list needs of a prediction before reading it.
-
-    `weight`: bytes of input, output and logs; None while it runs, because that is known only when it is read.
+    """The facts that a list needs of a prediction before reading it. `weight`: bytes of input, output and logs; None
+    while it runs, because that is known only when it is read.
     """
 
     id: PredictionId

@@ -1,8 +1,5 @@
-"""List an account's predictions across one server or several, as if they were one.
-
-Ids sort by time wherever they were made, so an id is a position in the list of every site, and one cursor is enough.
-The response names sites that do not answer, whose predictions are left out. If none answers, BackendUnavailable is
-raised.
+"""List an account's predictions across one server or several, as if they were one. Ids sort by time wherever they were
+made, so one cursor is enough. The response names sites that do not answer; raises BackendUnavailable if none does.
 """
 
 import asyncio
@@ -25,8 +22,6 @@ Found = TypeVar("Found")
 
 
 class Source(NamedTuple):
-    """A server and the name of its site, '' where there is only one server."""
-
     name: str
     services: Services
 
@@ -58,10 +53,7 @@ class Lists:
     async def ids(
         self, account: str, kind: Kind, *, low: str, high: str, count: int, newest_first: bool
     ) -> list[ListedId]:
-        """Return at most `count` ids between the bounds, in order.
-
-        A prediction that moved is listed at its new site first, then at the site where it was placed.
-        """
+        """Return at most `count` ids in order. A moved prediction is listed at its new site first, then at its old."""
 
         async def read(source: Source) -> list[ListedId]:
             ids = await source.services.predictions.ids(
@@ -112,7 +104,6 @@ class Lists:
         return [source for source in self._sources if source.name not in self.away]
 
     async def _each(self, ask: Callable[[Source], Awaitable[Found]], sources: Sequence[Source]) -> list[Found]:
-        """Return the answers of the servers. Raises BackendUnavailable if none answers."""
         if len(self._sources) == 1 and not self.away:
             return [await ask(self._sources[0])]
         answers = await asyncio.gather(*map(ask, sources), return_exceptions=True)

@@ -1,12 +1,10 @@
-"""Place a new run at exactly one of several sites.
+"""Place a new run at exactly one of several sites. Another site is tried only when the previous one certainly took
+nothing: its queue refused, or there was no connection to its server. If a reply was lost, the caller gets a 503, and
+the run stays where it is.
 
-Another site is tried only when the previous one certainly took nothing: its queue refused, or there was no connection
-to its server. If a reply was lost, the caller gets a 503, and the run stays where it is.
-
-An idempotency key is bound at the home before anything is placed (`lua/bind.lua`). The request that binds it places the
-run, and it alone may bind the key to another site. Others get the prediction that it stands for, and a 503 while that
-does not exist yet. After 20 seconds by the home's clock, the next request takes the key over. An enqueue that arrives
-later still is refused at its site (`lua/enqueue.lua`), so the run is never at two sites.
+An idempotency key is bound at the home first (`lua/bind.lua`). Only the request that binds it places the run and may
+bind it to another site. Others get its prediction, or a 503 until that exists. After 20 seconds by the home's clock,
+the next request takes the key over. A later enqueue is refused at its site, so the run is never at two sites.
 """
 
 import asyncio
@@ -53,7 +51,6 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 
 async def place(sites: Sites, run: Submission, enter: Enter) -> tuple[Accepted, Services]:
-    """Place the run. Returns what the site answered and that site's services. Raises what `enter` raises."""
     order = await _order(sites, run)
     key = None if run.idempotency is None else _Key(sites, run, run.idempotency)
     refused: Exception | None = None
@@ -105,8 +102,6 @@ async def _order(sites: Sites, run: Submission) -> Sequence[tuple[Site, Version]
 
 
 class _Key:
-    """The idempotency key of a run to place. `bound`: what this request bound it to last."""
-
     def __init__(self, sites: Sites, run: Submission, pair: tuple[str, str]) -> None:
         self.bound: PredictionId | None = None
         self._sites = sites
@@ -136,10 +131,7 @@ class _Key:
         raise BackendUnavailable("the same request is being placed")
 
     async def _bar_late(self, late: PredictionId) -> tuple[Accepted, Services] | None:
-        """Prevent `late` from being accepted at its site, now that the key stands for another prediction.
-
-        Returns `late` and its services if it was accepted there already.
-        """
+        """Bar `late` from its site, as the key stands for another. Returns it and its services if it is there."""
         site = self._sites.of(late)
         if site is None or site is self._sites.home:  # at home the key itself prevents it
             return None
@@ -154,9 +146,8 @@ class _Key:
         return Accepted(held.id, replayed=True), site.services
 
     async def _bar(self, site: Site, late: PredictionId) -> Bound | None:
-        """Bind the key at the site to a later id that is never placed, so that `late` is refused there.
-
-        Returns the prediction that the key stands for at the site instead, if that prediction exists.
+        """Bind the key at the site to a later id that is never placed, so that `late` is refused there. Returns the
+        prediction that the key stands for there instead, if that exists.
         """
         now_ms = created_ms_of(late) + 1
         bar = new_prediction_id(model=self._facts["model"], now_ms=now_ms, site=site.row.number)
@@ -173,7 +164,6 @@ class _Key:
 
 
 async def _is_there(services: Services, held: Bound) -> bool:
-    """Wait a moment for the prediction, and return whether it exists."""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
         if await services.scripts.get(held.id, outlook=False) is not None:

@@ -1,6 +1,5 @@
-"""Hold the Redis servers of one API, by name and by the number in each id. The first, the home, has the accounts.
-
-A route says which site's services its handler gets. With only one server there is no `Sites`.
+"""Hold the Redis servers of one API, by name and by the number in each id. The first, the home, has the accounts. A
+route says which site's services its handler gets. With only one server there is no `Sites`.
 """
 
 import asyncio
@@ -44,10 +43,8 @@ NOTHING_STARTS: Final = frozenset({"open"})
 
 
 class Site:
-    """One Redis server of several: its services, whether it answers, and what its queues reported recently.
-
-    `is_up`: it answered at the last check, and is safe. `reason`: why it is not up. `home`: None for the home itself.
-    After a failure the site counts as down until the next check, a second later.
+    """One Redis server of several. `is_up`: it answered at the last check, and is safe; else `reason` says why not.
+    `home`: None for the home itself. After a failure the site counts as down until the next check, a second later.
     """
 
     def __init__(self, row: SiteRow, services: Services, clock: Clock, *, home: "Site | None" = None) -> None:
@@ -94,7 +91,6 @@ class Site:
         self.services.gate.is_up, self.reason = False, reason
 
     def expect(self, queue: QueueName, more: int = 1) -> None:
-        """Count `more` predictions as there or on their way, beyond what the queue reported."""
         self.placed[queue] = max(0, self.placed.get(queue, 0) + more)
 
     async def report(self, queue: QueueName) -> QueueReport | None:
@@ -132,8 +128,6 @@ MOST_MOVES: Final = 4
 
 
 class Sites:
-    """`all` is in the order of the table. `table` says what each site may have."""
-
     def __init__(self, table: SiteTable, sites: Sequence[Site]) -> None:
         self.table: Final = table
         self.all: Final = tuple(sites)
@@ -143,7 +137,6 @@ class Sites:
         self._called: dict[str, Services] = {}
 
     def of(self, prediction_id: PredictionId) -> Site | None:
-        """None if that site is not there any more."""
         return self._by_number.get(site_of(prediction_id))
 
     def asked(self, request: Request) -> Services:
@@ -167,7 +160,6 @@ class Sites:
 
     async def named(self, ref: VersionRef, account: Account) -> Version | None:
         """Return the version that this account means. The first site that knows the model decides who may see it.
-
         Raises BackendUnavailable if a site that may have it is away.
         """
         is_seen, away = False, None
@@ -226,7 +218,6 @@ class Sites:
 
 
 def sites_of(request: BaseRequest) -> Sites | None:
-    """Return all sites, or None where there is one server."""
     sites: Sites | None = request.scope["state"]["sites"]
     return sites
 
@@ -258,9 +249,8 @@ async def answer_at_site(request: Request, route: Route) -> Response:
 async def where_it_is(
     request: BaseRequest, prediction_id: PredictionId, act: Callable[[Services], Awaitable[Done]]
 ) -> Done:
-    """Call `act` with the services of the site that has the prediction now. Raises a 404 if that does not exist.
-
-    Raises Moved if the prediction went to a server outside this API.
+    """Call `act` with the services of the site that has the prediction now. Raises a 404 if that does not exist, and
+    Moved if it went to a server outside this API.
     """
     services, sites = services_at(request, prediction_id), sites_of(request)
     for _ in range(MOST_MOVES):
@@ -289,15 +279,11 @@ async def version_named(request: BaseRequest, ref: VersionRef, account: Account)
 
 
 class State(TypedDict):
-    """`services` are those of the home, or of the only server."""
-
     services: Services
     sites: Sites | None
 
 
 class Plan(Struct, frozen=True):
-    """The servers of this API. Without a `table` there is one."""
-
     servers: Sequence[tuple[ApiSettings, Clients]]
     table: SiteTable | None = None
 

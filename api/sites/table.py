@@ -1,7 +1,6 @@
-"""Read the file of sites: which Redis servers the API serves together, and in which order they get new work.
-
-The first site is the home: the server of DIRECTOR_REDIS_URL, with its files. Addresses of the others contain secrets,
-so the file names the environment variables that have them. Every error says where in the file it is.
+"""Read the file of sites: which Redis servers the API serves together, and in which order they get new work. The first
+is the home: the server and the files of the environment. Other addresses contain secrets, so the file names their
+environment variables. Every error says where in the file it is.
 """
 
 import math
@@ -43,7 +42,6 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def wait_ms(self) -> float:
-        """Estimate how long the next prediction would wait, in ms. Infinite where nothing starts."""
         queue = self.report
         if not queue.starts or not queue.slots:
             return math.inf
@@ -52,11 +50,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 def in_order(candidates: Sequence[Candidate], placement: Placement, draw: Callable[[], float]) -> list[str]:
-    """Return the names of all candidates, best first.
-
-    The caller leaves out sites that are away, take nothing new, or lack the model. A site where nothing would start is
-    tried last and never left out: a pool that was scaled to zero starts because work waits for it. Equal waits are
-    ordered at random, by weight: `draw` returns a new random number in [0, 1) per call.
+    """Return the names of all candidates, best first. The caller leaves out sites that are away, take nothing new, or
+    lack the model. A stuck site is tried last and never left out: a pool scaled to zero starts because work waits.
+    Equal waits are ordered at random, by weight: `draw` returns a new random number in [0, 1) per call.
     """
     lots = {each.name: -math.log(1 - draw()) / each.weight for each in candidates}
     waits = {each.name: each.wait_ms for each in candidates}
@@ -104,7 +100,6 @@ class SiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_sites(path: Path) -> SiteTable:
-    """Read and check the file. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)

@@ -1,7 +1,5 @@
-"""Define an account's limits: rates, waiting and running predictions, compute, data lifetime and bytes of files.
-
-Only the values and their written form are here. `lua/reserve.lua` enforces limits over all queues; each queue's scripts
-enforce what waits and runs in the queue.
+"""Define an account's limits and their written form. `lua/reserve.lua` enforces limits over all queues; each queue's
+scripts enforce what waits and runs in the queue.
 """
 
 from collections.abc import Mapping
@@ -27,8 +25,6 @@ Bytes = Annotated[int, Meta(ge=1, le=100_000_000_000_000)]
 
 
 class Bucket(Struct, frozen=True):
-    """A token bucket: it holds `burst` tokens and gains `rate` a second."""
-
     name: BucketName
     rate: float
     burst: int
@@ -57,7 +53,6 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
         return self.compute_s_per_day is not None or self.compute_s_total is not None
 
     def bucket(self, name: BucketName) -> Bucket | None:
-        """Return the bucket that such a request takes a token from, or None without a limit."""
         rate, burst = (self.rate, self.burst) if name == "create" else (self.read_rate, self.read_burst)
         return None if rate is None else Bucket(name, rate, burst or max(1, int(rate)))
 

@@ -1,6 +1,5 @@
-"""Read the time. Only this module asks the machine; tests pass their own clock.
-
-Leases and deadlines are judged by the Redis server's clock. This clock only paces loops and times runs.
+"""Read the time. Only this module asks the machine; tests pass their own clock. The Redis server's clock judges leases
+and deadlines; this one paces loops and times runs.
 """
 
 import time

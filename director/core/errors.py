@@ -11,7 +11,6 @@ class SettingsError(DirectorError):
 
 class BackendUnavailable(DirectorError):
     """Redis cannot answer now (away, slow, loading, full, read-only). Nothing is known to be lost: retry later.
-
     `is_untouched`: certainly nothing was carried out, so the request may go to another server.
     """
 

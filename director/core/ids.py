@@ -43,7 +43,6 @@ LANES: Final = ("high", "normal", "low")
 
 
 def new_prediction_id(*, model: str, now_ms: int, site: int = 0) -> PredictionId:
-    """Return a new unique id in the partition of `model` ("owner/name")."""
     return PredictionId(_encode(now_ms, partition_of_model(model), site, secrets.randbits(64)))
 
 
@@ -71,7 +70,6 @@ def partition_of(prediction_id: PredictionId) -> Partition:
 
 
 def site_of(prediction_id: PredictionId) -> int:
-    """Return the number of the Redis server that holds it, 0..63."""
     return _number(prediction_id) >> 66 & 0x3F
 
 
@@ -87,9 +85,8 @@ def partition_of_model(model: str) -> Partition:
 
 @lru_cache(maxsize=1_000)
 def queue_name(model: str, version: str, kind: Kind = "") -> QueueName:
-    """Return the queue of one version of a model. Twelve digits of the version keep the name, and each record, small.
-
-    A kind other than prediction follows the version, so all before the last colon is always the model.
+    """Return the queue of one version of a model. Twelve digits of the version keep the name, and each record, small. A
+    kind other than prediction follows the version, so all before the last colon is always the model.
     """
     return QueueName(f"{model}:{version[:12]}" + (f"~{kind}" if kind else ""))
 
@@ -101,7 +98,6 @@ def model_and_kind(queue: QueueName) -> tuple[str, str]:
 
 
 def is_queue_of_predictions(queue: QueueName) -> bool:
-    """Return whether the queue holds predictions. A version has one such queue, and may have queues of other kinds."""
     return "~" not in queue
 
 

@@ -1,6 +1,5 @@
-"""Find values by JSON pointer (RFC 6901) in JSON that stays bytes, so a value is passed on as it was written.
-
-Pure. Values that are passed over are never built, so a large malicious document costs no more than its bytes.
+"""Find values by JSON pointer (RFC 6901) in JSON that stays bytes, so a value is passed on as it was written. Pure.
+Values that are passed over are never built, so a large malicious document costs no more than its bytes.
 """
 
 import re
@@ -21,8 +20,6 @@ NOTHING: Final = Raw(b"")
 
 
 class Pointer:
-    """A place in a JSON document. "" is the whole document."""
-
     __slots__ = ("_steps", "text")
 
     def __init__(self, text: str) -> None:

@@ -1,7 +1,5 @@
-"""Define an operator's configuration of a model, which running directors pick up. Each field has a bound.
-
-Pure. A missing field leaves the director's setting in force; a given field wins over it. The configuration holds for
-predictions only: trainings have their own duration and servers.
+"""Define an operator's configuration of a model, which running directors pick up. Each field has a bound. Pure. A given
+field wins over the director's setting. It holds for predictions only, not for trainings.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
@@ -17,8 +15,7 @@ from director.core.runner_config import WrongRunnerConfig, decode_runner_config
 from director.core.settings import LIVE_SETTINGS, DirectorSettings
 from director.core.webhook_url import HOST_NAME
 
-# The URL of a model server is judged by its form, before any request. Nothing is resolved or connected. Messages never
-# repeat a part that may be secret: a user, a password, a query.
+# A model server's URL is judged by its form; nothing is resolved. Messages never repeat a user, a password or a query.
 
 
 def check_server_url(url: str, *, said_as: str = "--server") -> None:

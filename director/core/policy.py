@@ -12,9 +12,7 @@ from director.core.errors import SettingsError
 from director.core.samples import PERIOD_S, Sample, within
 
 # Objectives: the share of a lane's predictions that should start within a time, and how fast the allowed misses are
-# used.
-#
-# Pure. A burn rate of 1 misses exactly the allowed share; 10 uses an hour's allowance in six minutes. Two windows
+# used. Pure. A burn rate of 1 misses exactly the allowed share; 10 uses an hour's allowance in six minutes. Two windows
 # separate a blip from a fault: an alert waits until both are high.
 
 Lane = Literal["high", "normal", "low"]
@@ -57,7 +55,6 @@ def decode_objectives(text: str | bytes) -> dict[Lane, Objective]:
 
 
 def encode(objectives: Objectives) -> str:
-    """Return the same text for equal objectives, and '' for none."""
     return msgspec.json.encode(objectives, order="sorted").decode() if objectives else ""
 
 
@@ -78,11 +75,9 @@ def burns(samples: Sequence[Sample], objectives: Objectives, *, now_ms: int) -> 
     }
 
 
-# Shuffle sharding: the few streams of a lane that one tenant may use.
-#
-# The choice is a seeded permutation from a stable hash, so that two tenants rarely share all their streams. With 16
-# streams and 2 each, that is one pair of tenants in 120. Golden vectors in the tests pin it: a change would move every
-# tenant at once.
+# Shuffle sharding: the few streams of a lane that one tenant may use, by a seeded permutation from a stable hash, so
+# that two tenants rarely share all their streams. With 16 streams and 2 each, that is one pair of tenants in 120.
+# Golden vectors in the tests pin it: a change would move every tenant at once.
 
 MAX_STREAMS: Final = 32  # a lane's streams are one 32-bit mask in Lua
 
@@ -104,13 +99,12 @@ BreakerMode = Literal["hold", "fail"]
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """`streams` and `size` apply only to a new queue; all other fields apply once they are registered.
-
-    `on_lost`: the fate of a run that began and was given back, because its director or server was lost or the director
-    drained. `fail` is for models whose run must not happen twice. `lifetime_s`: of a prediction from its creation;
-    callers may ask for less. The breaker opens after `breaker_after` server faults in a row (0: never) and lets one
-    prediction try after `breaker_cool_s`. While open, the queue holds or refuses new predictions. `objectives` are only
-    measured, and used to suggest a number of directors.
+    """`streams` and `size` apply only to a new queue; all other fields apply once they are registered. `on_lost`: the
+    fate of a run that began and was given back, because its director or server was lost or the director drained; `fail`
+    is for models whose run must not happen twice. `lifetime_s`: of a prediction from its creation; callers may ask for
+    less. The breaker opens after `breaker_after` server faults in a row (0: never) and lets one prediction try after
+    `breaker_cool_s`. While open, the queue holds or refuses new predictions. `objectives` are only measured, and used
+    to suggest a number of directors.
     """
 
     streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 16

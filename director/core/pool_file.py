@@ -1,8 +1,6 @@
-"""Read a pool file: the settings of each model that one process serves, in one `[[model]]` table per model.
-
-A field is a setting's variable without `DIRECTOR_`, in lower case; `name` and `slots` are short for two of them. A
-missing field takes its value from the environment, except fields that identify the model. Errors name the table and
-the field. No server is contacted.
+"""Read a pool file: the settings of each model that one process serves, in one `[[model]]` table per model. A field is
+a setting's variable without `DIRECTOR_`, in lower case; `name` and `slots` are short for two of them. A missing field
+comes from the environment, except fields that identify the model. Errors name the table and the field.
 """
 
 import math
@@ -71,7 +69,6 @@ def read_pool(path: Path, base: DirectorSettings) -> tuple[DirectorSettings, ...
 
 
 def label_of(settings: DirectorSettings) -> str:
-    """Return a model's name within the pool: its queue's name, as far as the table states it."""
     version = settings.version.removeprefix("sha256:")[:12]
     kind = "" if settings.kind == "prediction" else f"~{settings.kind}"
     return settings.model + (f":{version}" if version else "") + kind
@@ -127,7 +124,6 @@ def _check_known(name: str) -> None:
 
 
 def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the runner's settings: its kind, and its configuration as JSON or the path of a file."""
     if not given.keys() & {"runner", "runner_config"}:
         return {}
     kind, config = given.get("runner", ""), given.get("runner_config", {})
@@ -150,7 +146,6 @@ def _runner(given: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _check_beside(models: Sequence[DirectorSettings]) -> None:
-    """Raises _Wrong if the last model is invalid or conflicts with those before it."""
     *others, last = models
     try:
         for url in last.servers:

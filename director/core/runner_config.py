@@ -1,7 +1,5 @@
-"""Define how each kind of model server is driven: one frozen struct per kind, told apart by `kind`.
-
-Pure, except for the templates that are shipped beside it. The servers' addresses are not part of it. Every error names
-its field, and every value has a bound.
+"""Define how each kind of model server is driven: one frozen struct per kind, told apart by `kind`, without addresses.
+Reads nothing but the templates that are shipped beside it. Every error names its field, and every value has a bound.
 """
 
 import math
@@ -17,11 +15,9 @@ from msgspec import Meta, Raw, Struct
 from director.core.errors import SettingsError
 from director.core.json_pointer import WHOLE, Pointer
 
-# A template is JSON in which the input of a prediction fills some places.
-#
-# `{"$input": "/pointer"}` stands for the value at the pointer. If nothing is there, it stands for `"$default"`; without
-# a default the member or item is left out. `{"$each": "/pointer"}` stands for the list of these values in several
-# inputs that are sent together. Pure. Texts are never concatenated: a caller's value stays one value, byte for byte.
+# A template is JSON in which the input of a prediction fills some places. `{"$input": "/pointer"}` stands for the value
+# at the pointer, or else for `"$default"`; without a default the member or item is left out. `{"$each": "/pointer"}`
+# stands for the list of these values in inputs that are sent together. A caller's value stays one value, byte for byte.
 
 INPUT: Final = "$input"
 EACH: Final = "$each"
@@ -41,8 +37,6 @@ class _Taken(Struct, frozen=True):
 
 
 class Template:
-    """One template. `source` is the JSON value that it was made from."""
-
     __slots__ = ("_each", "_parts", "source")
 
     def __init__(self, source: Any) -> None:
@@ -71,7 +65,6 @@ class Template:
         return _encoded(_filled(self._parts, given, ()))
 
     def missing(self, given: Raw) -> Pointer | None:
-        """Return a pointer of `$each` at which this input has no value, or None."""
         return next((part.pointer for part in self._each if part.find(given) is msgspec.UNSET), None)
 
 
@@ -148,8 +141,7 @@ Words = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
 Schema = Annotated[dict[str, Any], Meta(max_length=256)] | None
 
 
-class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """The base of all kinds: an unknown field is an error."""
+class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"): ...
 
 
 class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
@@ -159,11 +151,10 @@ class CogConfig(_Config, frozen=True, kw_only=True, tag="cog"):
 
 
 class MappedConfig(_Config, frozen=True, kw_only=True):
-    """A server with its own protocol: what to send, and where its answers hold the results.
-
-    `path`: where a run is sent; `{model}` in it is replaced by `model`. `output`, `error` and `metrics`: places in an
-    answer. `health`: a path that a ready server answers with 200; empty if any answer will do. `input_schema` and
-    `output_schema`: JSON schemas, for callers; without them any input is accepted.
+    """A server with its own protocol: what to send, and where its answers hold the results. `path`: where a run is
+    sent; `{model}` in it is replaced by `model`. `output`, `error` and `metrics`: places in an answer. `health`: a path
+    that a ready server answers with 200; empty if any answer will do. `input_schema` and `output_schema`: JSON schemas,
+    for callers; without them any input is accepted.
     """
 
     path: UrlPath
@@ -187,11 +178,10 @@ class MappedConfig(_Config, frozen=True, kw_only=True):
 
 
 class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How several predictions go in one request, `most` at the most.
-
-    `items`: the place of the list with one item per prediction, in the order of the request. With `index` the order is
-    free, and `index` is the place of the item's number, from 0. `usage` and `usage_headers`: totals for the request, in
-    the answer and its headers. Totals are split by the number at `share` in each item, or without it by declared cost.
+    """How several predictions go in one request, `most` at the most. `items`: the place of the list with one item per
+    prediction, in order. With `index`, the place of the item's number from 0, the order is free. `usage` and
+    `usage_headers`: totals for the request, in the answer and its headers, split by the number at `share` in each item,
+    or without it by declared cost.
     """
 
     most: Annotated[int, Meta(ge=1, le=64)] = 32
@@ -203,21 +193,18 @@ class BatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class HttpConfig(MappedConfig, frozen=True, kw_only=True, tag="http"):
-    """A server that answers a POST with the output.
-
-    With `batch` each POST carries a list of predictions, even a single one. `$each` in `input` says where they go;
-    `output`, `error` and `metrics` are then places in each item.
+    """A server that answers a POST with the output. With `batch` each POST carries a list of predictions, even a single
+    one. `$each` in `input` says where they go; `output`, `error` and `metrics` are then places in each item.
     """
 
     batch: BatchConfig | None = None
 
 
 class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
-    """A server that answers a POST with an id and is then polled for the result.
-
-    `id_field`: place of the id in the first answer. `poll_endpoint_template`, `cancel_endpoint_template`: paths with
-    `{id}`. `status`: place of the status in a poll's answer; its known words are listed below, in any case.
-    `longest_s`: longest run. `away_s`: how long the server may fail to answer before the run is lost.
+    """A server that answers a POST with an id and is then polled for the result. `id_field`: place of the id in the
+    first answer. `poll_endpoint_template`, `cancel_endpoint_template`: paths with `{id}`. `status`: place of the status
+    in a poll's answer; its known words are listed below, in any case. `longest_s`: longest run. `away_s`: how long the
+    server may fail to answer before the run is lost.
     """
 
     output: Pointer = Pointer("/output")
@@ -249,10 +236,9 @@ class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
 
 
 class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):
-    """A server with OpenAI's text API, such as vLLM, TGI or llama.cpp.
-
-    `endpoint`: chat, or completions of a prompt. `model`: the server's name for it; empty for its first model.
-    `include_usage`: ask for token counts, which old servers refuse.
+    """A server with OpenAI's text API, such as vLLM, TGI or llama.cpp. `endpoint`: chat, or completions of a prompt.
+    `model`: the server's name for it; empty for its first model. `include_usage`: ask for token counts, which old
+    servers refuse.
     """
 
     endpoint: Literal["chat", "completions"] = "chat"
@@ -293,10 +279,7 @@ def runner_config(kind: str, given: str) -> RunnerConfig:
 
 
 def decode_runner_config(text: bytes | str, *, kind: str = "", is_toml: bool = False) -> RunnerConfig:
-    """Decode JSON or TOML. `kind` is the default kind. A `template` supplies the fields that are missing.
-
-    Raises WrongRunnerConfig.
-    """
+    """Decode JSON or TOML. `kind` is the default kind. A `template` gives missing fields. Raises WrongRunnerConfig."""
     if len(text) > MOST_BYTES:
         raise WrongRunnerConfig(f"it is longer than {MOST_BYTES} bytes")
     try:
@@ -332,7 +315,6 @@ def _template(name: str) -> dict[str, Any]:
 
 
 def _custom(kind: type, value: Any) -> Any:
-    """Decode a custom type. Raises ValueError; the caller adds the field."""
     if not isinstance(value, CUSTOM[kind]):
         raise ValueError("expected text")
     return kind(value)

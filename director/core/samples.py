@@ -1,7 +1,5 @@
 """Read a queue's samples: its state at a moment, and its counts since the sample before, as the keeper notes them.
-
-Pure. A gap without samples means that the queue was idle or no keeper ran. The next sample has the counts of the gap,
-so sums are always right.
+Pure. A gap means that the queue was idle or no keeper ran. The next sample has its counts, so sums are right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +39,6 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the queue was empty and nothing had happened. The next sample then comes with the next event."""
         counted = (self.claimed, self.delayed, self.started, self.ended)
         return not any((*counted, *self.waiting.values(), *self.accepted.values()))
 
@@ -50,7 +47,6 @@ PER_LANE: Final = frozenset({"waiting", "late", "accepted", "met", "missed"})
 
 
 def parse(line: bytes) -> Sample:
-    """Parse one line as sample.lua writes it. A newer release may append more."""
     numbers = map(int, line.split())
     fields: dict[str, Any] = {}
     for name in Sample.__struct_fields__:
@@ -59,13 +55,11 @@ def parse(line: bytes) -> Sample:
 
 
 def within(samples: Sequence[Sample], over_s: float, *, now_ms: int) -> list[Sample]:
-    """Return the samples of the last `over_s` seconds, in the given order."""
     return [sample for sample in samples if sample.at_ms > now_ms - over_s * 1000]
 
 
 def arrivals_s(samples: Sequence[Sample], lane: str, over_s: float, *, now_ms: int) -> float:
     """Return the predictions per second that came into a lane over the last `over_s`. `samples` are in order of time.
-
     The first sample after a gap without a keeper counts arrivals of the whole gap, so they are spread over it.
     """
     since_ms = now_ms - over_s * 1000

@@ -1,6 +1,5 @@
-"""Define what is stored and sent: records, claims, events, and the prediction that a caller sees.
-
-A caller's JSON stays `Raw` from end to end: inputs and outputs are never encoded again.
+"""Define what is stored and sent: records, claims, events, and the prediction that a caller sees. A caller's JSON stays
+`Raw` from end to end: inputs and outputs are never encoded again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -100,10 +99,8 @@ class Record(Struct, frozen=True, kw_only=True):
 
 class NewPrediction(Struct, kw_only=True):
     """A checked prediction that `enqueue` takes. Fields after the first three are sent under their names, if not empty.
-
     `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of revision `limits_rev`; the queue
-    ignores an older revision than it knows. All of these, `bound`, `lifetime_ms` and `start_by_ms` are for the script
-    alone; the record keeps the others.
+    ignores older ones. These, `bound`, `lifetime_ms` and `start_by_ms` are for the script; the record keeps the others.
     """
 
     id: PredictionId
@@ -139,7 +136,6 @@ class NewPrediction(Struct, kw_only=True):
     tracestate: str = ""
 
     def record(self, created: int, deadline: int | None) -> Record:
-        """Return the record as answers show it after the script has accepted the prediction."""
         return Record(
             id=self.id,
             account=self.account,
@@ -162,8 +158,6 @@ class NewPrediction(Struct, kw_only=True):
 
 
 class Claim(Struct, frozen=True):
-    """The right of one director to run one prediction now."""
-
     record: Record
     input: Raw
 
@@ -180,9 +174,8 @@ LIFE: Final = 10_000_000  # more events than one list ever has
 
 
 class Event(Struct, frozen=True):
-    """One entry of `ev:<id>`. `seq`: its place there; a replayed list adds `LIFE` for each revival.
-
-    `data` is JSON for output, logs and metric, a word for the other kinds.
+    """One entry of `ev:<id>`. `seq`: its place there; a replayed list adds `LIFE` for each revival. `data` is JSON for
+    output, logs and metric, a word for the other kinds.
     """
 
     seq: int
@@ -192,10 +185,9 @@ class Event(Struct, frozen=True):
 
 
 class Outlook(Struct, frozen=True, array_like=True):
-    """The outlook of a waiting prediction.
-
-    `position`: in its account's line, from 1. `ahead`: predictions of all accounts that start before it. `p50_ms`,
-    `p90_ms`: times until it starts, None if unknown. `detail`: a time or a number, by `reason`.
+    """The outlook of a waiting prediction. `position`: in its account's line, from 1. `ahead`: predictions of all
+    accounts before it. `p50_ms`, `p90_ms`: times until it starts, None if unknown. `detail`: a time or a number, by
+    `reason`.
     """
 
     position: int
@@ -208,7 +200,6 @@ class Outlook(Struct, frozen=True, array_like=True):
 
 class Stored(Struct, frozen=True, kw_only=True):
     """A prediction at one moment. `input` is None once the data was removed; output and logs grow during the run.
-
     `left_out`: bytes of input, output and logs that were too large to read; none of them is here then.
     """
 
@@ -282,15 +273,13 @@ class Page(Struct, Generic[T], frozen=True):
 
 
 def pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    """Iterate over a flat reply of field, value, field, value …"""
     return zip(flat[::2], flat[1::2], strict=True)
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """A prediction at the moment `now` without its large data. Times in ms.
-
-    `events` lacks output, logs and metrics, and is empty once they were removed. `attempts`: the queue's maximum.
-    `due`, `lease`, `owed`: time of its next attempt, end of its lease, time of its webhook's next attempt.
+    """A prediction at the moment `now` without its large data. Times in ms. `events` lacks output, logs and metrics,
+    and is empty once they were removed. `attempts`: the queue's maximum. `due`, `lease`, `owed`: time of its next
+    attempt, end of its lease, time of its webhook's next attempt.
     """
 
     now: int
@@ -349,7 +338,6 @@ class SetupRun(Struct, frozen=True, kw_only=True):
 
 
 def setup_run(status: SetupStatus, *, started_at: str, completed_at: str, logs: str, server: str) -> SetupRun:
-    """Build a SetupRun from a server's statements."""
     return SetupRun(
         status=status,
         started_at=_time(started_at),

@@ -17,8 +17,6 @@ IN_GIST: Final = 1
 
 
 class Card(Struct, frozen=True):
-    """The texts of one thing that can be found, in lower case."""
-
     name: str
     owner: str = ""
     text: str = ""
@@ -26,7 +24,6 @@ class Card(Struct, frozen=True):
 
 
 def words_of(query: str) -> Sequence[str]:
-    """Return the first few different words of a query, in lower case."""
     return list(dict.fromkeys(WORD.findall(query[:MOST_QUERY].lower())))[:MOST_WORDS]
 
 

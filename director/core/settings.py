@@ -1,6 +1,5 @@
-"""Read settings from environment variables: one frozen struct per process, read once at start.
-
-A field `lease_s` of any struct is the variable `DIRECTOR_LEASE_S`. The text below a field is its documentation.
+"""Read settings from environment variables: one frozen struct per process, read once at start. A field `lease_s` of any
+struct is the variable `DIRECTOR_LEASE_S`. The text below a field is its documentation.
 """
 
 import ast
@@ -109,7 +108,6 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
 
     @property
     def account_limits(self) -> AccountLimits:
-        """The limits of accounts without limits of their own."""
         names = [name for name in AccountLimits.__struct_fields__ if name != "weight"]
         return AccountLimits(**{name: getattr(self, f"account_{name}") for name in names})
 
@@ -221,7 +219,6 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> Policy:
-        """The policy for its queue. Raises SettingsError for malformed objectives."""
         try:
             promised = decode_objectives(self.objectives)
         except SettingsError as exc:
@@ -280,9 +277,8 @@ class AuditSettings(CommonSettings, frozen=True, kw_only=True):
 
 
 def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **given: object) -> AnySettings:
-    """Read settings from the environment; `given` (from the command line) wins unless None.
-
-    Raises SettingsError that names the variable and its valid values.
+    """Read settings from the environment; `given` (from the command line) wins unless None. Raises SettingsError that
+    names the variable and its valid values.
     """
     environ = os.environ if environ is None else environ
     names = {field.name: field for field in msgspec.structs.fields(cls)}
@@ -300,7 +296,6 @@ def load(cls: type[AnySettings], environ: Mapping[str, str] | None = None, **giv
 
 
 def mistake(exc: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the field that is wrong, and its valid values."""
     reason, _, place = str(exc).partition(" - at `$.")
     return place.rstrip("`").partition("[")[0], reason
 
@@ -317,7 +312,6 @@ def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
 
 
 def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
-    """Iterate over the fields that a class adds, each with the text below it."""
     [declared] = ast.parse(inspect.getsource(cls)).body
     for field, text in pairwise(cast(ast.ClassDef, declared).body):
         match field, text:

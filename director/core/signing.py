@@ -1,6 +1,5 @@
-"""Sign a webhook by the Standard Webhooks specification, so that its receiver can verify sender and body.
-
-Pure: it reads no clock and sends nothing. Errors never show a secret, not even a malformed one.
+"""Sign a webhook by the Standard Webhooks specification, so that its receiver can verify sender and body. Pure: it
+reads no clock and sends nothing. Errors never show a secret, not even a malformed one.
 """
 
 import base64

@@ -26,9 +26,7 @@ class WebhookEvent(StrEnum):
 
 TRANSITIONS: Final[dict[Status, frozenset[Status]]] = {
     # aborted: the deadline passed in the queue
-    Status.STARTING: frozenset(
-        {Status.PROCESSING, Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.ABORTED},
-    ),
+    Status.STARTING: frozenset({Status.PROCESSING, Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.ABORTED}),
     # starting: another attempt
     Status.PROCESSING: frozenset({Status.STARTING, Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
     Status.SUCCEEDED: frozenset(),

@@ -1,6 +1,5 @@
-"""Read a request's trace from its headers `traceparent` and `tracestate`, by W3C's rules and within bounds.
-
-Malformed headers never fail a request; they are ignored. No trace ids are made here.
+"""Read a request's trace from its headers `traceparent` and `tracestate`, by W3C's rules and within bounds. Malformed
+headers never fail a request; they are ignored. No trace ids are made here.
 """
 
 import re
@@ -29,7 +28,6 @@ LONG: Final = 128  # longer members are dropped first
 
 
 def trace_headers(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceHeaders:
-    """Return the headers to pass on, given all headers of these names in order."""
     if len(traceparents) != 1 or (parent := _parent(traceparents[0].strip(BLANKS))) is None:
         return NO_TRACE
     state = _state(",".join(tracestates)) if tracestates else ""
@@ -47,7 +45,6 @@ def _parent(text: str) -> str | None:
 
 
 def _state(text: str) -> str:
-    """Return as many members as fit, or '' if any breaks the rules."""
     members = [member for part in text.split(",", MOST_CHARS) if (member := part.strip(BLANKS))]
     keys = [found[1] for member in members if (found := MEMBER.fullmatch(member))]
     if not len(members) == len(keys) == len(set(keys)) <= MOST_MEMBERS:

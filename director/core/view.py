@@ -11,7 +11,6 @@ from msgspec import UNSET, Raw, Struct
 from director.core.ids import Kind
 from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, Record, Stored, Urls
 
-# path segment for each kind of run
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
 RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
@@ -19,7 +18,6 @@ LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of l
 
 
 def view(stored: Stored) -> Prediction:
-    """Return a prediction, or a run of another kind, as Replicate's API shows it."""
     record = stored.record
     base = address(record)
     return Prediction(
@@ -77,7 +75,6 @@ PAUSED: Final = {1: "account_paused", 2: "account_suspended"}
 
 
 def place(outlook: Outlook) -> Place:
-    """Return why a prediction waits and for how long, for people and programs."""
     known = outlook.p50_ms is not None and outlook.p90_ms is not None
     detail = outlook.detail
     words = PAUSED.get(detail or 0, "paused") if outlook.reason == "paused" else outlook.reason
@@ -107,7 +104,6 @@ def fold(events: Sequence[Event]) -> tuple[Raw | None, str]:
 
 
 def joined(items: Sequence[bytes]) -> Raw | None:
-    """Join JSON values into a JSON list; None without values."""
     return Raw(b"[" + b",".join(items) + b"]") if items else None
 
 

@@ -1,7 +1,6 @@
-"""Parse a webhook's URL, and say in words what is wrong with one that cannot be used.
-
-Pure: only the form is judged. The form never shows where a host leads: `127.1`, `2130706433` and names that resolve to
-them pass here, and the sender refuses them after resolving.
+"""Parse a webhook's URL, and say in words what is wrong with one that cannot be used. Pure: the form never shows where
+a host leads. `127.1`, `2130706433` and names that resolve to them pass here, and the sender refuses them after
+resolving.
 """
 
 import re
@@ -46,9 +45,7 @@ def parse_webhook_url(text: str) -> str | None:
 
 
 def host_of(url: str) -> str:
-    """Return the host, with its port unless it is the scheme's default; '?' for an unusable URL. The rest may be
-    secret.
-    """
+    """Return the host, with any port but the scheme's default; '?' for an unusable URL. The rest may be secret."""
     try:
         return read_webhook_url(url).authority
     except ValueError:  # an older release may have accepted what this one refuses

@@ -23,16 +23,13 @@ def since(moment: str, now_ms: int) -> str:
 
 
 def several(count: int, one: str, more: str = "") -> str:
-    """Return `1 server`, `3 servers`."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def some(facts: Sequence[str]) -> str:
-    """Return the first few facts and the number of further ones."""
     more = f" and {len(facts) - LONGEST_LIST} more" if len(facts) > LONGEST_LIST else ""
     return ", ".join(facts[:LONGEST_LIST]) + more
 
 
 def share(part: int, rest: int) -> str:
-    """Return a part of the whole, with its percentage."""
     return f"{part} of {part + rest} ({100 * part / (part + rest):.0f} %)" if part + rest else "none yet"
