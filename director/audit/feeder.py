@@ -42,9 +42,8 @@ class SinkAway(DirectorError):
 
 
 class AuditSink(Protocol):
-    """A sink moves a cursor only when everything before it is safe. After a crash between the two an entry comes again:
-    a reader recognises copies by `partition` and `entry`. One for Kafka or NATS would wait for the acknowledgement,
-    then store the cursor where it likes.
+    """A sink moves a cursor only when everything before it is safe. After a crash between the two an entry comes
+    again: a reader recognises copies by `partition` and `entry`.
     """
 
     async def cursors(self) -> Mapping[int, Cursor]:
@@ -178,7 +177,7 @@ def _end_of_lines(file: int) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Replace a file and sync it and its folder. After a crash it holds all of the new data, or all of the old."""
+    """After a crash the file holds all of the new data, or all of the old."""
     new = path.with_name(f"{path.name}.new")
     with new.open("wb") as file:
         file.write(data)
@@ -201,7 +200,7 @@ SCHEMES: Final = ("https://", "http://")
 
 
 class Fed(Struct, frozen=True):
-    """The entries that one round carried, those that were cut before, and whether the round left `more`."""
+    """`missed`: entries that were cut before. `more`: whether the round left some."""
 
     entries: int = 0
     missed: int = 0
@@ -218,9 +217,7 @@ class Feeder:
     _cursors: dict[Partition, Cursor] | None = None
 
     async def run(self) -> NoReturn:
-        """Make a round every second, at once if there is more, and rarely while something is away. Raises
-        SettingsError.
-        """
+        """Make a round every second, at once if there is more, rarely while something is away. Raises SettingsError."""
         pause_s, reason = TICK_S, ""
         while True:
             try:
@@ -244,7 +241,7 @@ class Feeder:
                 return Fed(entries, missed)
 
     async def run_once(self) -> Fed:
-        """Carry the next batch of each partition, so that a busy one delays no other. Raises as log and sink do."""
+        """Carry the next batch of each partition, so that a busy one delays no other."""
         if self._cursors is None:
             self._cursors = {Partition(name): cursor for name, cursor in (await self._sink.cursors()).items()}
         fed = Fed()
@@ -317,7 +314,7 @@ def _sink(settings: AuditSettings, redis: Redis, clock: Clock) -> AuditSink:
 
 
 def sink_name(url: str) -> str:
-    """Return a name for a sink that was given none. It depends on the whole URL without showing it."""
+    """The default name depends on the whole URL without showing it."""
     return f"{host_of(url)}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 

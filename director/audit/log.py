@@ -1,7 +1,4 @@
-"""Read the log of a partition, or the log of operators' changes, from a cursor on, and count the entries cut before.
-
-Nothing is written. Every sink has its own cursor, so none waits for another.
-"""
+"""Read the log of a partition, or of operators' changes, from a cursor on. Sinks have their own; nothing is written."""
 
 from collections.abc import Sequence
 from typing import Any, Final, get_args
@@ -35,10 +32,8 @@ class Cursor(Struct, frozen=True, array_like=True):
 
 
 class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of a prediction, or one change by an operator, whose name is then in `by` and whose id is in `id`.
-
-    `entry` is the entry's name in its partition, never used twice. `at` is in ms. `kind` is one of KINDS and decides
-    the meaning of `detail`.
+    """`entry` is never used twice in a partition. `at` is in ms. `kind` (one of KINDS) decides the meaning of
+    `detail`. A change by an operator has the operator's name in `by`.
     """
 
     partition: int
@@ -100,10 +95,8 @@ class AuditLog:
         return Cursor(entry=seen.last, number=seen.added)
 
     async def read(self, partition: Partition, after: Cursor, *, count: int) -> Batch:
-        """Return at most `count` entries after a cursor, oldest first.
-
-        A server that lost its newest entries may have given later ones names that sort before the cursor. Such a log is
-        read again from its oldest entry.
+        """Return at most `count` entries after a cursor, oldest first. A server that lost its newest entries may have
+        named later ones before the cursor. Such a log is read again from its oldest entry.
         """
         seen = await self._look(partition, after.entry, count)
         if not seen.continues(after, count):
@@ -146,17 +139,14 @@ def _order(entry: str) -> list[int]:
 
 
 class News(Struct):
-    """The entries of one round in the order of time. `missed`: how many were cut before it."""
-
     entries: list[Entry] = []
     missed: int = 0
     more: bool = False
 
 
 class Following:
-    """Follows these partitions and the changes of operators, or all partitions with a queue if none are given.
-
-    Its cursors live only as long as it does, so it is for watching; `feeder.py` carries the log.
+    """Follows these partitions and operators' changes, or all partitions with a queue if none are given. Only for
+    watching: its cursors are not kept.
     """
 
     def __init__(self, log: AuditLog, partitions: Sequence[Partition] = ()) -> None:
@@ -165,12 +155,11 @@ class Following:
         self._cursors: dict[Partition, Cursor] = {}
 
     async def begin(self) -> None:
-        """Begin at the end of the logs. Raises BackendUnavailable, as `read` does."""
         for partition in await self._read_of():
             self._cursors[partition] = await self._log.newest(partition)
 
     async def read(self) -> News:
-        """Return one round. After an error of Redis, the next round reads the same entries."""
+        """After an error of Redis, the next round reads the same entries."""
         news, cursors = News(), dict(self._cursors)
         for partition in await self._read_of():
             # a partition that got its first queue since has nothing older, unless a queue was removed there before

@@ -1,8 +1,6 @@
-"""Send requests to one URL over many connections, from a process of its own: `python -m director.bench.load`.
-
-Bare sockets, since an HTTP client would be most of what is measured. The load ends after its seconds, or its requests.
-The `Load` is read as JSON from stdin, since a command line would show its token to every user of the machine. The
-`Answered` is printed as JSON.
+"""Send requests to one URL over many connections, from a process of its own: `python -m director.bench.load`. Bare
+sockets, since an HTTP client would be most of what is measured. The `Load` comes as JSON on stdin, since a command
+line would show its token to every user of the machine. `Answered` is printed as JSON.
 """
 
 import asyncio
@@ -54,8 +52,6 @@ class Answered(Struct, frozen=True, kw_only=True):
 
 
 class Caller(asyncio.Protocol):
-    """One connection. It sends the next request when the last one is answered and its turn has come."""
-
     def __init__(self, crowd: "Crowd", number: int) -> None:
         self._crowd = crowd
         self._number = number
@@ -101,8 +97,6 @@ class Caller(asyncio.Protocol):
 
 
 class Crowd:
-    """All callers of one load, and their figures."""
-
     def __init__(self, load: Load) -> None:
         self.load = load
         self.pause_s = load.connections / load.rate if load.rate else 0.0
@@ -176,7 +170,6 @@ async def ask(load: Load) -> Answered:
 
 
 def main() -> None:
-    """Run the load that stdin describes."""
     raise_descriptor_limit()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(Crowd(load).ask())))

@@ -1,6 +1,5 @@
-"""Measure the `director up` that runs: the latency it adds to a call of the model server, and its throughput.
-
-Both use `example/hello`, whose own work is in the figures: they say nothing about another machine.
+"""Measure the latency that the running `director up` adds to a call of the model server, and its throughput. The work
+of `example/hello` itself is in the figures: they say nothing about another machine.
 """
 
 import itertools
@@ -27,9 +26,8 @@ ANSWER_S: Final = 30.0
 
 
 def latency(home: Home, *, rounds: int) -> dict[str, Any]:
-    """Compare `Prefer: wait` with a direct call, in turn, so that whatever slows the machine slows both.
-
-    Raises SettingsError if no `up` runs in this home, or if the measurement breaks off.
+    """Compare `Prefer: wait` with a direct call, in turn, so that whatever slows the machine slows both. Raises
+    SettingsError if no `up` runs in this home, or if the measurement breaks off.
     """
     with (
         _measured(home) as state,
@@ -52,10 +50,7 @@ def latency_text(facts: dict[str, Any]) -> str:
 
 
 def throughput(home: Home, *, connections: int, seconds: float) -> dict[str, Any]:
-    """Count the predictions per second, from the POST to its answer.
-
-    Raises SettingsError if no `up` runs in this home, or if the measurement breaks off.
-    """
+    """Count the predictions per second, from the POST to its answer. Raises as `latency` does."""
     with _measured(home) as state:
         load = Load(
             url=f"{state.url}/v1/models/{MODEL}/predictions",

@@ -25,9 +25,8 @@ WORDS: Final = {"error": 1, "done": 2}  # the last part of an id, in order
 
 
 def webhooks_tell_the_end(evidence: Evidence) -> Findings:
-    """I3: the caller's webhooks are signed, share one id, and the last one has the final status.
-
-    A prediction that did not end is a breach of I1 instead.
+    """I3: webhooks are signed, share one id, and the last has the final status. A missing end is a breach of I1
+    instead.
     """
     for prediction_id, tries in evidence.accepted().items():
         if any(each.sent.webhook for each in tries) and evidence.is_terminal(prediction_id):
@@ -54,10 +53,7 @@ def _wrong_webhooks(evidence: Evidence, prediction_id: str) -> Iterator[str]:
 
 
 def _was_on_its_way(evidence: Evidence, late: journal.Delivered) -> bool:
-    """Return whether a frozen or cut off director may have sent the webhook before the end.
-
-    No fence reaches a request that has left the director.
-    """
+    """No fence reaches a webhook that a frozen or cut off director sent before the end."""
     since = late.at - evidence.rules.lease_s * 1000
     return any(not fault.is_kill and fault.overlaps(since, late.at) for fault in evidence.faults)
 
@@ -86,10 +82,7 @@ def cancel_times(evidence: Evidence) -> list[tuple[str, int]]:
 
 
 def is_hindered(evidence: Evidence, prediction_id: str, asked: int, ended: int) -> bool:
-    """Return whether a fault hit Redis, or a server that it ran on, from one recovery time before `asked` on.
-
-    A target that broke before needs that time to come back.
-    """
+    """Return whether a fault hit Redis, or a server that it ran on, from one recovery time before `asked` on."""
     needed = {name for run in evidence.runs.get(prediction_id, []) for name in depends_on(run.server)}
     final = evidence.finals.get(prediction_id)
     holder = pid_of(final.record.get("holder", "")) if final else 0
@@ -129,10 +122,9 @@ def _key_misread(tries: list[Try]) -> Iterator[str]:
 
 
 def followed_once_in_order(evidence: Evidence) -> Findings:
-    """I10: a reader receives every event once, in order, and the events are numbered without gaps.
-
-    The expected stream is derived from the events and the output that Redis has at rest. The model servers of a run
-    print nothing, so there are no logs. A prediction that did not end is a breach of I1 instead.
+    """I10: a reader receives every event once, in order, and the events are numbered without gaps. The expected stream
+    is derived from the events and the output that Redis has at rest. The model servers of a run print nothing, so
+    there are no logs. A missing end is a breach of I1 instead.
     """
     for prediction_id in filter(evidence.is_terminal, evidence.followed):
         final = evidence.finals[prediction_id]
@@ -187,7 +179,7 @@ def _misheard(heard: Sequence[Heard], final: journal.Final) -> Iterator[str]:
 
 
 def _expected(final: journal.Final) -> Iterator[tuple[str, str, int]]:
-    """Yield (event, data, place in the log or 0) of all expected events in order: those of the log, then the end's."""
+    """Yield (event, data, place in the log or 0): the events of the log, then the end's."""
     shown = 0
     for number, (kind, _, data) in enumerate(final.events, start=1):
         if kind in RESTARTS:

@@ -1,7 +1,5 @@
-"""Judge a run: check every invariant against the journals of its folder and the leftovers in Redis.
-
-The checker uses only what the parties recorded and what Redis holds at rest. It never uses a counter, log or metric of
-the code under test. A run without evidence does not pass: each missing piece is a breach too.
+"""Judge a run: check every invariant against the journals of its folder and the leftovers in Redis. No counter, log or
+metric of the code under test is used. A run without evidence does not pass.
 """
 
 from collections import Counter
@@ -33,7 +31,7 @@ RESTS: Final = {
 
 
 def all_is_at_rest(evidence: Evidence) -> Findings:
-    """I7: nothing is left in Redis that should not be there. Report each queue, then what belongs to no queue."""
+    """I7: nothing is left in Redis that should not be there."""
     left = evidence.leftovers
     if left is None:
         yield "", "the leftovers in Redis were not read"
@@ -56,10 +54,7 @@ def what_is_served_is_registered(evidence: Evidence) -> Findings:
 
 
 def evidence_is_whole(evidence: Evidence) -> Findings:
-    """Check that the evidence is there which a run needs to be judged at all.
-
-    The server's log has to be complete, and its times have to agree with the records.
-    """
+    """The server's log has to be complete, and its times have to agree with the records."""
     wanted = {
         "no request was answered with a 2xx": evidence.accepted(),
         "no model server ran anything": evidence.runs,
@@ -98,15 +93,11 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I17": ("The end of a run is written soon, over narrow links too.", recovery.ends_are_written),
     "I18": ("No claim was taken back before its holder was silent for a lease.", recovery.only_the_silent_lose),
 }
-# A run without evidence does not pass.
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
 
 def timeline(evidence: Evidence, prediction_id: str) -> tuple[str, ...]:
-    """Return one line for each event of a prediction, in order of time, by the party that saw it.
-
-    This is for a person who studies a breach. A long timeline keeps its first and last lines.
-    """
+    """Return one line for each event of a prediction, in order of time. A long one keeps its first and last lines."""
     shown = [f"{at} {what}" for at, what in sorted(_rows(evidence, prediction_id), key=lambda row: row[0])]
     return tuple(shown if len(shown) <= MOST_LINES else [*shown[: MOST_LINES // 2], "…", *shown[-MOST_LINES // 2 :]])
 
@@ -135,9 +126,8 @@ def _rows(evidence: Evidence, prediction_id: str) -> Iterator[tuple[int, str]]:
 
 
 class Breach(Struct, frozen=True):
-    """One broken promise. `id` is a prediction, or whatever else broke it: a queue, a key, a server.
-
-    `evidence` holds lines of the journals, in order of time.
+    """`id` is a prediction, or whatever else broke the promise. `evidence` holds lines of the journals in order of
+    time.
     """
 
     invariant: str
@@ -147,10 +137,7 @@ class Breach(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The content of the `--json` file.
-
-    `breaches` holds the first breaches of each invariant with their evidence; `counts` counts all of them.
-    """
+    """`breaches` holds the first breaches of each invariant; `counts` counts all of them."""
 
     ok: bool
     seed: int
@@ -187,7 +174,6 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | None = None) -> Report:
-    """Judge the run whose journals are in `folder`. The leftovers are read from there too, unless they are given."""
     evidence = gather(folder, rules or Rules(), leftovers)
     breaches = {
         name: [Breach(name, subject, what) for subject, what in judge(evidence)] for name, (_, judge) in JUDGED.items()
@@ -242,7 +228,6 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
 
 
 def text(report: Report) -> str:
-    """Return the verdict for people: the figures, each invariant, then the first breaches of each with evidence."""
     lines = [
         f"{report.seconds:g} s of faults with seed {report.seed}, lease {report.lease:g} s: {_named(report.faults)}",
         *([report.left_out] if report.left_out else []),

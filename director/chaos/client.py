@@ -1,7 +1,6 @@
-"""Play the callers of a run, in a process of its own: `python -m director.chaos.client < errand.json`.
-
-The client sends each order once it is due, whatever became of the others. It tries again with the same key until an
-answer says what became of the request. It records every try and every answer, and never looks into Redis.
+"""Play the callers of a run, in a process of its own: `python -m director.chaos.client < errand.json`. The client
+sends each order once it is due, and tries again with the same key until an answer says what became of it. It
+records every try and every answer, and never looks into Redis.
 """
 
 import random
@@ -37,10 +36,8 @@ End = Literal["done", "broken", "whole", "left"]
 
 @dataclass
 class Reader:
-    """One reader of one prediction: it resumes after `after` whenever the stream breaks.
-
-    It records every event and every visit, and accepts only `done` as the end. It leaves after some events, so that
-    each reader resumes even if nothing breaks. `token` is for all requests but the stream, which needs none.
+    """A reader resumes after `after` whenever the stream breaks, and accepts only `done` as the end. It leaves after
+    some events, so that each reader resumes even if nothing breaks. `token` is for all requests but the stream.
     """
 
     api: Caller
@@ -53,7 +50,6 @@ class Reader:
     heard: int = 0
 
     async def follow(self) -> None:
-        """Visit again and again, until `done` arrives or the API refuses."""
         while True:
             status, end = await self._visit()
             if end == "done" or 400 <= status < 500:
@@ -62,7 +58,6 @@ class Reader:
                 await anyio.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads visits, plans nothing
 
     async def list(self) -> None:
-        """Record the prediction's events as the API lists them. Record nothing if it does not answer with 200."""
         found: list[tuple[int, str]] = []
         after = 0
         with suppress(Unanswered):
@@ -164,10 +159,8 @@ EVENTS: Final = ("start", "output", "logs", "completed")
 
 
 class Burst(Struct, frozen=True, kw_only=True):
-    """A burst of orders at `at_s` of the load.
-
-    In a rush, all tenants except the ordinary ones want `slots` slots of the model for `seconds`. A large one starts
-    predictions with large outputs of each model. All of them end `seconds` later, at once.
+    """In a rush, all tenants except the ordinary ones want `slots` slots of the model for `seconds`. A large one
+    starts predictions with large outputs of each model, which all end `seconds` later, at once.
     """
 
     at_s: float
@@ -177,10 +170,8 @@ class Burst(Struct, frozen=True, kw_only=True):
 
 
 class Errand(Struct, frozen=True, kw_only=True):
-    """The input of one client process.
-
-    Without `rate` it calibrates: it sends as many requests as it can, and waits for each. `tokens` has all tenants;
-    the first `tenants` of them are ordinary ones. For the first `quiet_s` no run crashes its model server.
+    """Without `rate` the client calibrates (closed loop). The first `tenants` of `tokens` are ordinary ones. For the
+    first `quiet_s` no run crashes its model server.
     """
 
     url: str
@@ -215,11 +206,7 @@ class Client:
         self.counts = Counts()
 
     async def load(self, rate: float) -> None:
-        """Send orders at this rate until the time is over, then wait for the requests that are under way. Open loop.
-
-        Readers stop when those requests are done. A reader that did not see the end then comes back when all is at
-        rest.
-        """
+        """Send orders at this rate (open loop), then wait for all requests and stop the readers."""
         began, due_s = anyio.current_time(), 0.0
         async with anyio.create_task_group() as readers:
             async with anyio.create_task_group() as tasks:
@@ -259,7 +246,7 @@ class Client:
                 tasks.start_soon(self._create, order)
 
     async def calibrate(self) -> None:
-        """Let some callers send plain predictions one by one, and count the rate of ends. Closed loop."""
+        """Count the rate of ends of some callers (closed loop)."""
         upcoming = self._orders()
         began = anyio.current_time()
 
@@ -280,7 +267,6 @@ class Client:
         return orders(errand.seed, tenants=errand.tenants, models=errand.models)
 
     async def _see_through(self, order: Order, readers: TaskGroup) -> None:
-        """Send an order and its follow-up requests. Each request waits for the answer to the one before."""
         try:
             prediction_id = await self._create(order)
         finally:
@@ -309,7 +295,7 @@ class Client:
             await Reader(self._api, prediction_id, self._journal, token).follow()
 
     async def _create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
-        """Submit until an answer says what became of it. Return the id, or '' without one."""
+        """Return the id, or '' without one."""
         self.counts.sent += 1
         limits = {"cancel-after": order.cancel_after_s, "x-start-by": order.start_by_s}
         headers = {"x-priority": order.lane, "idempotency-key": self._key(order)}

@@ -1,7 +1,5 @@
-"""Read the journals of a run's folder and join them: requests with answers, runs with ends, faults with mends.
-
-This module judges nothing: the invariants in history.py, caller.py, recovery.py and fairness.py do. A process that
-died could not record its end. `gather` derives that end from the other journals.
+"""Read the journals of a run's folder and join them: requests with answers, runs with ends, faults with mends. A
+process that died could not record its end: `gather` derives that from the other journals.
 """
 
 import math
@@ -33,8 +31,6 @@ Stretch = tuple[int, int]
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """The settings of a run, and the bounds that its promises are judged by."""
-
     seed: int = 0
     seconds: float = 0
     lease_s: float = 15
@@ -53,8 +49,6 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 class Try(Struct, frozen=True):
-    """A request and its answer. An answer at 0 was never recorded."""
-
     sent: Sent
     answer: Answered = Answered(at=0, key="", action="create", status=0)
 
@@ -64,11 +58,7 @@ class Try(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """One run on a model server.
-
-    `outcome` is '' if the run died with its server, or if the journals stop before its end. `asked` is the time at
-    which the model server was asked to stop the run, or 0.
-    """
+    """`outcome` is '' without a recorded end. `asked` is when the server was asked to stop the run, or 0."""
 
     id: str
     run: str
@@ -107,10 +97,9 @@ class Window(Struct, frozen=True, kw_only=True):
 
 
 class ServerClock(Struct, frozen=True):
-    """The server's clock compared with the machine's clock, from `since` on.
-
-    `steps` holds (when, ms) in order, by the machine's clock. A step back is longer than the run. A time of the server
-    therefore belongs to exactly one stretch between two steps.
+    """The server's clock compared with the machine's, from `since` on. `steps` holds (when, ms), by the machine's
+    clock. A step back is longer than the run, so a time of the server belongs to exactly one stretch between two
+    steps.
     """
 
     since: int = 0
@@ -145,8 +134,6 @@ class ServerClock(Struct, frozen=True):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """All evidence of a run, grouped by subject. `until` is the time of the last line."""
-
     rules: Rules
     creates: dict[str, list[Try]]  # by idempotency key
     by_id: dict[str, list[Try]]  # creates and cancels whose answer named the prediction
@@ -167,7 +154,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
     clock: ServerClock = ServerClock()
 
     def was_hit(self, begin: float, end: float) -> bool:
-        """Return whether anything broke in this time: by a planned fault, or by a run that crashed its model server."""
         crashes = (run.ended for run in self.every_run() if run.outcome == "crashed")
         return any(fault.overlaps(begin, end) for fault in self.faults) or any(begin <= at <= end for at in crashes)
 
@@ -189,7 +175,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
         )
 
     def accepted(self) -> dict[str, list[Try]]:
-        """Return the creates that were answered with a 2xx, by prediction id."""
         return grouped((each for tries in self.creates.values() for each in tries if each.ok), by_answer)
 
     def status(self, prediction_id: str) -> str:
@@ -200,7 +185,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
         return self.status(prediction_id) in TERMINAL
 
     def ends(self, prediction_id: str) -> list[int]:
-        """Return when the prediction ended, by its events: at several times if it was revived."""
         final = self.finals.get(prediction_id)
         return [at for kind, at, _ in final.events if kind == "completed"] if final else []
 
@@ -210,7 +194,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 def depends_on(server: str) -> tuple[str, ...]:
-    """Return what a run on this server depends on: the server, its director, and that director's link to Redis."""
     director = f"director-{server.rpartition('-')[2]}"
     return server, director, f"{director}:redis"
 
@@ -229,7 +212,6 @@ def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
 
 
 def stretches(steps: Iterable[tuple[int, T]], is_on: Callable[[T], bool]) -> Iterator[Stretch]:
-    """Yield each time from a step that turns `is_on` true to the next one that turns it false."""
     began: int | None = None
     for at, step in steps:
         now_on = is_on(step)
@@ -247,7 +229,6 @@ _number: Callable[[Any], int] = attrgetter("number")
 
 
 def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Evidence:
-    """Read every journal of a folder. Read the leftovers in Redis from the folder too, unless they are given."""
     written = [line for path in sorted(folder.glob("*.jsonl")) for line in journal.read(path)]
     clock = _clock(written)
     lines = sorted((_by_the_machine(line, clock) for line in written), key=_at)
@@ -287,7 +268,6 @@ def _clock(written: list[Line]) -> ServerClock:
 
 
 def _by_the_machine(line: Line, clock: ServerClock) -> Line:
-    """Translate times of the server's clock to the machine's clock, which all other lines use."""
     if isinstance(line, Claimed):
         return replace(line, at=clock.machine(line.at), delivered=line.delivered and clock.machine(line.delivered))
     if isinstance(line, journal.ServerLine):
@@ -315,7 +295,7 @@ def _paired(lines: Iterable[T], begins: Callable[[T], bool], key: Callable[[T], 
 
 
 def _breakers(changes: list[journal.Breaker], until: int) -> dict[str, list[Stretch]]:
-    """Return when each queue's breaker was open. A breaker without a closing line stays open until the end."""
+    """A breaker without a closing line stays open until the end."""
     times: dict[str, list[Stretch]] = defaultdict(list)
     for change in sorted(changes, key=_number):
         if change.is_open:
@@ -356,7 +336,6 @@ def _runs(lines: list[Line], faults: list[Window], until: int) -> dict[str, list
 def _deaths(
     started: list[journal.CogStarted], ends: dict[str, journal.CogEnded], faults: list[Window]
 ) -> dict[int, list[int]]:
-    """Return when each model server's process died: it was killed, a run crashed it, or another process replaced it."""
     deaths: dict[int, list[int]] = defaultdict(list)
     serving: dict[str, int] = {}
     for start in started:

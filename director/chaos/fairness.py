@@ -1,10 +1,8 @@
 """Judge fairness, I14: equal tenants get equal shares while all wait, and light tenants do not wait for a heavy one.
-
-Pure. The evidence is the server's log of arrivals and claims. A queue is judged wherever it was saturated: as long as
-each of the equal tenants had something waiting in one lane of it. A share is slot time. Under faults slots cannot end
-what they hold, so a share is then model server time, and the time for which a freeze kept the slot of a run that was
-over. Work that was lost with a server counts for no tenant. A wait is counted in turns of other predictions: while
-nothing is claimed, time says nothing about fairness.
+The evidence is the server's log of arrivals and claims, wherever each of the equal tenants of a lane had something
+waiting. A share is slot time. Under faults slots cannot end what they hold, so a share is then model server time,
+and the time for which a freeze kept the slot of a run that was over. Work lost with a server does not count. A wait
+is counted in turns of other predictions: while nothing is claimed, time says nothing about fairness.
 """
 
 from bisect import bisect_left
@@ -33,8 +31,6 @@ class Wait(Struct, frozen=True):
 
 
 class Saturation(Struct, frozen=True, kw_only=True):
-    """A time in which all equal tenants of a lane waited. `served_ms` is the share of each."""
-
     queue: str
     lane: str
     begin: int
@@ -61,7 +57,6 @@ def is_rushed(evidence: Evidence) -> bool:
 
 
 def saturations(evidence: Evidence) -> list[Saturation]:
-    """Return every saturation that lasted long enough to be judged."""
     plans, found = _plans(evidence), list[Saturation]()
     for arrivals in grouped(evidence.arrivals.values(), lambda each: (each.queue, each.lane)).values():
         tenants = {each.tenant for each in arrivals if plans.get(each.id) == EQUAL}
@@ -150,9 +145,8 @@ def _held_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> in
 
 
 def _ran_ms(evidence: Evidence, prediction_id: str, begin: int, end: int) -> int:
-    """Return how long its last successful run took on a model server, and on in a frozen director.
-
-    The queue charges that time too. Without it, tenants with a run in a director that froze for 8 s had 12 s of 20 s.
+    """The queue charges the time in a frozen director too. Without it, tenants with a run in a director that froze for
+    8 s had 12 s of 20 s.
     """
     runs = [run for run in evidence.runs.get(prediction_id, []) if run.outcome == "succeeded"]
     if not runs:

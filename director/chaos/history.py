@@ -1,7 +1,5 @@
-"""Judge the history of each prediction: I1, I2, I4, I5, I9, I11, and the figure I15. Pure.
-
-The evidence is its events, its record, the runs that the model servers recorded, and the server's log. A prediction's
-events are read as lives (a revived one has several) of attempts (a retry begins another).
+"""Judge the history of each prediction: I1, I2, I4, I5, I9, I11, and the figure I15. Pure. A prediction's events are
+read as lives (a revived one has several) of attempts (a retry begins another).
 """
 
 from collections import Counter
@@ -162,10 +160,7 @@ def runs_per_prediction(evidence: Evidence) -> dict[int, int]:
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """First claims of one tenant out of one stream, in the order of claims.
-
-    `is_exact` says that the lane has no other stream.
-    """
+    """First claims of one tenant out of one stream. `is_exact`: the lane has no other stream."""
 
     claims: list[tuple[Arrived, Claimed]]
     is_exact: bool
@@ -180,11 +175,9 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 def first_come_first_claimed(evidence: Evidence) -> Findings:
-    """I11: predictions are claimed in the order of their arrival.
-
-    Only first claims are judged, by the order of the server's own log: a retry goes to the head of its line, and so
-    overtakes on purpose. A tenant's line may lie on several streams, and no order is promised between them. A lane with
-    only one stream must keep the order exactly.
+    """I11: predictions are claimed in the order of their arrival. Only first claims are judged, since a retry
+    overtakes on purpose. A tenant's line may lie on several streams, and no order is promised between them. A lane
+    with only one stream must keep the order exactly.
     """
     found = every_line(evidence)
     overtaken = [(line, pair) for line in found for pair in line.overtaken()]

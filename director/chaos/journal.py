@@ -41,10 +41,8 @@ Action = Literal["create", "cancel"]
 
 
 class Sent(_Line, frozen=True, kw_only=True):
-    """client: a request is about to leave.
-
-    `key` is its idempotency key, the same for every try of one submit. `plan` is the caller's intent (see plan.py).
-    `start_by_s` and `cancel_after_s` are the limits that it asked for, or 0.
+    """client: a request is about to leave. `key` is its idempotency key, the same for every try of one submit. Limits
+    that it did not ask for are 0.
     """
 
     key: str
@@ -58,10 +56,7 @@ class Sent(_Line, frozen=True, kw_only=True):
 
 
 class Answered(_Line, frozen=True, kw_only=True):
-    """client: the answer to a request.
-
-    `status` is 0 if no answer came. `id` and `shown` are the id and the status in the body, if it had them.
-    """
+    """client: the answer to a request. `status` is 0 if none came. `id` and `shown` are id and status in the body."""
 
     key: str
     action: Action
@@ -86,10 +81,8 @@ class Heard(_Line, frozen=True, kw_only=True):
 
 
 class Visited(_Line, frozen=True, kw_only=True):
-    """a reader: it connected at that time, after the event of that mark. `status` is 0 if no answer came.
-
-    `end` says why the visit ended: `done` was received, the stream broke, it ended without `done` ("whole"), or the
-    reader left.
+    """a reader: it connected after the event of that mark. `status` is 0 if no answer came. `end` says why the visit
+    ended: `done` was received, the stream broke, it ended without `done` ("whole"), or the reader left.
     """
 
     id: str
@@ -115,10 +108,7 @@ class CogStarted(_Line, frozen=True, kw_only=True):
 
 
 class CogEnded(_Line, frozen=True, kw_only=True):
-    """a model server: that run ended with this outcome. The line is missing after a kill.
-
-    `asked` is the time at which it was asked to stop, or 0.
-    """
+    """a model server: that run ended. Missing after a kill. `asked`: when it was asked to stop, or 0."""
 
     id: str
     run: str
@@ -161,9 +151,8 @@ class Arrived(_Line, frozen=True, kw_only=True):
 
 
 class Claimed(_Line, frozen=True, kw_only=True):
-    """the server: a prediction was claimed. `at` is the time in its record.
-
-    `delivered` is the server's own time of reading the entry out of `stream`. They are 0 and -1 if no entry was read.
+    """the server: a prediction was claimed. `at` is the time in its record, `delivered` the server's own time of
+    reading the entry out of `stream`. They are 0 and -1 if no entry was read.
     """
 
     number: int
@@ -182,10 +171,8 @@ class Breaker(_Line, frozen=True, kw_only=True):
 
 
 class Final(_Line, frozen=True, kw_only=True):
-    """queue: a prediction in Redis once all is at rest: its record, its events as (kind, at, data), its output.
-
-    There is one for every prediction in the accounts' listings, and for every id that the client received. `record` is
-    empty if Redis has none. rest.py writes these lines.
+    """queue: a prediction in Redis once all is at rest, its events as (kind, at, data). One for every prediction in
+    the accounts' listings, and for every id that the client received. `record` is empty if Redis has none.
     """
 
     id: str
@@ -200,7 +187,7 @@ Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Healed | ServerL
 
 
 class Journal:
-    """One party's file, opened for appending. Several processes may append to one file, because a line is one write."""
+    """Several processes may append to one file, because a line is one write."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
-"""Carry out the planned faults, and mend everything at the end.
-
-The nemesis records each fault as it begins, and again once its target works. It hits only processes and links of its
-own scene. Nothing stays frozen or cut after the block, however it ends.
+"""Carry out the planned faults, and mend everything at the end. Only processes and links of the scene are hit. Nothing
+stays frozen or cut after the block, however it ends.
 """
 
 import signal
@@ -35,8 +33,6 @@ ROOM_BYTES: Final = 4 * 1024  # memory that a full server has left: enough for a
 
 
 class Nemesis:
-    """The faults of one scene. `say` notifies the user; `kinds` names the faults that it can carry out."""
-
     def __init__(self, scene: Scene, journal: Journal, say: Callable[[str], None]) -> None:
         self._scene, self._journal, self._say = scene, journal, say
         self._began_at = self._ends_at = 0.0
@@ -65,7 +61,6 @@ class Nemesis:
         return set(self._perform)
 
     async def run(self, faults: Sequence[Planned], *, seconds: float) -> None:
-        """Carry out all faults, each at its time. Return when everything works again."""
         self._began_at = anyio.current_time()
         self._ends_at = self._began_at + seconds
         async with anyio.create_task_group() as tasks:
@@ -75,19 +70,15 @@ class Nemesis:
         await self._heal()
 
     async def _in_turn(self, fault: Planned) -> None:
-        """Carry out a fault once its target is back from the one before. After the end of the load, drop it.
-
-        A replacement is carried out even then: without it the last mixtures of a rollout would not be tried.
+        """Carry out a fault once its target is back. After the load only replacements are carried out: without them
+        the last mixtures of a rollout would not be tried.
         """
         async with self._turns[fault.target]:
             if anyio.current_time() < self._ends_at or fault.kind == REPLACE:
                 await self._perform[fault.kind](fault)
 
     async def _heal(self) -> None:
-        """Step the server's clock to the latest time that it has shown, and wait until every process is ready.
-
-        Raises UpError with the name of a process that is not ready.
-        """
+        """Raises UpError with the name of a process that is not ready."""
         scene = self._scene
         if scene.clock is not None and scene.clock.offset_s < scene.clock.highest_s:
             self._step(scene.clock.highest_s - scene.clock.offset_s)
@@ -98,15 +89,12 @@ class Nemesis:
             return
         raise UpError(f"{late} does not work again after the faults. Its log is {scene.home.log(late)}.")
 
-    # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def _kill(self, fault: Planned, *, by: signal.Signals = signal.SIGKILL) -> None:
         with self._noted(fault) as pid:
             self._scene.signal(fault.target, by)
             await self._until_back(fault.target, pid)
 
     async def _kill_api(self, fault: Planned) -> None:
-        """Kill the API at once, or after it has created a prediction and before the caller learns of it."""
         if fault.detail == "before its answer":
             with anyio.move_on_after(2.0):
                 await self._scene.links[FRONT].lose_reply(CREATED)
@@ -164,7 +152,6 @@ class Nemesis:
         await self._restart(fault)
 
     async def _delete_version(self, fault: Planned) -> None:
-        """Delete a version while its director registers it, several times. Then ask for a prediction of it."""
         with self._noted(fault):
             kill = Planned(at_ms=fault.at_ms, kind="kill_director", target=fault.target)
             for _ in range(int(fault.detail)):
@@ -208,8 +195,6 @@ class Nemesis:
                     self._journal.write(Answered(at=now_ms(), key=key, action="create", status=status, **shown))
                     return
                 await anyio.sleep(ASK_AGAIN_S)
-
-    # ── links, the sink, the server ───────────────────────────────────────────────────────────────────────────────
 
     async def _on_links(self, fault: Planned) -> None:
         links = self._scene.links
@@ -263,16 +248,12 @@ class Nemesis:
         with self._noted(fault), suppress(DirectorError):
             await self._scene.resize(streams=int(fault.detail))
 
-    # ── the server's clock ────────────────────────────────────────────────────────────────────────────────────────
-
     async def _step_clock(self, fault: Planned) -> None:
         self._step(int(fault.detail))
 
     async def _suspend_machine(self, fault: Planned) -> None:
-        """Stop every process for a moment, and step the server's clock meanwhile.
-
-        A suspended machine stops all its processes, and CLOCK_MONOTONIC with them. When it wakes, no time has passed
-        by that clock, and a minute by the server's clock. The wall clocks of the other processes are not stepped.
+        """A suspended machine stops all its processes, and CLOCK_MONOTONIC with them. When it wakes, a minute has
+        passed by the server's clock only. The wall clocks of the other processes are not stepped.
         """
         running = [name for name in self._scene.names if name not in self._stopped]
         with self._noted(fault), self._frozen(running):
@@ -280,17 +261,14 @@ class Nemesis:
             await anyio.sleep(fault.lasts_ms / 1000)
 
     def _step(self, seconds: int) -> None:
-        """Step the server's clock. The record comes first: a time from after the step must not precede it."""
+        """The record comes first: a time from after the step must not precede it."""
         if self._scene.clock is None:
             raise UpError("The server of this run was started without libfaketime.")
         with self._noted(Planned(at_ms=0, kind=CLOCK_STEP, target=SERVER, detail=f"{seconds:+d}")):
             self._scene.clock.step(seconds)
 
-    # ── shared by the faults ──────────────────────────────────────────────────────────────────────────────────────────
-
     @contextmanager
     def _noted(self, fault: Planned, *, pid: int = 0) -> Iterator[int]:
-        """Record the beginning and the end of a fault. Yield the pid of the process that it hits."""
         hit, kind, target, detail = pid or self._scene.pid(fault.target), fault.kind, fault.target, fault.detail
         line = Fault(at=now_ms(), kind=kind, target=target, phase="begin", detail=detail, pid=hit)
         self._journal.write(line)

@@ -1,10 +1,7 @@
 """Serve a scripted model, or receive webhooks: `python -m director.chaos.parties cog PORT JOURNAL NAME SLOTS`, or
-`sink PORT JOURNAL SECRETS`.
-
-The model server speaks the part of Cog that a director depends on, and does what the input of a run says. It records
-each run before anything of it can be seen, and its end before the answer leaves. It refuses a request for which it has
-no slot. The sink records every webhook that it answered, and checks its signature with its own implementation of
-Standard Webhooks.
+`sink PORT JOURNAL SECRETS`. The model server speaks the part of Cog that a director depends on. It records each run
+before anything of it can be seen, and its end before the answer leaves. The sink checks signatures with its own
+implementation of Standard Webhooks.
 """
 
 import asyncio
@@ -47,10 +44,7 @@ Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel"]
 
 
 class Script(Struct, frozen=True):
-    """The input: how long to run, how to end, and how many outputs to make on the way.
-
-    Runs with the same `until_ms` end at the same moment, by the clock of the parties. `fill` is bytes in each output.
-    """
+    """Runs with the same `until_ms` end at the same moment. `fill` is bytes in each output."""
 
     ms: float = 0.0
     outcome: Outcome = "ok"
@@ -73,10 +67,7 @@ class Snapshot(Struct, omit_defaults=True, kw_only=True):
 
 
 class Run(Struct, kw_only=True, eq=False):
-    """One run: its request, the events that stop it, its output so far.
-
-    `asked` is the time at which it learned that it should stop, or 0.
-    """
+    """`asked` is the time at which it learned that it should stop, or 0."""
 
     id: str
     name: str
@@ -88,8 +79,6 @@ class Run(Struct, kw_only=True, eq=False):
 
 
 class Cog:
-    """The model server. Only `journal` outlives it."""
-
     def __init__(self, name: str, slots: int, journal: Journal) -> None:
         self._name, self._slots, self._journal = name, slots, journal
         self._runs: dict[str, Run] = {}
@@ -182,16 +171,13 @@ def _json(body: object, *, status: int = 200) -> Answer:
 
 
 class Body(Struct, frozen=True):
-    """The fields of a webhook's body that the sink reads."""
-
     id: str
     status: str
 
 
 class Sink:
-    """The receiver. `secrets` holds the signing secret of each tenant's webhooks.
-
-    `PUT /mode/ok`, `/mode/error` (answer 500) and `/mode/reset` (break the connection) set how it answers.
+    """`secrets` is by tenant. `PUT /mode/ok`, `/mode/error` (answer 500) and `/mode/reset` (break the connection) set
+    how it answers.
     """
 
     def __init__(self, journal: Journal, secrets: dict[str, str]) -> None:

@@ -1,10 +1,8 @@
-"""Plan a run: an endless, seeded sequence of orders and rushes, and a seeded schedule of faults. Pure.
-
-The same seed gives the same orders, however many of them a machine gets to. Times of an order are relative: `gap` is in
-mean gaps between two orders, all others are milliseconds after the order was accepted.
-
-The same seed, length, lease and cast give the same faults. No two faults hold one target at the same time. At most one
-director is frozen at a time. A fault on all links waits until all links are whole.
+"""Plan a run: an endless, seeded sequence of orders and rushes, and a seeded schedule of faults. Pure. The same seed
+gives the same orders, however many of them a machine gets to. An order's `gap` is in mean gaps between two orders,
+its other times are milliseconds after it was accepted. The same seed, length, lease and cast give the same faults.
+One target has one fault at a time, and at most one director is frozen. A fault on all links waits until all links
+are whole.
 """
 
 import math
@@ -266,9 +264,8 @@ def orders(seed: int, *, tenants: int, models: Sequence[str]) -> Iterator[Order]
 
 
 def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int, seconds: float) -> Iterator[Order]:
-    """Yield orders that fill `slots` for `seconds`: equal time for equal tenants, twice as much for the heavy one.
-
-    The tenants are mixed, so that all of them have something in line from the first orders on.
+    """Yield mixed orders that fill `slots` for `seconds`: equal time for equal tenants, twice as much for the heavy
+    one.
     """
     share_ms = slots * seconds * 1000 / len(equal)
     wants: list[tuple[int, Plan, float, float]] = [
@@ -286,7 +283,6 @@ def rush(part: str, *, equal: Sequence[int], heavy: int, model: str, slots: int,
 
 
 def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> Iterator[Order]:
-    """Yield a few orders of each model with large outputs, which all end at one moment."""
     script = Script(until_ms=until_ms, fill=LARGE_BYTES)
     shared = Order(number=0, gap=0.0, plan=LARGE, tenant=tenant, model="", lane="high", script=script, part=part)
     for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
@@ -294,7 +290,6 @@ def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> It
 
 
 def peaceful(order: Order) -> Order:
-    """Return the same order, but one that does not crash its model server."""
     if order.plan != "poison":
         return order
     return replace(order, plan="plain", script=replace(order.script, outcome="ok"))

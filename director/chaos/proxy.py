@@ -1,7 +1,5 @@
-"""Put a TCP proxy on loopback between two processes, as a link that can be slow, narrow, cut, or lose one reply.
-
-It never changes or reorders a byte. While the link is cut it keeps the bytes, and delivers them afterwards, as TCP
-does by sending again. A client that lost patience has gone by then.
+"""Put a TCP proxy on loopback between two processes, as a link that can be slow, narrow, cut, or lose one reply. It
+never changes or reorders a byte. A cut link delivers its bytes afterwards, as TCP does by sending again.
 """
 
 import asyncio
@@ -18,8 +16,6 @@ Upstream = Callable[[], Awaitable[Connection]]
 
 
 class Link:
-    """One link. `name` names its two ends; `connect` opens the far one."""
-
     def __init__(self, name: str, connect: Upstream, seed: int) -> None:
         self.name = name
         self.port = 0
@@ -67,7 +63,6 @@ class Link:
         self._marker, self._is_of_request = marker, is_of_request
 
     async def lose_reply(self, marker: bytes) -> None:
-        """Lose the next reply that holds `marker`, and return once that is done."""
         self.lose_next_reply(marker)
         try:
             await self._lost.wait()
@@ -131,7 +126,6 @@ class Link:
         return True
 
     async def _turn(self, size: int, *, replies: bool) -> None:
-        """Wait for the wire: pieces of all connections pass one after the other."""
         now = asyncio.get_running_loop().time()
         free_at = max(self._free_at[replies], now - AHEAD_S) + size / self.bytes_s
         self._free_at[replies] = free_at

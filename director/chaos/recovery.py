@@ -1,7 +1,5 @@
-"""Judge promises about time: I12 recovery, I13 late and useless work, I17 writing of ends, I18 lost claims. Pure.
-
-The evidence is what nemesis, client and model servers recorded, and the server's log. A fault that stood in the way
-excuses a delay. Each function says which faults it leaves out.
+"""Judge promises about time: I12 recovery, I13 late and useless work, I17 writing of ends, I18 lost claims. Pure. A
+fault that stood in the way excuses a delay. Each function says which faults it leaves out.
 """
 
 import math
@@ -44,10 +42,8 @@ Change = tuple[str, str, int]
 
 
 def _contention(evidence: Evidence, queue: str, ids: list[str]) -> list[Stretch]:
-    """Return the times in which nothing could have started one more prediction of a queue, as (from, until).
-
-    Then all slots were taken, many waited, or the breaker was open. An orphan that was not taken back hides nothing
-    here: it does not count as waiting until it was taken back.
+    """Return (from, until) of the times in which all slots were taken, many waited, or the breaker was open. An orphan
+    does not count as waiting until it was taken back.
     """
     runs = [run for each in ids for run in evidence.runs.get(each, [])]
     servers = {run.server for run in runs}
@@ -89,10 +85,7 @@ def _waits(evidence: Evidence, prediction_id: str) -> Iterator[Stretch]:
 
 
 class Recovery(Struct, frozen=True, kw_only=True):
-    """One orphan: when its holder died, and how long until it ran again.
-
-    `all_ms` includes the time in which it could not have started; `ms` does not.
-    """
+    """One orphan. `all_ms` includes the time in which it could not have started; `ms` does not."""
 
     id: str
     died: int
@@ -107,10 +100,9 @@ def recovery_is_quick(evidence: Evidence) -> Findings:
 
 
 def recoveries(evidence: Evidence) -> list[Recovery]:
-    """Return every prediction that a kill orphaned and that started again.
-
-    Only the first retry is judged: later ones wait on purpose. A death whose window holds an outage of Redis is left
-    out. Time does not count while the queue had no free slot or an open breaker.
+    """Return every prediction that a kill orphaned and that started again. Only the first retry is judged: later ones
+    wait on purpose. A death whose window holds an outage of Redis is left out. Time does not count while the queue
+    had no free slot or an open breaker.
     """
     kills = [fault for fault in evidence.faults if fault.is_kill]
     outages = [fault for fault in evidence.faults if fault.is_outage]
@@ -137,10 +129,7 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
 
 
 def _held_off_ms(evidence: Evidence, died: int) -> int:
-    """Return how long after the end of its lease a claim may be kept.
-
-    For one lease after a step of the server's clock, the product believes no lease to be over.
-    """
+    """For one lease after a step of the server's clock, the product believes no lease to be over."""
     lease_ms = round(evidence.rules.lease_s * 1000)
     until = died + lease_ms
     for at, _ in evidence.clock.steps:
@@ -165,10 +154,7 @@ def _director(evidence: Evidence, prediction_id: str, at: int) -> str:
 
 
 def _was_silenced(evidence: Evidence, name: str, pid: int, at: int) -> bool:
-    """Return whether the director had ended, was frozen or had lost Redis for long enough to lose its lease.
-
-    A director extends its lease every third of it. A step of the clock is no excuse.
-    """
+    """A director extends its lease every third of it. A step of the clock is no excuse."""
     rules = evidence.rules
     since, latest = at - rules.recovery_s * 1000, at - rules.lease_s * SILENT * 1000
 
@@ -186,7 +172,6 @@ def percentile(values: list[int], share: float) -> int | None:
 
 
 def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
-    """Return when the holder that this event names was killed, or the server of its run. None if neither was."""
     _, at, data = retry
     code, _, holder = data.partition(" ")
     if code == LOST.strip():
@@ -197,8 +182,6 @@ def _death(retry: Event, runs: list[Run], kills: list[Window]) -> int | None:
 
 
 class Waste(Struct, frozen=True, kw_only=True):
-    """Time of model servers: the whole, and the time that each dead prediction got, without and under a fault."""
-
     worked_ms: int
     wasted_ms: dict[str, int]
     hindered_ms: dict[str, int]
@@ -213,9 +196,8 @@ class Waste(Struct, frozen=True, kw_only=True):
 
 
 def no_work_for_the_dead(evidence: Evidence) -> Findings:
-    """I13: nothing is claimed or ended on the wrong side of its limit, and model servers do little useless work.
-
-    A limit that a caller gave passes by the server's clock, which may step.
+    """I13: nothing is claimed or ended on the wrong side of its limit, and model servers do little useless work. A
+    limit that a caller gave passes by the server's clock, which may step.
     """
     yield from _claimed_too_late(evidence)
     yield from _ended_too_early(evidence)
@@ -253,11 +235,8 @@ def _ended_too_early(evidence: Evidence) -> Findings:
 
 
 def waste(evidence: Evidence) -> Waste:
-    """Return how the model servers' time was spent.
-
-    A prediction is dead once its caller got a 2xx for a cancel, or once its deadline has passed. Its time is wasted
-    until the model server is asked to stop it. The time that a model then takes to stop does not count. Time that a
-    fault explains is counted apart.
+    """A prediction is dead once its caller got a 2xx for a cancel, or once its deadline has passed. Its time is wasted
+    until the model server is asked to stop it. Time that a fault explains is counted apart.
     """
     wasted, hindered = Counter[str](), Counter[str]()
     for prediction_id, died in _deaths(evidence):
@@ -290,10 +269,9 @@ def _due(evidence: Evidence, prediction_id: str, asked: str) -> int | None:
 
 
 def ends_are_written(evidence: Evidence) -> Findings:
-    """I17: the end of a run is written soon, over narrow links too.
-
-    Only successes are judged whose way to Redis was hit by nothing except a narrow link. A director that sends a large
-    end again from its first byte, over and over, would write it only after the link is wide again.
+    """I17: the end of a run is written soon, over narrow links too. Only successes are judged whose way to Redis was
+    hit by nothing except a narrow link. A director that sends a large end again and again from its first byte is
+    caught.
     """
     for prediction_id, run, ms in _written(evidence):
         if ms > evidence.rules.write_s * 1000:

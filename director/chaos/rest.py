@@ -1,7 +1,6 @@
-"""Read what Redis holds once a run is at rest: predictions, leftovers, and the server's log of all changes.
-
-This module only reads, and calls no code under judgment: it sends plain commands on the keys that broker/keys.py
-names. It walks the whole keyspace, which no path of the product does.
+"""Read what Redis holds once a run is at rest: predictions, leftovers, and the server's log of all changes. This
+module calls no code under judgment: it sends plain commands on the keys that broker/keys.py names, and walks the
+whole keyspace, which no path of the product does.
 """
 
 import re
@@ -53,15 +52,12 @@ class QueueRest(Struct, kw_only=True):
 
 
 class Leftovers(Struct, frozen=True, kw_only=True):
-    """The leftovers in Redis: by queue, webhooks that are owed, and keys that nothing will ever remove."""
-
     queues: list[QueueRest]
     owed: int
     endless: list[str]
 
 
 async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Prediction]:
-    """Yield every prediction in the accounts' listings and every one of `ids`, as Redis has it now."""
     client: Any = redis  # its types say str or bytes, but ours answers in bytes
     wanted = set(ids)
     async for name in client.scan_iter(LISTING, count=BATCH):
@@ -86,7 +82,6 @@ async def predictions(redis: Redis, ids: Iterable[str]) -> AsyncIterator[Predict
 
 
 async def leftovers(redis: Redis) -> Leftovers:
-    """Return all leftovers: parts of queues that are not empty, and keys without a lifetime or a reason to stay."""
     client: Any = redis
     lifetimes = {name: ttl async for name, ttl in _lifetimes(client)}  # a key may come twice
     queues = {match[1]: QueueRest(queue=match[1]) for name in lifetimes if (match := QUEUE.match(name))}
@@ -123,7 +118,6 @@ async def _lost_by(client: Any, queue: QueueName) -> list[str]:
 
 
 async def _lifetimes(client: Any) -> AsyncIterator[tuple[str, int]]:
-    """Yield every key with its PTTL. A key may come twice."""
     cursor = 0
     while True:
         cursor, names = await client.scan(cursor, count=BATCH)
@@ -158,11 +152,9 @@ def size(data: Path) -> int:
 
 
 def server_log(data: Path, *, start: int = 0) -> Iterator[ServerLine]:
-    """Yield arrivals, claims and changes of breakers from this place of the server's append-only file on, in order.
-
-    The file has every change in the order in which the server made it. It says what scripts did, not what they were
-    asked to do: the read of an entry appears as an `XCLAIM` with the server's own time. The server may be at rest or
-    running; it is never asked anything.
+    """Yield arrivals, claims and changes of breakers from this place of the append-only file on, in the server's
+    order. The file says what scripts did, not what they were asked to do: the read of an entry appears as an
+    `XCLAIM` with the server's own time. The server may be at rest or running.
     """
     reader = Reader()
     for number, command in enumerate(chain.from_iterable(_parts(data, start))):
@@ -199,8 +191,6 @@ def _commands(file: BinaryIO) -> Iterator[list[bytes]]:
 
 
 class Reader:
-    """The state behind the lines: the prediction of each entry, and the last read of each prediction."""
-
     def __init__(self) -> None:
         self._entries: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._reads: dict[str, tuple[int, int]] = {}
@@ -224,7 +214,7 @@ class Reader:
         return None
 
     def _meta(self, number: int, queue: str, fields: dict[str, str]) -> Breaker | None:
-        """Return a change of the breaker. It has no time of its own, so it gets the time of the last read."""
+        """A change of the breaker has no time of its own, so it gets the time of the last read."""
         is_open = bool(fields.get("breaker"))
         if "breaker" not in fields or is_open is (queue in self._open):
             return None

@@ -1,6 +1,5 @@
-"""Carry out one run: stage, calibrate, load under faults, heal, wait for rest, check.
-
-This module judges nothing. None of the run's processes is left after it, however it ends. Ctrl-C stops it at once.
+"""Carry out one run: stage, calibrate, load under faults, heal, wait for rest, check. None of the run's processes is
+left after it, however it ends. Ctrl-C stops it at once.
 """
 
 import os
@@ -50,10 +49,7 @@ HOME_PREFIX: Final = "director-chaos-"
 
 
 def chaos(options: Options, say: Callable[[str], None]) -> Report:
-    """Carry out a run and return its report.
-
-    Raises KeyboardInterrupt if a signal ended it, UpError if it could not be carried out.
-    """
+    """Raises KeyboardInterrupt if a signal ended the run, UpError if it could not be carried out."""
     raise_descriptor_limit()
     if options.faketime and find_library(options.faketime) is None:
         raise UpError(
@@ -86,7 +82,7 @@ def _home(options: Options, say: Callable[[str], None]) -> Generator[Home]:
 
 
 async def _until_judged(home: Home, options: Options, say: Callable[[str], None]) -> Report | None:
-    """Return the report, or None if a signal came first. Raise an error of the run after all processes have ended."""
+    """Return the report, or None if a signal came first."""
     report = None
 
     async def cancel_on_signal() -> None:
@@ -211,7 +207,6 @@ class Run:
         return f"http://127.0.0.1:{self._scene.links[FRONT].port}"
 
     async def _rest(self) -> None:
-        """Wait until nothing lives and nothing is owed, for as long as the product may take."""
         redis: Any = self._scene.redis  # its types say int or awaitable
         queues = await self._scene.queues()
         watched = [name for queue in queues for name in (keys.live(queue), keys.owed(keys.queue_partition(queue)))]
@@ -230,7 +225,6 @@ class Run:
         self._say(f"at rest after {took_s:.1f} s" if not left else f"not at rest after {took_s:.0f} s: {left}")
 
     async def _write_down(self) -> None:
-        """Record what Redis holds now, for the checker."""
         redis, folder = self._scene.redis, self._scene.journals
         answers = (line for line in read(folder / "client.jsonl") if isinstance(line, Answered))
         with closing(Journal(folder / "queue.jsonl")) as journal:

@@ -1,7 +1,6 @@
-"""Start the processes of one run and the links between them in their own home, and end all of them with the block.
-
-All parts are real: a server that loses nothing, the API, directors and keepers, each a process of this machine without
-root's rights. A process that dies is started again after a moment, as an orchestrator would.
+"""Start the processes of one run and the links between them in their own home, and end all of them with the block. All
+parts are real: a server that loses nothing, the API, directors and keepers. A process that dies is started again
+after a moment, as an orchestrator would.
 """
 
 import asyncio
@@ -40,9 +39,8 @@ from director.local.server import EmbeddedServer, find_binary
 from director.local.supervisor import Part, Supervisor, supervising
 from director.store.accounts import Accounts
 
-# There are four directors with a model server each. Two serve one model, and one serves a model alone. The fourth
-# serves a model whose version is deleted at times. The rest is as in production: an API, two keepers, a receiver of
-# webhooks.
+# Four directors with a model server each. Two serve one model, one serves a model alone. The version of the fourth is
+# deleted at times. The rest is as in production: an API, two keepers, a receiver of webhooks.
 
 API: Final = "api-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
@@ -67,10 +65,7 @@ _ports: Final = (QUIET_PORTS[(os.getpid() * PORTS_OF_A_RUN + n) % len(QUIET_PORT
 
 
 class Role(Struct, frozen=True, kw_only=True):
-    """A process of the run.
-
-    `env` is the environment of its next start, `url` its base URL, `ready` the page that answers 200 once it is ready.
-    """
+    """`env` is the environment of its next start, `ready` the page that answers 200 once it is ready."""
 
     name: str
     command: Sequence[str]
@@ -80,7 +75,6 @@ class Role(Struct, frozen=True, kw_only=True):
 
 
 def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_s: float) -> list[list[Role]]:
-    """Return all processes but the server, in the order of their starts. Each director has a model server."""
     cogs = [
         _scripted(name, "cog", [str(journals / f"{name}.jsonl"), name, str(SLOTS)], ready="/health-check")
         for name in (f"cog-{number}" for number in range(len(SERVED)))
@@ -112,7 +106,6 @@ def _scripted(name: str, kind: str, arguments: Sequence[str], *, ready: str) -> 
 
 
 def _ours(name: str, command: str, redis_urls: Mapping[str, str], health: str = "", /, **settings: object) -> Role:
-    """Return a process of the product. `health` begins the names of its settings for where it serves its health."""
     port = _quiet_port()
     settings |= {f"{health}host": LOOPBACK, f"{health}port": port, "redis_url": redis_urls[name]}
     env = {PREFIX + setting.upper(): str(value) for setting, value in settings.items()}
@@ -143,9 +136,8 @@ def find_library(wanted: str = "", *, places: Iterable[str] = PLACES) -> Path | 
 
 
 class SteppedClock:
-    """The clock of a process that was started with libfaketime, which adds an offset from a file to it.
-
-    `offset_s` is its lead over the machine's clock, `highest_s` the largest so far. CLOCK_MONOTONIC stays as it is.
+    """The clock of a process that was started with libfaketime. `offset_s` is its lead over the machine's clock,
+    `highest_s` the largest so far. CLOCK_MONOTONIC stays as it is.
     """
 
     def __init__(self, library: Path, file: Path) -> None:
@@ -156,7 +148,6 @@ class SteppedClock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment for the process. It reads the file at each look at the clock."""
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -186,18 +177,14 @@ DELETION_S: Final = 10.0  # seconds; the deletion goes over a slow link
 
 
 class Rollout(Struct, frozen=True, kw_only=True):
-    """Folders with two installed releases of the product. The run begins with `before`, and moves to `after`."""
-
     before: Path
     after: Path
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """The options of the command line.
-
-    Without `home`, the run uses a temporary folder, which stays only if `is_kept` or a promise was broken. A `rollout`
-    has no peace before it and no rush, because fairness is judged within one release. `faketime` is the library that
-    steps the server's clock, or '' for the one that the system has.
+    """Without `home`, the run uses a temporary folder, which stays only if `is_kept` or a promise was broken. A
+    `rollout` has no peace before it and no rush, because fairness is judged within one release. `faketime` is the
+    library that steps the server's clock, or '' for the system's.
     """
 
     seed: int
@@ -221,8 +208,6 @@ class Options(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Scene:
-    """The processes and links of a run. Links, roles, tokens and the stage exist once it has started."""
-
     home: Home
     options: Options
     server: EmbeddedServer
@@ -244,8 +229,6 @@ class Scene:
     @property
     def journals(self) -> Path:
         return self.home.path / "journals"
-
-    # ── for the nemesis ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def names(self) -> list[str]:
@@ -274,7 +257,6 @@ class Scene:
         return sorted(QueueName(text(name)) for name in await ask(lambda: self.redis.smembers(keys.queues())))
 
     async def resize(self, *, streams: int, in_line: bool = False) -> None:
-        """Give lanes this many streams: of the queue with exact order if `in_line`, else of all other queues."""
         scripts = Scripts(Gatherer(self.redis))
         for queue in await self.queues():
             if queue.startswith(f"{IN_LINE}:") is in_line:
@@ -289,7 +271,6 @@ class Scene:
             await anyio.sleep(LOOK_S)
 
     async def until_known(self, queue: QueueName, *, is_known: bool) -> None:
-        """Return once the server has the queue, or has it no more. The registries do not matter."""
         while True:
             with suppress(DirectorError):
                 if bool(await ask(lambda: self.redis.exists(keys.meta(queue)))) is is_known:
@@ -297,10 +278,7 @@ class Scene:
             await anyio.sleep(SOON_S)
 
     async def delete_version(self, queue: QueueName) -> int:
-        """Ask the API to delete the queue's version, as if its directors had been silent for the required minute.
-
-        Returns the status of the answer, or 0 if none came.
-        """
+        """Delete the version as if its directors had been silent for the required minute; 0 if no answer came."""
         client: Any = self.redis  # its types say str or bytes, but ours answers in bytes
         with suppress(DirectorError, httpx.TransportError):
             version = text(await ask(lambda: client.hget(keys.meta(queue), "version")) or b"")
@@ -311,7 +289,6 @@ class Scene:
         return 0
 
     async def create_passing(self, *, key: str) -> httpx.Response | None:
-        """Ask for one prediction of that version as the first tenant. Return None if no answer came."""
         headers = {"authorization": f"Bearer {self.tokens[0]}", "idempotency-key": key}
         url = f"{self.roles[API].url}/v1/models/{PASSING}/predictions"
         with suppress(httpx.TransportError):
@@ -319,7 +296,6 @@ class Scene:
         return None
 
     def release(self, name: str, folder: str) -> None:
-        """Let this process of the product run the code installed in this folder, from its next start on."""
         self.roles[name].env["PYTHONPATH"] = folder
 
     def pid(self, name: str) -> int:
@@ -327,7 +303,6 @@ class Scene:
         return marked.pid if marked else 0
 
     def is_alive(self, name: str) -> bool:
-        """Return whether the process is alive and its pid was not reused."""
         marked = self.supervisor.marks.get(name)
         return marked is not None and is_alive(marked)
 
@@ -355,13 +330,8 @@ class Scene:
         while not await self.is_ready(name):  # noqa: ASYNC110 - it has to be asked
             await anyio.sleep(LOOK_S)
 
-    # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
-        """Start all processes, in the order of their dependencies. Return when all are ready.
-
-        Raises UpError when a process does not become ready.
-        """
+        """Return when all are ready. Raises UpError when a process does not become ready."""
         part = self.server.part(self.home.path)
         stepped = self.clock.environment if self.clock else {}
         self.supervisor.start([msgspec.structs.replace(part, name=SERVER, env={**part.env, **stepped})])
@@ -391,7 +361,6 @@ class Scene:
         [self.to_delete] = [queue for queue in await self.queues() if queue.startswith(f"{PASSING}:")]
 
     async def _make_accounts(self) -> Path:
-        """Create a token for each tenant. Return a file with the tenants' webhook secrets, for the sink."""
         accounts = Accounts(self.redis)
         secrets = {}
         for number in range(self.options.tenants + EQUALS):

@@ -1,8 +1,6 @@
-"""Speak just enough HTTP/1.1 for the parties of a run and for tests: no framework, a quick start, little CPU.
-
-The machine's time belongs to the code under test. This module is imported in 0.13 s, httpx and the directors' own
-transport in 0.24 s, and no code under judgment may serve its judges. Only for loopback: every body but a stream has a
-length, nothing is pipelined, and nothing is limited.
+"""Speak just enough HTTP/1.1 for the parties of a run and for tests. It is imported in 0.13 s, httpx and the
+directors' transport in 0.24 s, and no code under judgment may serve its judges. Only for loopback: nothing is
+pipelined or limited.
 """
 
 import asyncio
@@ -33,8 +31,6 @@ class Request(Struct, kw_only=True, eq=False):
 
 
 class Answer(Struct, frozen=True):
-    """One answer. Header names are lower case."""
-
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = {}
@@ -78,7 +74,7 @@ async def listening(handler: Handler, port: int = 0) -> AsyncGenerator[int]:
 
 
 class Caller:
-    """A client of one server that keeps its connections. It does not retry: that is for its user."""
+    """A client of one server that keeps its connections. It does not retry."""
 
     def __init__(self, url: str) -> None:
         self._host = url.removeprefix("http://")
@@ -87,7 +83,6 @@ class Caller:
     async def ask(
         self, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] = NONE, within_s: float
     ) -> Answer:
-        """Send a request and read the answer. Raises Unanswered."""
         with _unanswered():
             async with asyncio.timeout(within_s):
                 connection = self._idle.pop() if self._idle else await self._connect()
@@ -107,9 +102,8 @@ class Caller:
     async def follow(
         self, path: str, *, headers: Mapping[str, str], within_s: float, silent_s: float
     ) -> AsyncGenerator[tuple[int, AsyncIterator[bytes]]]:
-        """GET a stream on a new connection. Yield the status, and an iterator over the pieces of the body.
-
-        Raises Unanswered, inside the block too, if the stream breaks or sends nothing for `silent_s`.
+        """GET a stream on a new connection. Raises Unanswered, inside the block too, if it breaks or is silent for
+        `silent_s`.
         """
         connection = None
         with _unanswered():

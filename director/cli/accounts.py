@@ -1,7 +1,5 @@
-"""Commands on accounts and tokens: `director account` and `director token`.
-
-Redis keeps only the digest of a token, so a token is shown once. No command prints a webhook secret: the account asks
-the API for it.
+"""Commands on accounts and tokens: `director account` and `director token`. Redis keeps only the digest of a token, so
+a token is shown once. No command prints a webhook secret.
 """
 
 import argparse

@@ -1,6 +1,5 @@
-"""Declare a command beside its function: `@command("dead show", arg("id ID"), examples=("ID",))`.
-
-The docstring of the function is the command's description, and its first sentence is its line in the help of a group.
+"""Declare a command beside its function: `@command("dead show", arg("id ID"), examples=("ID",))`. The function's
+docstring is the command's description, and its first sentence is the line in the help of a group.
 """
 
 import argparse
@@ -36,7 +35,6 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def commands(self) -> "dict[str, CommandParser]":
-        """Return the commands below this one by name. An alias is left out."""
         found: dict[str, CommandParser] = {}
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -51,7 +49,6 @@ class CommandParser(argparse.ArgumentParser):
             yield from each.all_of_it()
 
     def format_help(self) -> str:
-        """Return the usual help, the examples and the settings. The settings are imported only here."""
         shown = ["examples:", *(f"  {line}" for line in self.examples), ""] if self.examples else []
         if not self.settings:
             return "\n".join([super().format_help(), *shown])
@@ -137,7 +134,6 @@ def command(
 
 
 def group(name: str, *examples: str, about: str = "") -> None:
-    """Declare a command that only groups others."""
     declare(name, None, about, (), examples, {})
 
 
@@ -223,7 +219,6 @@ def hours(text: str) -> float:
 
 
 def model_name(text: str) -> str:
-    """Read owner/name or owner/name:version by the rules of the service."""
     model, pinned, version = text.partition(":")
     if not re.fullmatch(MODEL_NAME, model) or (pinned and not re.fullmatch(VERSION_ID, version)):
         raise argparse.ArgumentTypeError(

@@ -1,7 +1,4 @@
-"""The Redis server that an operator's command works on, and the stores that use it.
-
-The API is not asked, so these commands work while no API runs.
-"""
+"""The Redis server that an operator's command works on, and its stores. The commands work while no API runs."""
 
 import argparse
 import os
@@ -25,8 +22,6 @@ Done = TypeVar("Done")
 
 
 class Backend(Services):
-    """The stores on one Redis server, and what is derived from them."""
-
     def __init__(self, redis: Redis) -> None:
         super().__init__(redis)
         self.overview = Overview.of(self)

@@ -1,6 +1,5 @@
-"""A client of the API like any other: over HTTP, with a token. A refusal becomes one line with the next step.
-
-It also reads the inputs of a command line, and saves outputs to files.
+"""A client of the API over HTTP, with a token; inputs and outputs as files. A refusal becomes one line with the next
+step.
 """
 
 import argparse

@@ -145,7 +145,6 @@ async def _slices(places: "list[Place]") -> "AsyncIterator[list[Place]]":
 async def _counted(
     slices: "AsyncIterator[list[Place]]", rate: float | None, show: Callable[[str], None]
 ) -> "AsyncIterator[list[Place]]":
-    """Yield the same places, one at a time with a rate, and show on a terminal how many are done."""
     met = 0
     async for places in slices:
         step = 1 if rate else len(places)

@@ -1,7 +1,5 @@
 """The entry of `director`: it parses the line, runs one command, and turns a fault into one line and an exit code.
-
-Only the module of the typed command is imported. An expected fault shows no traceback. The exit codes are in
-arguments.py.
+Only the module of the typed command is imported. The exit codes are in arguments.py.
 """
 
 import argparse
@@ -51,7 +49,6 @@ FOLDERS: Final = frozenset({"DIR"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except DirectorError as exc:

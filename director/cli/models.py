@@ -12,7 +12,6 @@ from director.cli.tables import Answer, listed
 from director.core.errors import SettingsError, UnknownModel
 from director.core.model_config import ModelConfig
 
-# option: help
 SAID: Final = {
     "description": "what it does",
     "github_url": "where its source is",

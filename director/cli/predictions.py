@@ -85,7 +85,6 @@ def _named(prediction_id: str) -> Generator[None]:
 
 
 def _follow(client: Client, given: argparse.Namespace, body: Raw) -> Raw:
-    """Poll until the prediction is terminal, and show what is new each time. Return the last response."""
     with Printer(sys.stdout, sys.stderr, shows_output=not given.output) as printer:
         while True:
             prediction = seen(body)
@@ -155,7 +154,6 @@ def _explain(given: argparse.Namespace) -> int:
 
 
 def story_lines(story: Story) -> Iterator[str]:
-    """Yield the story for a person: what happened and when, the state now, and what is next."""
     ended = story.ended
     yield f"{story.id} of {story.model}: {story.status}"
     yield from _came(story.submitted)

@@ -26,7 +26,6 @@ class Pieces:
         self.is_mid_line = False
 
     def put(self, piece: Any, *, is_whole: bool = False) -> None:
-        """Print a piece, or the whole output, which has a line of its own."""
         text = piece if isinstance(piece, str) else as_text(piece)
         own_line = is_whole or not isinstance(piece, str) or piece.startswith(OWN_LINE)
         if own_line:
@@ -45,8 +44,6 @@ class Pieces:
 
 
 class Printer:
-    """Prints what is new of one prediction, each time it is shown again."""
-
     def __init__(self, out: TextIO, err: TextIO, *, shows_output: bool = True) -> None:
         self._pieces = Pieces(out)
         self._err = err
@@ -64,7 +61,6 @@ class Printer:
         self._ticker.stop()
 
     def show(self, seen: Seen) -> None:
-        """Print what is new since the last call; of a terminal prediction, all that is left."""
         self._show_logs(seen.logs or "")
         if self._shows_output:
             self._show_output(seen)

@@ -256,7 +256,7 @@ def _row(queue: str, stats: QueueStats) -> Sequence[str]:
 
 
 def _slots(stats: QueueStats) -> int:
-    """Return the slots of live directors. The stored number outlives the last director."""
+    """The stored number outlives the last director."""
     return stats.slots if stats.directors else 0
 
 
@@ -280,7 +280,6 @@ def _estimates(tally: Mapping[str, int]) -> str:
 
 
 def _objectives(stats: QueueStats, burnt: Burns) -> str:
-    """Return each lane's objective, and how fast its error budget is used."""
     return "; ".join(
         f"{lane}: {100 * each.share:.4g} % start within {span(each.within_s)}; burn rate "
         + ", ".join(f"{window.rate:.1f} over {name}" for name, window in burnt.get(lane, {}).items())

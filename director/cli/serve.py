@@ -1,7 +1,5 @@
 """Commands that start processes: `up` and `down` on one machine; `api`, `run`, `keeper` and `audit` as in production.
-
-Every setting is a DIRECTOR_ variable. The few options here override them. Each process imports its own parts only when
-it starts: the others would cost it memory.
+Every setting is a DIRECTOR_ variable. Each process imports its own parts only when it starts, for less memory.
 """
 
 import argparse

@@ -44,7 +44,6 @@ async def _directors(backend: Backend, given: argparse.Namespace) -> Answer:
 
 
 def director_lines(found: "Sequence[DirectorView]", *, now_ms: int, width: int | None) -> list[str]:
-    """Return a line for each director and, below that table, a line for each of their model servers."""
     table = fitted(COLUMNS, [_row(one, now_ms) for one in found], width=width, words=WORDS)
     servers = [
         f"  {one.name}  {line}"

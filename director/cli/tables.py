@@ -1,7 +1,5 @@
-"""Show the result of a command: JSON for programs, or text and tables that fit the terminal for a person.
-
-On a terminal no line is wider than the terminal, and names that are too long are cut in the middle. In a file or a
-pipe every line is whole.
+"""Show the result of a command: JSON for programs, or text and tables for a person. Only on a terminal are lines cut
+to its width, and names that are too long lose their middle.
 """
 
 import json
@@ -31,8 +29,6 @@ MARK: Final = "…"
 
 
 class Answer(NamedTuple):
-    """The result of a command: a document for `--json`, the text for a person, and the exit code."""
-
     body: object
     text: str | Callable[[], str]
     code: int = 0
@@ -59,12 +55,10 @@ def json_line(body: object) -> str:
 
 
 def listed(names: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str], empty: str) -> str:
-    """Return a table for stdout, or `empty` without rows."""
     return "\n".join(fitted(names, rows, width=line_width(), words=words)) if rows else empty
 
 
 def line_width() -> int | None:
-    """Return the columns of the terminal behind stdout, or None if it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -75,10 +69,9 @@ def fitted(
     width: int | None,
     words: Sequence[str] = (),
 ) -> list[str]:
-    """Return a line for each row, below the names of the columns.
-
-    Columns of `words` begin at the left and are cut if the terminal is too narrow, the longest first. All other columns
-    are numbers, end at the right, and are never cut. If that is not enough, the ends of the lines are cut.
+    """Return a line for each row, below the names of the columns. Columns of `words` begin at the left and are cut if
+    the terminal is too narrow, the longest first. Numbers are never cut. If that is not enough, the ends of the
+    lines are.
     """
     cells = [[printable(cell) for cell in row] for row in (names, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]

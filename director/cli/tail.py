@@ -1,6 +1,5 @@
-"""`director tail`: follow the steps of all predictions, or the events of one.
-
-It reads Redis, so it works while no API does. After an outage of Redis it continues where it was.
+"""`director tail`: follow the steps of all predictions, or the events of one. It reads Redis, so it works while no API
+does, and continues after an outage of Redis where it was.
 """
 
 import argparse
@@ -34,7 +33,6 @@ AWAY_S: Final = 1.0
 LOOK_S: Final = 0.15  # between two reads of one prediction
 EVENTS: Final = 256
 MOST_BYTES: Final = 1 << 20
-# widths of columns
 KIND: Final = 8
 ID: Final = 26
 QUEUE: Final = 32

@@ -1,7 +1,5 @@
-"""The loops of `director top`: read Redis, follow keys, and draw.
-
-It reads Redis for at most a hundredth of its time (see diagnosis/overview.py). It changes only what a confirmed key
-asks for.
+"""The loops of `director top`: read Redis, follow keys, and draw. It reads Redis for at most a hundredth of its time
+(see diagnosis/overview.py).
 """
 
 import argparse
@@ -119,7 +117,6 @@ class Terminal:
         return self._console.size
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Fill the screen with these lines from the top."""
         try:
             with self._console:  # collects both in one write
                 self._console.control(Control.home())
@@ -128,7 +125,6 @@ class Terminal:
             self._keys.put_nowait(ENDED)
 
     async def hear_signals(self) -> None:
-        """Turn signals into keys until it is cancelled."""
         with anyio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT, *ENDING) as heard:
             async for number in heard:
                 if number == signal.SIGTSTP:
@@ -189,7 +185,6 @@ class Top:
         self._again = anyio.Event()
 
     async def listen(self) -> None:
-        """Follow keys until one of them ends the command."""
         while True:
             key = await self._terminal.key()
             rows = shown(self._state, self._seen.rows) if self._seen else []
@@ -216,7 +211,7 @@ class Top:
                 await self._again.wait()
 
     async def _look(self) -> float:
-        """Read everything once. Return the seconds to rest afterwards."""
+        """Return the seconds to rest afterwards."""
         snapshot = await self._backend.overview.look()
         began_s = self._clock.monotonic()
         self._rates.note(began_s, snapshot.queues)
@@ -228,7 +223,6 @@ class Top:
         return max(self._backend.overview.rest_s, min(more_s, LONGEST_S))
 
     async def _read_history(self, snapshot: Snapshot, now_s: float) -> None:
-        """Read the samples of the queues on the screen, once in each sample period."""
         rows = shown(self._state, [_row(each, [], self._rates, now_ms=0) for each in snapshot.queues])
         names = [row.queue.name for row in rows][: self._terminal.size[1]]
         if now_s - self._history_s >= PERIOD_S:

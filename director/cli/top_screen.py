@@ -36,8 +36,6 @@ MOVES: Final = {
 
 
 class Row(Struct, frozen=True):
-    """A queue, its starts in a minute, and how many predictions waited in the last ten minutes."""
-
     queue: QueueView
     per_min: float | None = None
     trend: tuple[int, ...] = ()
@@ -88,7 +86,6 @@ def shown(state: State, rows: Sequence[Row]) -> list[Row]:
 
 
 def chosen(state: State, rows: Sequence[Row]) -> int:
-    """Return the place of the selected row, or 0 if it is not among them."""
     return next((at for at, row in enumerate(rows) if row.queue.name == state.selected), 0)
 
 
@@ -136,7 +133,6 @@ def _filtering(state: State, _: Sequence[Row]) -> State:
 
 
 def _asking(state: State, rows: Sequence[Row]) -> State:
-    """Ask to pause or resume the selected queue, or the one whose screen is open."""
     meant = rows[chosen(state, rows)].queue.name if rows and state.view == "queues" else state.selected
     found = next((row.queue for row in rows if row.queue.name == meant), None)
     if found is None or state.view in ("directors", "findings"):
@@ -155,7 +151,6 @@ def _toggled(view: View) -> Callable[[State, Sequence[Row]], State]:
 
 
 def _back(state: State, _: Sequence[Row]) -> State:
-    """Go back to the queues; from there, remove the filter."""
     return replace(state, view="queues", scroll=0, wanted="" if state.view == "queues" else state.wanted)
 
 
@@ -235,7 +230,6 @@ KEYS: Final = {
     "findings": "↑↓ scroll  esc back  d directors",
 }
 BELOW: Final = 1
-# styles of rich
 TITLE: Final = "bold"
 ALARM: Final = "yellow"
 DIM: Final = "dim"
@@ -246,8 +240,6 @@ MOST_WIDE: Final = 1_000
 
 
 class Detail(Struct, frozen=True, kw_only=True):
-    """Facts about one queue beyond the snapshot: its accounts, and how many wait in each stream of a lane."""
-
     queue: QueueName
     tenants: Sequence[Tenant] = ()
     heat: Mapping[str, Sequence[int]] = {}
@@ -273,7 +265,6 @@ class Frame(NamedTuple):
     room: int | None
 
     def window(self, body: list[Text]) -> list[Text]:
-        """Return the lines that fit: the head, and the lines after those that are scrolled away."""
         if self.room is None:
             return body
         first = min(max(0, self.state.scroll), max(0, len(body) - self.room))

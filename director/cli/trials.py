@@ -1,6 +1,5 @@
-"""Commands that try or measure the service: `director simulate`, `chaos` and `bench`.
-
-Each imports what it runs only when it runs: together they are most of the product.
+"""Commands that try or measure the service: `director simulate`, `chaos` and `bench`. Their imports are most of the
+product, so each is made only when its command runs.
 """
 
 import argparse

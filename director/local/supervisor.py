@@ -1,6 +1,5 @@
-"""Keep the parts of one `up` running: start them in stages, restart what dies, end them in reverse.
-
-No part outlives the supervisor: when its block ends, each part is asked to end, then killed.
+"""Keep the parts of one `up` running: start them in stages, restart what dies, end them in reverse. When its block
+ends, each part is asked to end, then killed.
 """
 
 import os
@@ -68,7 +67,6 @@ class Supervisor:
             self.tasks.start_soon(self._keep, kept)
 
     async def stop(self) -> None:
-        """End every part, the last stage first; the next stage follows when all of it is gone."""
         while self._stages:
             stage = self._stages[-1]
             for kept in stage:
@@ -151,7 +149,6 @@ async def supervising(
     first_pause_s: float = FIRST_PAUSE_S,
     longest_pause_s: float = LONGEST_PAUSE_S,
 ) -> AsyncGenerator[Supervisor, None]:
-    """Yield a supervisor. All its parts are gone when the block is left."""
     async with anyio.create_task_group() as tasks:
         supervisor = Supervisor(tasks, open_log, say, changed, first_pause_s, longest_pause_s)
         try:

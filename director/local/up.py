@@ -1,7 +1,5 @@
-"""Run `director up` and `director down`: start a whole service in one home, and end it.
-
-`up` starts Valkey, the API, the keeper and the examples, says when all are ready, and ends them in reverse order. It
-never says so before they are, and never leaves a process behind.
+"""Run `director up` and `director down`: start a whole service in one home, and end it. It says that all is ready only
+when it is, and never leaves a process behind.
 """
 
 import json
@@ -136,7 +134,6 @@ class Up:
         return STOPPED if self._is_ready else INTERRUPTED
 
     async def _end_on_signal(self, signals: AsyncIterator[signal.Signals], work: anyio.CancelScope) -> None:
-        """End everything in order at the first signal, at once at the next."""
         async for _ in signals:
             if work.cancel_called:
                 self._supervisor.force()
@@ -177,7 +174,6 @@ class Up:
         ]
 
     async def _start_server(self) -> tuple[str, Server]:
-        """Start the embedded server if none is given, and check it as every part will."""
         url = self._options.redis_url
         if not url:
             embedded = EmbeddedServer(self._home.valkey, find_binary(self._options.redis_server))
@@ -219,7 +215,6 @@ class Up:
 
 
 def _program() -> str:
-    """Return this command as it can be typed again here."""
     typed = sys.argv[0]
     if Path(typed).name != "director":  # run with -m
         return f"{shlex.quote(sys.executable)} -m director"
@@ -259,7 +254,6 @@ def banner(state: State, *, program: str, home: str, promise: str) -> str:
 
 
 async def follow(home: Home, say: Callable[[str], None]) -> None:
-    """Show every new line of every log, after the name of its part, for ever."""
     ends = {log: log.stat().st_size for log in _logs(home)}
     while True:
         for log in _logs(home):
@@ -272,7 +266,7 @@ def _logs(home: Home) -> list[Path]:
 
 
 def _say_new(log: Path, shown: int, say: Callable[[str], None]) -> int:
-    """Show the whole lines beyond `shown` bytes and return the new position. A log that was cut is shown again."""
+    """Return the new position. A log that was cut is shown again."""
     if log.stat().st_size < shown:
         shown = 0
     with log.open("rb") as file:

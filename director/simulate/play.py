@@ -1,7 +1,6 @@
 """Play a trace under a policy: call the queue's own scripts on a server in memory, with a virtual time for each call.
-
-The scripts decide what is next, nothing here does. Slots are only counted: a free slot claims at once, and a claim ends
-when its run time has passed. A play never waits, and the same trace and policy give the same result.
+Slots are only counted: a free slot claims at once, and a claim ends when its run time has passed. A play never
+waits, and the same trace and policy give the same result.
 """
 
 import asyncio
@@ -50,18 +49,14 @@ MOST_NAME: Final = 14  # characters; a column of the table has no more room
 
 
 class Share(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of one account, as an operator sets them."""
-
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     max_running: Count | None = None
     max_queued: Count | None = None
 
 
 class TriedPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy to play with: the queue's streams, bound and objectives, and the limits of accounts.
-
-    `mode` and `max_queued` mean what they mean to `director queues bound`. `accounts`: by name, and `*` for all others.
-    `fifo` is one line for all; a real queue has no such policy, it is there to compare with.
+    """`mode` and `max_queued` mean what they mean to `director queues bound`. `accounts`: by name, and `*` for all
+    others. `fifo` is one line for all; a real queue has no such policy, it is there to compare with.
     """
 
     name: str = ""
@@ -89,9 +84,8 @@ NAMED: Final = {each.name: each for each in (FAIR, FIFO)}
 
 
 def tried(text: str) -> TriedPolicy:
-    """Return `fair` (a queue's defaults), `fifo` (one line for all), or the policy in a TOML file.
-
-    Raises SettingsError.
+    """Return `fair` (a queue's defaults), `fifo` (one line for all), or the policy in a TOML file. Raises
+    SettingsError.
     """
     if text in NAMED:
         return NAMED[text]
@@ -115,9 +109,8 @@ def tried(text: str) -> TriedPolicy:
 
 
 class VirtualQueue:
-    """One queue on a server of its own. The caller sets `now_ms`, the time of every call.
-
-    A method takes the time when it is called, not when its coroutine is awaited: calls may be kept and sent later.
+    """One queue on a server of its own. The caller sets `now_ms`. A method takes the time when it is called, not when
+    its coroutine is awaited: calls may be kept and sent later.
     """
 
     def __init__(self, scripts: Scripts, model: str, policy: Policy) -> None:
@@ -132,7 +125,6 @@ class VirtualQueue:
         await self._scripts.register(self.name, version=VERSION, policy=self._policy)
 
     def report_slots(self, slots: int) -> Coroutine[Any, Any, object]:
-        """Say that one director with these slots is alive."""
         return self._scripts.extend(
             self.name, consumer=CONSUMER, lease_s=LEASE_S, claims=[], slots=slots, now_ms=self.now_ms
         )
@@ -141,7 +133,6 @@ class VirtualQueue:
         return new_prediction_id(model=self._model, now_ms=self.now_ms)
 
     def enqueue(self, prediction_id: PredictionId, account: str, **options: Any) -> Coroutine[Any, Any, object]:
-        """Accept a prediction; `options` are fields of NewPrediction."""
         streams = shard(account, streams=self._policy.streams, size=self._policy.size)
         new = NewPrediction(
             id=prediction_id,
@@ -172,10 +163,7 @@ class VirtualQueue:
 
 
 class PlayResult(Struct, kw_only=True):
-    """`started_ms`: of each prediction of the trace, or NEVER or REFUSED. `order`: their numbers as they were started.
-
-    `refused`: how many predictions, by the code of the refusal.
-    """
+    """`started_ms`: of each prediction, or NEVER or REFUSED. `order`: as started. `refused`: count by code."""
 
     started_ms: "array[int]"
     order: "array[int]"
@@ -187,8 +175,6 @@ End = tuple[int, int, int, Claim]
 
 
 class _Play:
-    """A play in progress. Times are milliseconds since its start."""
-
     def __init__(self, scripts: Scripts, trace: Trace, tried: TriedPolicy, *, slots: int) -> None:
         self.result = PlayResult(started_ms=array("q", [NEVER]) * len(trace), order=array("q"), refused=Counter())
         self._scripts = scripts
@@ -206,7 +192,6 @@ class _Play:
 
     @property
     def done(self) -> int:
-        """The number of predictions that were started or refused."""
         return len(self.result.order) + self.result.refused.total()
 
     async def run(self, say: Callable[[int], None]) -> None:
@@ -289,10 +274,7 @@ class _Play:
 async def play(
     redis: Redis, trace: Trace, tried: TriedPolicy, *, slots: int, say: Callable[[int], None] = lambda done: None
 ) -> PlayResult:
-    """Play the whole trace. `redis` is emptied first, so give a server that has no other user.
-
-    `say` gets the number of predictions done, every thousand. Raises BackendUnavailable.
-    """
+    """`redis` is emptied first. `say` gets the number done, every thousand. Raises BackendUnavailable."""
     await redis.flushall()
     gatherer = Gatherer(redis)
     try:

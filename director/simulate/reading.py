@@ -1,6 +1,5 @@
-"""Read the traffic of a queue line by line: from a trace, or from the file that `director audit` writes.
-
-An error names its line. Half a line at the end is still being written, and is left out.
+"""Read the traffic of a queue from a trace, or from the file that `director audit` writes. An error names its line.
+Half a line at the end is still being written, and is left out.
 """
 
 import re
@@ -116,8 +115,6 @@ class Open(Struct):
 
 
 class _Log:
-    """Builds a trace from the steps of one queue."""
-
     def __init__(self, queue: str) -> None:
         self._asked = queue
         self._seen = ""

@@ -1,7 +1,4 @@
-"""Report on plays: waits, use of the slots, fairness, and how they changed over time.
-
-The same play gives the same report. A refused prediction is in no wait.
-"""
+"""Report on plays: waits, use of the slots, fairness over time. A refused prediction is in no wait."""
 
 from array import array
 from collections import Counter, defaultdict
@@ -40,12 +37,9 @@ class Had(Struct):
 def fairness(
     trace: Trace, started_ms: "array[int]", *, weights: Sequence[float], limits: Sequence[int | None], slots: int
 ) -> float | None:
-    """Return Jain's index over accounts, as the mean of the bins with more work than the slots could do, or None.
-
-    An account that sends little gets little of the slots, and that is fair. So what an account got is compared with
-    what it would have got if the slots had been filled by weights with what was there to run (max-min: no account gets
-    more than it can use, and what one leaves goes to the others). Jain's index is made of these ratios. `weights` and
-    `limits` (the most that run) are by account.
+    """Return Jain's index over accounts, as the mean of the bins with more work than the slots could do, or None. An
+    account that sends little gets little of the slots, and that is fair. So what an account got is compared with
+    its max-min share by `weights` and `limits` (the most that run), and the index is made of these ratios.
     """
     runs = [n for n in range(len(trace)) if started_ms[n] >= 0]
     if not runs:
@@ -62,7 +56,6 @@ def fairness(
 
 
 def _note(bins: Sequence[dict[int, Had]], width: int, account: int, *, at: int, start: int, run: int) -> None:
-    """Add one prediction to each bin from its arrival to its end."""
     for number in range(at // width, (start + run) // width + 1):
         begin, end = number * width, (number + 1) * width
         had = bins[number].setdefault(account, Had())
@@ -183,7 +176,6 @@ def trace_report(trace: Trace) -> TraceReport:
 
 
 def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) -> Report:
-    """Report on one play."""
     started = played.started_ms
     ran = [n for n in range(len(trace)) if started[n] >= 0]
     span = max([1, trace.at_ms[-1], *(started[n] + trace.run_ms[n] for n in ran)])
@@ -212,7 +204,6 @@ def report(trace: Trace, tried: TriedPolicy, played: PlayResult, *, slots: int) 
 
 
 def _groups(trace: Trace) -> dict[str, Callable[[int], bool]]:
-    """Return the name of each group, and whether a prediction belongs to it."""
     groups: dict[str, Callable[[int], bool]] = {"all": lambda _: True}
     lanes = sorted(set(trace.lane))
     if len(lanes) > 1:
@@ -227,7 +218,6 @@ def _groups(trace: Trace) -> dict[str, Callable[[int], bool]]:
 
 
 def _by_work(trace: Trace) -> list[int]:
-    """Return the accounts that sent anything, the one with the most work first."""
     work = Counter[int]()
     for account, ms in zip(trace.account, trace.run_ms, strict=True):
         work[account] += ms
@@ -235,7 +225,6 @@ def _by_work(trace: Trace) -> list[int]:
 
 
 def _accounts(trace: Trace, tried: TriedPolicy, started: "array[int]", ran: Sequence[int]) -> list[AccountReport]:
-    """Report on the accounts with the most work."""
     total = sum(trace.run_ms[n] for n in ran)
     sent, of = Counter(trace.account), defaultdict[int, list[int]](list)
     for n in ran:
@@ -327,10 +316,8 @@ def _rounded(value: float) -> float:
 async def simulate(
     trace: Trace, policies: Sequence[TriedPolicy], slots: Sequence[int], say: Say = lambda name, done: None
 ) -> list[Report]:
-    """Play the trace with each policy and each number of slots, one after the other, on one server in memory.
-
-    `say` gets the name of the play in progress and the number of its predictions done. Raises UpError if no server can
-    be started, or BackendUnavailable.
+    """Play the trace with each policy and each number of slots on one server in memory. `say` gets the name of the
+    play and the number of its predictions done. Raises UpError if no server can be started, or BackendUnavailable.
     """
     reports = []
     async with own_server() as redis:

@@ -51,7 +51,6 @@ def _played(trace: TraceReport) -> str:
 
 
 def _rows(reports: Sequence[Report]) -> dict[str, list[str]]:
-    """Return the cells of each row, one for each report."""
     rows: dict[str, list[str]] = {}
     for group in dict.fromkeys(chain.from_iterable(report.waits for report in reports)):
         who = {"heaviest": "heaviest 10 %", "lightest": "lightest half"}.get(group, group)
@@ -94,9 +93,8 @@ def check(path: Path) -> None:
 
 
 def plot(path: Path, reports: Sequence[Report]) -> None:
-    """Draw waits, queue length and use of the slots over time into one SVG or PNG. Raises SettingsError.
-
-    It needs the extra `plot`. The same reports give the same bytes of SVG.
+    """Draw into one SVG or PNG; needs the extra `plot`. The same reports give the same bytes of SVG. Raises
+    SettingsError.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,6 +1,5 @@
-"""A trace: the arrivals at one queue and how long each held a slot. It may be recorded, or made here.
-
-A prediction takes about 40 bytes, so a day's traffic fits. Inputs and outputs are never in a trace.
+"""A trace: the arrivals at one queue and how long each held a slot, recorded or made here. A prediction takes about 40
+bytes, so a day's traffic fits. Inputs and outputs are never in a trace.
 """
 
 import math
@@ -24,11 +23,9 @@ BATCH_EVERY_S: Final = 600.0
 
 
 class Trace:
-    """Predictions in the order of their arrival, as columns. Times are milliseconds since the first arrival.
-
-    `guessed`: predictions whose end is unknown; they get the mean run time of the others. `left_out`: predictions of
-    the log that are not in the trace, since they ended before they were ever claimed, or came before the log begins.
-    `missed`: entries that the log lost.
+    """Predictions in the order of their arrival. Times are milliseconds since the first arrival. `guessed`:
+    predictions whose end is unknown; they get the mean run time. `left_out`: they ended before they were ever
+    claimed, or came before the log begins. `missed`: entries that the log lost.
     """
 
     def __init__(self) -> None:
@@ -95,9 +92,8 @@ class Builder:
 
 
 class MadeOptions(Struct, frozen=True, kw_only=True):
-    """`load`: the work that arrives, divided by what the slots can do: 1.1 is a tenth more than that.
-
-    `accounts`: without the heavy one, if there is one. `run_s`: the mean run time. The same seed gives the same trace.
+    """`load`: the work that arrives, divided by what the slots can do. `accounts`: without the heavy one. `run_s`:
+    mean.
     """
 
     shape: str
@@ -110,7 +106,6 @@ class MadeOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Return the predictions per second of all accounts together."""
         return self.load * self.slots / self.run_s
 
 
@@ -155,7 +150,6 @@ def made(options: MadeOptions) -> Trace:
 
 
 def _arrivals(shape: Shape, options: MadeOptions, dice: Dice) -> Iterator[Arrival]:
-    """Yield a Poisson process, then the batches."""
     rate = options.rate * (1 - shape.heavy if shape.in_batches else 1)
     at_s = dice.expovariate(rate)
     while at_s < options.minutes * 60:
