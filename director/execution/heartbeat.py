@@ -44,10 +44,7 @@ LONGEST_DETAIL: Final = 200
 
 @dataclass(eq=False)
 class SelfReport:
-    """A director's report on itself with each heartbeat, for operators only: nothing is decided by it.
-
-    Its size is bounded, whatever servers answer. The time since a server's state began is exact to one heartbeat.
-    """
+    """A director's bounded report on itself with each heartbeat, for operators only: nothing is decided by it."""
 
     servers: Servers
     clock: Clock
@@ -95,8 +92,6 @@ def _state(server: Server) -> str:
 
 @dataclass(eq=False, kw_only=True)
 class Heartbeat:
-    """The heartbeat of every queue that a director reads. `redis` is a blocking client made for `KICK_WAIT_S`."""
-
     queues: Sequence[QueueName]
     name: str
     scripts: Scripts
@@ -139,7 +134,6 @@ class Heartbeat:
                     await asyncio.wait({listening}, timeout=CANCEL_AGAIN_S)
 
     async def run_once(self) -> list[Hold]:
-        """Extend all leases, report how the servers stand, and do what the answers ask for."""
         standing = self._standing
         holds = await asyncio.gather(*(self._beat(queue, standing) for queue in self.queues))
         self._reported = standing

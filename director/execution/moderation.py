@@ -49,8 +49,6 @@ class _Answer(Struct, frozen=True):
 
 @dataclass(eq=False)
 class Moderator:
-    """One endpoint, for all claims of a process."""
-
     settings: DirectorSettings
     clock: Clock
 

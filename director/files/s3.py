@@ -74,9 +74,7 @@ def bucket_of(url: str) -> S3Store:
 
 class S3Files(LinkedStore):
     """A bucket with `outputs/<id>/<digest>.<ending>` and `uploads/<account>/<id>.<ending>`.
-
-    Outputs are read through the API, whose addresses live longer than S3 signs for. Model servers fetch callers' files
-    from the bucket itself.
+    Outputs are read through the API, whose addresses live longer than S3 signs for.
     """
 
     sweep_s = 600.0  # a sweep lists the bucket, which costs money
@@ -107,7 +105,6 @@ class S3Files(LinkedStore):
         )
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        """Return the bucket's own address. `shown` and `base` are not needed: the key has the ending."""
         seconds = min(LONGEST_S, max(1, expires_s - self._clock.now_ms() / 1000))
         return await obstore.sign_async(self._bucket, "GET", _key(name), timedelta(seconds=seconds))
 
@@ -148,7 +145,6 @@ class S3Files(LinkedStore):
             await obstore.delete_async(self._bucket, keys)
 
     async def _listed(self, below: str, read: Callable[[str], T | None]) -> AsyncIterator[list[T]]:
-        """Yield what the keys below name, a page at a time, without keys that are not ours."""
         async for page in self._pages(below):
             named: Iterable[T | None] = (read(key.removeprefix(f"{below}/")) for key in page)
             yield [each for each in named if each is not None]

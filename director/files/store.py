@@ -51,7 +51,6 @@ class FileName(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "FileName | None":
-        """Return the name, or None for any other text: nothing else ever becomes a path."""
         found = NAME.fullmatch(text)
         return cls(PredictionId(found[1]), found[2], found[3]) if found and is_prediction_id(found[1]) else None
 
@@ -87,14 +86,11 @@ def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> F
 
 
 def ending_of(shown: str) -> str:
-    """Return the ending to keep of the name that a caller gave a file."""
     own = shown.rpartition(".")[2].lower()
     return own if re.fullmatch(r"[a-z0-9]{1,8}", own) and "." in shown else "bin"
 
 
 class OpenFile(Struct, frozen=True, eq=False):
-    """A file to read. `read` yields the bytes from one position up to another, and holds it open only meanwhile."""
-
     content_type: str
     size: int
     read: Callable[[int, int], AsyncGenerator[bytes, None]]
@@ -138,9 +134,7 @@ class FileStore(OutputStore, Protocol):
         """Yield the names of all callers' files, at most `most` at a time."""
         ...
 
-    async def discard(self, name: CallerFileName) -> None:
-        """Delete a caller's file. Safe to repeat."""
-        ...
+    async def discard(self, name: CallerFileName) -> None: ...
 
     def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
         """Yield all predictions that have files, at most `most` at a time."""
@@ -158,7 +152,6 @@ FRESH_S: Final = 5.0
 
 class Links:
     """Signs addresses and checks them. While Redis is away it goes on with the secret that it knows.
-
     All methods raise BackendUnavailable while the secret is not known. Times are unix seconds.
     """
 
@@ -169,7 +162,6 @@ class Links:
         self._read_at = 0.0
 
     async def signed(self, name: str, *, base: str, expires_s: int) -> str:
-        """Return the address of an output's file."""
         signature = await self._signature(name, str(expires_s))
         return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
 
@@ -186,7 +178,6 @@ class Links:
         return f"{base}/v1/files/{file_id}/download/{quote(name, safe='')}?{query}"
 
     async def may_download(self, owner: str, file_id: FileId, *, expiry: str, signature: str) -> bool:
-        """Return True if we signed this address of a file and it has not expired."""
         right = _download_signature(await self._known(), owner, file_id, expiry)
         return _matches(right, signature) and self._is_in_future(expiry)
 
@@ -196,7 +187,6 @@ class Links:
         return urlencode({"expires": expires_s, "signature": signature})
 
     async def is_ordered(self, verb: str, what: str, *, expires: str, signature: str) -> bool:
-        """Return True if we signed this order and it has not expired."""
         right = await self._signature(f"{verb} {what}", expires)
         return _matches(right, signature) and self._is_in_future(expires)
 
@@ -241,8 +231,6 @@ def _download_signature(secret: str, owner: str, file_id: FileId, expiry: str) -
 
 
 class LinkedStore:
-    """The base of a store whose files are fetched through the API."""
-
     def __init__(self, links: Links) -> None:
         self._links = links
 

@@ -137,8 +137,6 @@ class Series(Collector, Generic[Child]):
 
 
 class Registry:
-    """The metrics of one process. Rows of the table for other processes are left out."""
-
     def __init__(self, process: Process) -> None:
         self.process: Final = process
         self._prometheus = CollectorRegistry(auto_describe=False)
@@ -164,7 +162,6 @@ class Registry:
         return Gauge(row.name, row.what, row.labels, registry=self._prometheus)
 
     def add(self, names: Iterable[str], collector: Collector) -> None:
-        """Ask `collector` for these gauges and counters at each scrape."""
         for name in names:
             self._row(name, "gauge", "counter")
         self._prometheus.register(collector)
@@ -175,7 +172,6 @@ class Registry:
                 series.remove("queue", queue)
 
     async def page(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics as text, and its content type: OpenMetrics if `accept` has it."""
         kind = OPEN_METRICS if "application/openmetrics-text" in accept else PLAIN
         async with self._writing:
             written_s, text = self._pages.get(kind, (float("-inf"), b""))
@@ -237,10 +233,7 @@ class RedisMeter:
 
 
 class Pulse:
-    """Measure whether the loop turns in time, and whether Redis answers, also while no work needs it.
-
-    There is one per process. The callbacks in `on_beat` get the seconds since the beat before.
-    """
+    """Measure whether the loop turns in time and Redis answers. `on_beat` gets the seconds since the beat before."""
 
     def __init__(self, registry: Registry, meter: RedisMeter, redis: Redis) -> None:
         self._lag = registry.histogram("director_loop_lag_seconds").labels()

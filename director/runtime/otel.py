@@ -34,8 +34,6 @@ UNNAMED: Final = "unknown_service"
 
 
 class OtelTracing(Tracing):
-    """Make spans with this provider. `accounts`: spans may name the account of a prediction."""
-
     is_on = True
 
     def __init__(self, provider: TracerProvider, *, accounts: bool = False) -> None:
@@ -104,8 +102,6 @@ class _OtelSpan(Span):
 
 
 class _LoggedExporter(SpanExporter):
-    """Log failed exports in a line of ours, at most once a minute."""
-
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._lost = 0
@@ -150,7 +146,6 @@ def _headers(context: otel.SpanContext) -> TraceHeaders:
 
 
 def _named(facts: Facts) -> dict[str, str | int | float | bool]:
-    """Prefix the names that are ours; a name with a dot is one of the standard's."""
     return {name if "." in name else f"director.{name}": fact for name, fact in facts.items()}
 
 

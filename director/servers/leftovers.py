@@ -39,8 +39,6 @@ class _Leftover(Struct, frozen=True):
 
 
 class Leftovers(Struct, eq=False):
-    """The leftovers in one folder: `/tmp/coglet/predictions` of the servers, as this process sees it."""
-
     folder: Path
     redis: Redis
     clock: Clock
@@ -80,7 +78,6 @@ class Leftovers(Struct, eq=False):
         ]
 
     def _quiet(self) -> Generator[_Leftover, None, None]:
-        """Yield the folders to which nothing was written for `QUIET_S`, by their time on disk."""
         with _opened(self.folder) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 if is_prediction_id(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -100,7 +97,6 @@ class Leftovers(Struct, eq=False):
         return deleted
 
     def _warn(self) -> None:
-        """Warn once: the same is wrong with all of them."""
         if not self.has_warned:
             log.warning("leftovers of model servers cannot be deleted", exc_info=True)
         self.has_warned = True
@@ -122,7 +118,6 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _last_write_s(name: str, folder: int) -> float:
-    """Return when something was last written to it or to a folder in it, as a unix time."""
     last = 0.0
     for path in (name, f"{name}/inputs", f"{name}/outputs"):
         with suppress(OSError):

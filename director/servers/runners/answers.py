@@ -50,7 +50,6 @@ def excerpt(body: bytes) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as one line of at most 500 characters."""
     line = " ".join(text[: EXCERPT_CHARS * 4].split())
     return line if len(line) <= EXCERPT_CHARS else line[: EXCERPT_CHARS - 1] + "…"
 
@@ -76,7 +75,6 @@ def locked(status: int) -> Ended:
 
 
 def reason(body: bytes) -> str:
-    """Return a refusal in words: what the server's JSON says if its shape is known, else how its text begins."""
     try:
         refusal = read_json(body, _Refusal)
     except Unreadable:
@@ -128,9 +126,9 @@ FILE: Final = re.compile(
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """An answer as received. `complete`: False if its body is longer than what was read.
-
-    `headers` by their names in lower case. `trouble`: why no answer came, with status 0.
+    """An answer as received. `complete`: False if its body is longer than what was read. `headers`: names in lower
+    case.
+    `trouble`: why no answer came, with status 0.
     """
 
     status: int = 0
@@ -151,7 +149,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def is_file(self) -> bool:
-        """True if the body itself is the output, not JSON with an output in it."""
         return self.is_ok and self.complete and FILE.fullmatch(self.kind) is not None
 
     @property
@@ -160,7 +157,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
-    """Return the end of a run that was answered with anything but 2xx."""
     if answer.status in NO_ENTRY:
         return locked(answer.status)
     said = said_of(answer, error=error)
@@ -174,7 +170,6 @@ def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
 
 
 def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
-    """Return the reason that an answer other than 2xx gives; '' if none."""
     if answer.status in NO_ENTRY:
         return WRONG_KEY
     try:
@@ -196,7 +191,6 @@ def too_large(max_body: int) -> Ended:
 
 
 def read_document(body: bytes) -> Raw:
-    """Return the JSON of an answer. Raises `Unreadable`."""
     return Raw(bytes(read_json(body, Raw)))
 
 
@@ -212,7 +206,6 @@ def mapped_end(document: Raw, config: MappedConfig) -> Ended:
 
 
 def mapped_error(document: Raw, error: Pointer | None) -> str:
-    """Return the error in an answer where the configuration points to; '' without one."""
     found = error.find(document) if error is not None else None
     if found is None or bytes(found) in NO_ERROR:
         return ""
@@ -231,8 +224,6 @@ BOM: Final = b"\xef\xbb\xbf"
 
 
 class Frame(Struct, frozen=True):
-    """One event. `data` is as it was sent: its lines joined by a newline."""
-
     event: str
     data: bytes
 
@@ -242,8 +233,6 @@ class FrameTooLarge(ValueError):
 
 
 class SseParser:
-    """Takes chunks and returns the events that they complete. Comments, `id` and `retry` are skipped."""
-
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._tail = bytearray()  # a line that has no end yet

@@ -97,8 +97,6 @@ class _Chunk(Struct):
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
-    """One event of the stream. `tokens`: numbers by the name of their metric. `error`: the run went wrong."""
-
     text: str = ""
     is_finished: bool = False
     tokens: dict[str, int] = msgspec.field(default_factory=dict)
@@ -179,7 +177,6 @@ class OpenAiRunner(HttpBase):
         self._asked_at = ""
 
     async def health(self) -> Health:
-        """Look once, at the configured path, or at the list of models if the server has no such page."""
         health = await super().health()
         is_unknown = health.can_run and not self._config.model and self._asked_at != health.since
         if is_unknown and (name := await self._first_model()):
