@@ -75,7 +75,8 @@ class ActiveClaim:
 
     async def follow(self, following: Coroutine[None, None, None]) -> None:
         """Follow the run until it has ended or was abandoned. From then on the server is asked nothing about it.
-        Runs in the caller's task, since a task for each run would cost more than everything else here.
+        Runs in the caller's task, since a task for each run would cost more than everything else here. Abandoning the
+        run cancels that task, and this method takes the cancellation back.
         """
         self.never_began = self.tracker.stopped is not None and self.tracker.began_at is None
         if self.is_lost or self.never_began:
@@ -236,8 +237,7 @@ class Progress:
     """Writes what a run shows to Redis: events of about 10 ms leave as one `advance`.
 
     Output after a longer pause leaves at once, since a reader may be waiting. What is left unwritten goes into
-    `finish`, so
-    that a short run needs no write of its own. `seq`: the number of the last event known to be stored.
+    `finish`, so that a short run needs no write of its own. `seq`: the number of the last event known to be stored.
     """
 
     active: ActiveClaim

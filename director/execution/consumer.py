@@ -1,8 +1,7 @@
 """Claim predictions for free slots, and start an executor for each claim.
 
-Permits are taken before the queue is asked, so that no claim waits in this process. The exception: where the queue is
-longer than the slots and runs are short, a few predictions are claimed ahead, for the slots that become free next.
-Each queue that is read (its own, and for example one of an older version) gets its share of the permits.
+Permits are taken before the queue is asked, so that no claim waits in this process, except a few predictions claimed
+ahead where the queue is long and runs are short. Each queue that is read gets its share of the permits.
 """
 
 import asyncio
@@ -53,8 +52,7 @@ Waited = TypeVar("Waited")
 @dataclass(eq=False)
 class Wakeup:
     """The wakeups of one model's queues, for one waiter. A lost wakeup costs one pause and never a prediction.
-    `redis` is a blocking client made for `LONGEST_S`. A call can wait on the Redis server behind the wakeup, which
-    saves one round trip.
+    `redis` is a blocking client made for `LONGEST_S`. A call can wait behind the wakeup: saves a round trip.
     """
 
     redis: Redis
@@ -116,9 +114,8 @@ class ClaimPlanner:
     """Decides how much the next claim may bring, and which affinity should come first. Pure.
 
     The costs of all runs never exceed `batch_cost` (0: no bound), except that of one larger run alone. `batch_size`
-    bounds
-    their number (0: the slots). A claim for a batching server fills one request. The affinity that a server ran last is
-    asked for again, so that it need not load other weights, at most `MOST_SKIPS` times while older predictions wait.
+    bounds their number (0: the slots). A claim for a batching server fills one request. The affinity that a server ran
+    last is asked for again, so that it need not load other weights, at most `MOST_SKIPS` times while older ones wait.
     """
 
     def __init__(self, *, batch_cost: float = 0, batch_size: int = 0) -> None:
@@ -310,8 +307,7 @@ class Consumer:
             await self._claim_behind_wakeup()
             return
         started = await self._claimed()
-        # While every slot is taken, a new prediction is for a director with a free slot: do not take its wakeup.
-        # A full batch has no use for the wakeup either: the next look at the room says so and asks Redis nothing.
+        # While every slot is taken, a new prediction is for a director with a free slot; a full batch asks nothing
         goes_on = started and (not self._is_empty or self.planner.is_full)
         if self._is_ahead or goes_on or (self._is_empty and carries):
             return
@@ -319,8 +315,7 @@ class Consumer:
 
     async def _claim_behind_wakeup(self) -> None:
         """Send a claim for a few that Redis carries out when the wakeup comes. No permit is held meanwhile: a claim
-        that
-        finds none free is released, without counting as an attempt.
+        that finds none free is released, without counting as an attempt.
         """
         self._is_empty = False
         free = self.servers.permits.take(MOST_BEHIND_WAKEUP)

@@ -1,9 +1,8 @@
 """Direct one model: build the parts of a director, start them in order, and drain them.
 
-Order of a start: the stored configuration comes into force and each model server is watched. The first server that is
-ready gives the queue its name, unless another director registered it before. Only then heartbeat and consumer begin.
-A drain follows the way of a prediction: claim nothing more and report so, let runs finish, release the claims of runs
-that do not, stop the heartbeat last.
+The first server that is ready gives the queue its name, unless another director registered it before. Only then
+heartbeat and consumer begin. A drain claims nothing more and reports so, lets runs finish, releases the claims of runs
+that do not, and stops the heartbeat last.
 """
 
 import asyncio
@@ -208,7 +207,7 @@ class Director:
         self._want_servers()
 
     async def _follow_config(self) -> None:
-        """Bring each change of the stored configuration into force. An unusable one changes nothing and is logged once."""
+        """Bring each change of the stored configuration into force. An unusable one is only logged, once."""
         while True:
             try:
                 config, revision = await self._stored_config()
@@ -403,8 +402,7 @@ class Director:
 
     async def _look_at_registries(self) -> bool:
         """Register again what a deletion of the version took away meanwhile: nothing else would, since the queue's
-        `meta`
-        stands, so claims are handed out and no keeper sweeps the queue. Returns True if something was missing.
+        `meta` stands, so claims are handed out and no keeper sweeps the queue. Returns True if something was missing.
         """
         queue, model = self._queue, self._settings.model
         # without a ready server its schema may not be known yet, and the first one that is ready registers

@@ -1,8 +1,7 @@
 """Run one claimed prediction: follow its run, decide its end, write the end, notify the caller.
 
-`Executor.execute` is the whole life of a claim. The tracker decides; `Run` carries out what the tracker asks for.
-Every claim ends in one of three ways: finished, released, or left to its lease. It is never finished twice, because
-every write carries the claim's fencing token.
+The tracker decides; `Run` carries out what the tracker asks for. Every claim is finished, released, or left to its
+lease. It is never finished twice, because every write carries the claim's fencing token.
 """
 
 import asyncio
@@ -63,9 +62,7 @@ GONE: Final = "The destination of this training is gone, or the version that it 
 
 
 class Executor(Struct, kw_only=True, eq=False):
-    """Everything that the runs of one director share. `settings` and `policy` may change: later claims use the new
-    values.
-    """
+    """Everything that the runs of one director share. `settings` and `policy` may change for later claims."""
 
     scripts: Scripts
     clock: Clock
@@ -320,8 +317,7 @@ class Run:
 
     async def _settle(self, end: tracker.End | None) -> bool:
         """Try for as long as it takes, since the output must not be lost because Redis is away. Go on if the claim
-        seems
-        lost: it looks the same when `finish` was carried out and its answer was lost.
+        seems lost: it looks the same when `finish` was carried out and its answer was lost.
         """
         pause = AWAY_S
         asked_at = self._now()
@@ -403,7 +399,7 @@ class Run:
             executor.telling -= 1
 
     async def remove_unnamed_files(self, end: tracker.End | None) -> None:
-        """Delete the stored files of a prediction without an output; never of a training, whose version may name them."""
+        """Delete the files of a prediction without an output; never of a training, whose version may name them."""
         storing, record = self._executor.storing, self._claim.record
         if storing is None or not self._has_files or record.kind == "training":
             return

@@ -1,9 +1,8 @@
 """Extend the leases of this director's claims: one call for each queue that it reads, three times per lease.
 
-The call also reports how the model servers stand, and its answer names the claims that are lost or to be stopped.
-The heartbeat stops last: a long drain must not lose the claims that still run. A caller's cancel arrives at once by a
-channel and again with each heartbeat, so a lost message costs one interval. Predicted starts are computed from the
-reported slots, so a change of them is reported at once.
+The call also reports how the model servers stand, at once if their slots change, and its answer names the claims that
+are lost or to be stopped. The heartbeat stops last: a long drain must not lose the claims that still run. A caller's
+cancel arrives by a channel and again with each heartbeat, so a lost message costs one interval.
 """
 
 import asyncio

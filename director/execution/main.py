@@ -1,8 +1,7 @@
 """Serve one model, or a pool of models, in one process: connections, health port, signals, drain.
 
 Each model of a pool has a director with its own queue, consumer, permits and heartbeat. A model whose servers are down
-holds up no other. A model that cannot be served at all ends alone, as long as another can be served. A drain drains
-all of them at once.
+holds up no other. A model that cannot be served ends alone. A drain drains all of them at once.
 """
 
 import logging
@@ -69,7 +68,7 @@ async def run(
 async def opened(
     settings: DirectorSettings, models: Sequence[DirectorSettings] = (), *, tracing: Tracing | None = None
 ) -> AsyncGenerator["Pool"]:
-    """Open the connections of a process and make its directors. Raises SettingsError, in a pool with the model's name."""
+    """Open a process's connections and make its directors. Raises SettingsError, in a pool with the model's name."""
     labelled = {label_of(model): model for model in models} or {ALONE: settings}
     async with connections(settings, directors=len(labelled), tracing=tracing) as shared, AsyncExitStack() as stack:
         directors = {}

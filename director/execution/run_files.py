@@ -160,8 +160,7 @@ class FileInputs:
     """Replaces the addresses of callers' files in an input by addresses that a model server can fetch, for one run.
 
     The record keeps the caller's input. An address of another account's file, or of an expired one, leads nowhere. The
-    host does not matter, since file ids are unique. The address of an output is its own permission: only its host
-    changes.
+    host does not matter, since file ids are unique. The address of an output is its own permission.
     """
 
     _store: OutputStore

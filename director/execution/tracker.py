@@ -1,10 +1,8 @@
 """Track one attempt at one prediction, as a state machine without I/O, and decide its end by tables.
 
-The tracker takes each event of the runner with its time, and returns the effects that the executor carries out. It is
-made for one claim and thrown away with it, so that no state leaks from one prediction to the next. The model server is
-untrusted: sizes are bounded here, and only the fields of the runner's events are believed. Its word on how a run ended
-counts only where nothing asked the run to stop. After the run is over the attempt may go on: its files are stored
-(`director.execution.uploads`), then its output is judged.
+The tracker takes each event of the runner with its time, and returns the effects that the executor carries out. The
+model server is untrusted: sizes are bounded here, and its word on how a run ended counts only where nothing asked the
+run to stop. After the run the attempt may go on: its files are stored (`uploads.py`), then its output is judged.
 """
 
 from enum import StrEnum
@@ -57,10 +55,9 @@ RULES: Final[dict[ErrorClass, Rule]] = {
 def backoff_s(
     error: ErrorClass, attempt: int, *, base_s: float, cap_s: float, dice: float, asked_s: float | None = None
 ) -> float:
-    """Return the wait in seconds after the `attempt`-th attempt. `dice` is 0..1.
-    Full jitter, so that a fleet does not retry in step: anywhere up to base, twice base, four times base … up to
-    the cap.
-    A server's own Retry-After (`asked_s`) is the minimum, up to the cap.
+    """Return the wait in seconds after the `attempt`-th attempt. `dice` is 0..1. Full jitter, so that a fleet does not
+    retry in step: anywhere up to base, twice base, four times base … up to the cap. A server's own Retry-After
+    (`asked_s`) is the minimum, up to the cap.
     """
     asked = min(asked_s or 0.0, cap_s)
     if not RULES[error].spent:
@@ -268,8 +265,7 @@ class Tracker:
     """One attempt. Call `apply` with every event, in order.
 
     `is_over`: the run is over. `ended`: the attempt is over, and no effect follows. `is_accepted`: another director
-    could
-    follow the run. `is_moderated`: no output is shown before it was allowed.
+    could follow the run. `is_moderated`: no output is shown before it was allowed, nor of a run that did not succeed.
     """
 
     def __init__(self, record: Record, limits: Limits, *, is_moderated: bool = False) -> None:
@@ -309,7 +305,7 @@ class Tracker:
         return text
 
     def stop(self, why: Stop) -> bool:
-        """Note why the run is to stop; False if nothing changed. Only a caller's cancel or deadline replaces a drain."""
+        """Note why the run is to stop; False if nothing changed. A caller's cancel or deadline replaces a drain."""
         if self.ended or self.stopped not in (None, Stop.DRAIN) or self.stopped is why:
             return False
         self.stopped = why

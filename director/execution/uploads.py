@@ -126,7 +126,7 @@ class Upload(Struct, frozen=True):
 
 
 class Uploaded(Struct, frozen=True):
-    """The addresses of an upload's files, in order: None for a string that is no file; all None if storing failed."""
+    """`urls`: the addresses of an upload's files, in order, None for text that is no file; None if storing failed."""
 
     number: int
     urls: tuple[str | None, ...] | None

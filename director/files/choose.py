@@ -17,11 +17,9 @@ from director.core.ids import PredictionId
 from director.files.local import LocalFiles
 from director.files.store import FileName, FileStore, LinkedStore, Links, OutputStore
 
-# Store a director's files through the API, for directors that see neither its folder nor a bucket.
-#
-# Each request is signed with the secret that all processes share, for five minutes and for one action. The API stores
-# only bytes that match their name. A file is never held whole. Files are never listed here: the keeper sweeps where
-# the folder is.
+# Store a director's files through the API, for directors that see neither its folder nor a bucket. Each request is
+# signed with the secret of all processes, for five minutes and one action. The API stores only bytes that match their
+# name. Files are never listed here: the keeper sweeps where the folder is.
 
 ORDER_S: Final = 300  # until the request begins
 TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
@@ -112,7 +110,7 @@ def _is_api(url: str) -> bool:
 
 
 class StoreCheck:
-    """Checks one store for one process, at its start and when asked again after a time. Never raises, never takes long."""
+    """Checks one store for one process, at its start and again when asked later. Never raises, never takes long."""
 
     def __init__(self, store: OutputStore, clock: Clock) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """Define how stored files are named, what a file store can do, and how addresses of files are signed.
 
-A file of an output belongs to one prediction. A caller's file belongs to an account, and is stored piece by piece,
-however large it is. A store never decides how long a file lives: the sweeper deletes what Redis knows no owner of.
+A file of an output belongs to one prediction, a caller's file to an account. A store never decides how long a file
+lives: the sweeper deletes what Redis knows no owner of.
 """
 
 import base64
@@ -51,6 +51,7 @@ class FileName(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "FileName | None":
+        """Return the name, or None for any other text: nothing else ever becomes a path."""
         found = NAME.fullmatch(text)
         return cls(PredictionId(found[1]), found[2], found[3]) if found and is_prediction_id(found[1]) else None
 
@@ -134,18 +135,18 @@ class FileStore(OutputStore, Protocol):
         """Yield the names of all callers' files, at most `most` at a time."""
         ...
 
-    async def discard(self, name: CallerFileName) -> None: ...
+    async def discard(self, name: CallerFileName) -> None:
+        """Delete a caller's file. Safe to repeat."""
+        ...
 
     def holders(self, most: int) -> AsyncIterator[list[PredictionId]]:
         """Yield all predictions that have files, at most `most` at a time."""
         ...
 
 
-# Sign addresses of files, so that they need no token until they expire, and check them.
-#
-# All processes share one secret, which the first that needs it makes in Redis. A check never says why a signature is
-# wrong. The signed text of an output has a line break and no space. That of a caller's file has spaces and no line
-# break, and that of an order has both. So no signature is valid for another kind.
+# Sign addresses of files, so that they need no token until they expire. All processes share one secret, made in Redis.
+# The signed text of an output has a line break and no space, that of a caller's file has spaces and no line break, and
+# that of an order has both. So no signature is valid for another kind.
 
 FRESH_S: Final = 5.0
 

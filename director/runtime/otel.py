@@ -1,8 +1,7 @@
 """Make OpenTelemetry spans and send them to a collector over HTTP, from a thread of their own.
 
-This module is imported only if a collector is set. A prediction that its caller did not want sampled has no spans. A
-step without a trace has none either, except a server's step, which begins a trace. If the collector is away, spans are
-lost and nothing else.
+Imported only if a collector is set. A prediction that its caller did not want sampled has no spans. A step without a
+trace has none either, except a server's step, which begins a trace.
 """
 
 import asyncio

@@ -93,8 +93,7 @@ async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio
 @dataclass(eq=False)
 class Health:
     """The answers of one process to /livez and /readyz. `checks`: name → a condition of readiness. `facts`: shown
-    beside
-    them; both may change. `figures` returns more facts at each request. `metrics`: the registry behind /metrics.
+    beside them; both may change. `figures` returns more facts at each request. `metrics`: the registry behind /metrics.
     """
 
     checks: dict[str, Check] = field(default_factory=dict)

@@ -1,8 +1,7 @@
 """Prepare a process before it serves: hold SIGTERM, collect garbage rarely, raise the limit of open descriptors.
 
-A SIGTERM that comes during the start waits until a handler exists. Otherwise the kernel would drop it for the first
-process of a container, and the pod would hang for its whole grace time. Any other process would end half-way. The mask
-of signals survives an exec.
+A SIGTERM during the start waits until a handler exists: else the kernel would drop it for the first process of a
+container, and any other would end half-way. The mask of signals survives an exec.
 """
 
 import gc

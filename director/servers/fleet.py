@@ -52,8 +52,7 @@ LEVELS: Final[dict[HealthStatus, int]] = {
 
 class Recovery(Struct, eq=False):
     """Decides when a broken server is asked to end so that a fresh one comes: never while it runs something, and ever
-    less
-    often if a restart did not help. `waits`: how long each status may last before that; for ever if missing or 0.
+    less often if a restart did not help. `waits`: how long each status may last before that; for ever if missing or 0.
     """
 
     waits: Mapping[HealthStatus, float]
@@ -83,9 +82,8 @@ class Recovery(Struct, eq=False):
 
 class Watch(Struct, eq=False):
     """Watches one server. `register` is awaited each time the server becomes ready, before it gets work. `note_setup`
-    is
-    awaited when a setup has ended, until it returns True. `setup_retry_s`: how long after a failed setup the server is
-    asked to end; 0 for never.
+    is awaited when a setup has ended, until it returns True. `setup_retry_s`: how long after a failed setup the server
+    is asked to end; 0 for never.
     """
 
     server: Server

@@ -1,8 +1,7 @@
 """Delete what coglet leaves behind of each run: a folder, for ever, with any output above 8 MiB in it.
 
-Deletes only what cannot be used any more: the folder is named after a prediction that Redis says is terminal, or has
-not known for a day, and nothing was written to it recently. The model server writes there and is untrusted, so no link
-is followed, and any other folder is left alone.
+Deletes only folders of predictions that Redis says are terminal, or has not known for a day, and to which nothing was
+written recently. The model server writes there and is untrusted, so no link is followed.
 """
 
 import logging

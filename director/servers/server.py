@@ -15,12 +15,10 @@ from msgspec import Struct
 from director.servers.runners.answers import SERVER_AUTH
 from director.servers.runners.runner import Batch, Health, HealthStatus, Outcome, Place, Remainder, Runner
 
-# Decide how far a model server is trusted with work, by how its last runs ended. Pure: no clock, no server.
-#
-# Some servers answer health checks well and fail every run at once: one with a broken GPU would drain a queue. Such a
-# server rests after a number of failures in a row, each time twice as long, and comes back with one run at a time until
-# a run succeeds. Consecutive failures of a single account may come from what that account sends. They count once, so
-# that no account can make a server rest for all the others.
+# Decide how far a model server is trusted, by how its last runs ended. Pure: no clock, no server. Some servers answer
+# health checks well and fail every run at once: one with a broken GPU would drain a queue. Such a server rests after a
+# number of failures in a row, each time twice as long, and comes back with one run at a time until a run succeeds.
+# Failures of a single account count once, so that no account can make a server rest for all the others.
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 60.0
@@ -96,13 +94,11 @@ class Server(Struct, eq=False):
     """One model server.
 
     `slots`: as configured. `fewer`: the slots that it really has, where these are fewer. `busy`: slots in use.
-    `waiting`:
-    permits given ahead, in order. `places`: predictions in one batch. `runs`: all runs ever started. `running`:
-    those that
-    have not ended. `full_at`: the value of `runs` when it was last full against our count. `run_s`: the recent average
-    duration of successful runs. `since`: its last start. `failed_starts`: in a row. `doubt`: set when it needs a
-    restart;
-    it gets no work until the watch has seen to that. `refusal`: why it did not let the director in; '' otherwise.
+    `waiting`: permits given ahead, in order. `places`: predictions in one batch. `runs`: all runs ever started.
+    `running`: those that have not ended. `full_at`: the value of `runs` when it was last full against our count.
+    `run_s`: the recent average duration of successful runs. `since`: its last start. `failed_starts`: in a row.
+    `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
+    let the director in; '' otherwise.
     """
 
     runner: Runner
@@ -206,17 +202,15 @@ class Permit(Struct, eq=False):
         return True
 
 
-# Give out the permits for the slots of all model servers, those of the least busy server first.
-#
-# A server that cannot run anything now gets no permits, and does not hold up the others. Where runs are so short that
-# a slot would be idle for a good part of its time while the next prediction is claimed, a few permits are given ahead:
-# they wait for the next slots of their server.
+# Give out the permits for the slots of all model servers, those of the least busy server first. A server that cannot
+# run gets none. Where runs are so short that a slot would be idle while the next prediction is claimed, a few permits
+# are given ahead: they wait for the next slots of their server.
 
 TURN_WITHIN_S: Final = 0.5
 
 
 class Permits:
-    """The permits of `servers`, a list that its owner changes and then calls `refresh`. `may_wait`: may be given ahead."""
+    """The permits of `servers`; the owner of that list calls `refresh` after changes. `may_wait`: gives permits ahead."""
 
     def __init__(self, servers: list[Server], now: Callable[[], float]) -> None:
         self.may_wait = True

@@ -51,9 +51,7 @@ class Servers:
 
     @property
     def standing(self) -> Standing:
-        """Return what they can do together. A state that asks the operator to act is returned only if no server may
-        recover.
-        """
+        """Return what they can do together. A state that needs the operator counts only if no other may recover."""
         if self.any_ready():
             return Standing(sum(server.usable * (server.places or 1) for server in self.all if server.can_run), "ready")
         statuses = {_prospect(server) for server in self.all}

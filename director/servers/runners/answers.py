@@ -98,9 +98,7 @@ def _complaint(complaint: _Complaint) -> str:
     return f"{'.'.join(where)}: {complaint.msg}" if where else complaint.msg
 
 
-# Decide how a run ended from the HTTP answer of a model server.
-#
-# Pure, and never raises for what a server wrote.
+# Decide how a run ended from the HTTP answer of a model server. Pure: never raises for what a server wrote.
 
 # The outcome of an answer other than 2xx. A status in no row is FAILED: 3xx and 4xx would be the same again, and 5xx is
 # how most servers report that the model's own code raised
@@ -126,8 +124,7 @@ FILE: Final = re.compile(
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """An answer as received. `complete`: False if its body is longer than what was read. `headers`: names in lower
-    case.
+    """An answer as received. `complete`: False if its body is longer than what was read. `headers`: lower-case names.
     `trouble`: why no answer came, with status 0.
     """
 
@@ -215,9 +212,7 @@ def mapped_error(document: Raw, error: Pointer | None) -> str:
         return excerpt(bytes(found))
 
 
-# Parse server-sent events, chunk by chunk, in whatever pieces the network brings them.
-#
-# Pure: it never reads from anywhere, and keeps at most one unfinished event, up to its limit.
+# Parse server-sent events as the network brings them. Pure: keeps at most one unfinished event, up to its limit
 
 EVENT_STREAM: Final = "text/event-stream"
 BOM: Final = b"\xef\xbb\xbf"

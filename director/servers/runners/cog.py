@@ -1,9 +1,8 @@
 """Run predictions, or trainings, on one Cog server.
 
-The end of a run is taken only from the answer to a PUT that is held open: an event stream if the server and the model
-have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice. Never polls, since
-asking for a run that is over starts it again. Only a server that would hear nothing else meanwhile reports the end by
-its last callback instead.
+The end of a run is taken only from the answer to a PUT that is held open, or from the last callback of a server that
+would hear nothing else meanwhile. Never POSTs a prediction, since a server runs that twice. Never polls, since asking
+for a run that is over starts it again.
 """
 
 import asyncio
@@ -71,8 +70,7 @@ class Patience:
 
 class CogRunner(HttpBase):
     """Drives one Cog server. A `fast` one is asked for no callbacks: they cost the server 5 ms each and time quadratic
-    in
-    the length of output and logs. Failures then have no logs.
+    in the length of output and logs. Failures then have no logs.
     """
 
     capabilities = Capabilities(streams=True, idempotent=True, restarts=True)

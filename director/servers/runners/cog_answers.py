@@ -133,9 +133,7 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
     )
 
 
-# Read what a Cog server reports of itself: its health, its kind, and what its model can do.
-#
-# Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
+# Read what a Cog server reports of itself: its health, its kind, and what its model can do. Pure.
 
 STATUSES: Final = {status.name: status for status in HealthStatus if status is not HealthStatus.UNREACHABLE}
 DETAILS: Final = {

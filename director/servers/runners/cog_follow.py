@@ -1,9 +1,8 @@
 """Follow one run on a Cog server, over one of three transports; `cog.py` chooses which.
 
-`put_sync` holds a PUT open until the run has ended. Callbacks add progress, and to a failure the logs and the partial
-output that coglet leaves out of its answer; they come late, twice and in any order. `put_stream` reads the event stream
-of its own PUT, where everything comes in order. `put_called` is for servers that hear nothing else while they hold a
-PUT open: the PUT is answered at once, and the last callback, which such a server repeats for minutes, is the end.
+`put_sync` holds a PUT open until the run has ended; callbacks add progress, and to a failure its logs and partial
+output, and come late, twice and in any order. `put_stream` reads the event stream of its PUT. `put_called` is for
+servers that hear nothing else while they hold a PUT open: the last callback, repeated for minutes, is the end.
 A stream that breaks off, or a server that is idle without an end, means that the run is lost.
 """
 

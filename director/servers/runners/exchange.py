@@ -25,8 +25,7 @@ CUT_OFF: Final = "peer closed connection without sending complete message body"
 
 class Exchange:
     """An answer: its head once `head` is done, then its body, once. `headers`: names in lower case. `over` is called
-    when it
-    was read or closed, with whether the connection can be used again. `secrets`: what callers must not see.
+    when it was read or closed, with whether the connection can be used again. `secrets`: what callers must not see.
     """
 
     def __init__(self, wire: "Wire", over: Callable[[bool], None]) -> None:

@@ -59,10 +59,9 @@ class HttpRunner(MappedRunner, OneAnswer):
 
 
 # Run several predictions in one request, on a server that answers one POST with several outputs, as for embeddings.
-#
-# The predictions of one claim go together as far as their inputs allow it, and each ends by itself. A prediction that
-# is stopped leaves the others as they are. A request that failed is sent again in halves, until the prediction to
-# blame fails alone. If the items of an answer cannot be matched to the predictions, no prediction gets an output.
+# Each ends by itself, and one that is stopped leaves the others as they are. A request that failed is sent again in
+# halves, until the prediction to blame fails alone. If the items of an answer cannot be matched to the predictions, no
+# prediction gets an output.
 
 MOST: Final = 2**48  # above it, rounding alone may be whole units
 DIGITS: Final = 6

@@ -1,8 +1,7 @@
 """The base of runners of servers that speak HTTP: connections, questions, and runs with exactly one end each.
 
-`HttpBase` implements the runner protocol but for `_follow`, which sends one run and returns its end. A plain HTTP
-server cannot be asked to restart: each connection that breaks, and each wish for a restart, counts as a new start of
-it, or it would be in doubt for ever.
+`HttpBase` implements all of the runner protocol but `_follow`. A plain HTTP server cannot be asked to restart: each
+connection that breaks, and each wish for a restart, counts as a new start, or it would be in doubt for ever.
 """
 
 import asyncio
@@ -37,11 +36,9 @@ from director.servers.runners.runner import (
     RunRequest,
 )
 
-# Carry the events of one run from the code that follows it to the executor.
-#
-# A `Reporter` calls back at once. A `Feed` queues events for a reader: the server is read eagerly, since it drops what
-# is not read in time, and the reader takes its own time. Neither holds much more than `read_ahead` bytes, reports
-# `Began` twice, or lets anything through after `Ended`.
+# Carry the events of one run from the code that follows it to the executor. A `Reporter` calls back at once. A `Feed`
+# queues events: the server is read eagerly, since it drops what is not read in time. Neither holds much more than
+# `read_ahead` bytes, reports `Began` twice, or lets anything through after `Ended`.
 
 BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: a server that is silent for this long has begun the run
 EVENT_BYTES: Final = 200  # the memory of an event beside its data
@@ -150,8 +147,7 @@ FollowOne = Callable[[RunRequest, Reporter], Awaitable[Ended]]
 
 class OpenRuns:
     """The open runs of one runner, each followed in a task of its own or in the task of the caller. A reader gets
-    exactly
-    one end, unless it stops itself. `read_ahead`: bytes that wait for the reader before the server has to wait.
+    exactly one end, unless it stops itself. `read_ahead`: bytes that wait for the reader before the server has to wait.
     """
 
     def __init__(self, *, read_ahead: int) -> None:
@@ -241,9 +237,8 @@ class RunnerOptions(Struct, frozen=True, kw_only=True):
     """The place and the bounds of one model server.
 
     `max_body`: the bytes read at most of one answer, of one event, or of a run ahead of its reader. `max_files`: of all
-    files that one run uploads. `inbox`: where a Cog server can call back. `trains`: a Cog server that was started
-    to train
-    (`--x-mode train`) and never streams. `headers`: secrets that go with every request.
+    files that one run uploads. `inbox`: where a Cog server can call back. `trains`: a Cog server that was started to
+    train (`--x-mode train`) and never streams. `headers`: secrets that go with every request.
     """
 
     url: str
@@ -256,7 +251,7 @@ class RunnerOptions(Struct, frozen=True, kw_only=True):
 
 
 class HttpBase(ABC):
-    """A runner of one server. `health_paths`: the first that the server has is used. `schema`: for servers without one."""
+    """A runner of one server. `health_paths`: the first that the server has is used. `schema`: if it shows none."""
 
     capabilities = Capabilities()
 

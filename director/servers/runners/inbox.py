@@ -1,8 +1,7 @@
 """Take in what a Cog server sends on its own: callbacks (`Inbox`) and the files of outputs (`Arrivals`).
 
-Both are routes with a secret in the path. Neither believes what it is sent: an inbox hands the bytes of a callback to
-the run that listens for it, and arrivals take files only for a run that is followed here. Both drop everything else.
-Callbacks are answered at once, because some servers hold the slot until then.
+Both are routes with a secret in the path, and drop what belongs to no run that is followed here. Callbacks are
+answered at once, because some servers hold the slot until then.
 """
 
 import asyncio
@@ -45,11 +44,9 @@ Tell = Callable[[Received | Unreceived], None]
 class Spool:
     """Keeps the files of one run, until they are stored, in one temporary file without a name.
 
-    No file is ever whole in memory, and the system frees the disk also after a director was killed. One spool
-    serves all
-    files of a run, since a process may have few open files. Files may come at the same time: their pieces
-    alternate, each
-    in a place of 1 MiB. The pieces of a file that breaks off are used for others.
+    No file is ever whole in memory, and the system frees the disk also after a director was killed. One spool serves
+    all files of a run, since a process may have few open files. Files may come at the same time: their pieces
+    alternate, each in a place of 1 MiB. The pieces of a file that breaks off are used for others.
     """
 
     def __init__(self) -> None:
@@ -162,8 +159,7 @@ class _Run:
 
 class Arrivals:
     """Takes the files of outputs that a Cog server uploads (`--upload-url`), and gives each the name that the output
-    has
-    in the file's place. `secret`: what a sender has to know.
+    has in the file's place. `secret`: what a sender has to know.
     """
 
     def __init__(self, secret: str) -> None:
@@ -256,9 +252,7 @@ class Mailbox:
 
 
 class Inbox:
-    """The open mailboxes of this process. `base_url`: where the model server sees its routes. `arrivals`: for its
-    uploads.
-    """
+    """The open mailboxes of this process. `base_url`: where the model server sees its routes."""
 
     def __init__(self, base_url: str, *, max_body: int = MAX_BODY, arrivals: Arrivals | None = None) -> None:
         self.base_url = base_url.rstrip("/")

@@ -1,8 +1,7 @@
 """Run predictions on a server with OpenAI's API for text: vLLM, TGI, llama.cpp and others.
 
-The text is streamed, each piece an output of its own. A run is stopped by hanging up, which those servers notice. An
-input has the names of that API: another name is refused here, and the server judges the values. A stream that breaks
-off is not an end, and a run is never sent twice.
+The text is streamed, each piece an output of its own. A run is stopped by hanging up. Names of an input that the API
+lacks are refused here. A stream that breaks off is not an end, and a run is never sent twice.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Run predictions on a server that answers a POST with an id, and poll it for the state of the run.
 
-The slot is in use for the whole run, also if the prediction was canceled and the server goes on. The id is reported as
-soon as it is known, so that the next director of the prediction polls the same run. Never sends a run twice, and fails
-a run whose state is a word that the configuration does not have.
+The slot is in use for the whole run, also if the prediction was canceled. The id is reported as soon as it is known, so
+that the next director of the prediction polls the same run. Never sends a run twice, and fails on an unknown state.
 """
 
 import asyncio

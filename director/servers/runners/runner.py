@@ -54,8 +54,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 class Batch:
     """Runs that go to a server in one request and share one slot, at most `most`. `on_gathered` is called once no more
-    will
-    come. `ends`: their outcomes. `awaited`: places whose run may still come. `kept`: places whose run is not over.
+    will come. `ends`: their outcomes. `awaited`: places whose run may still come. `kept`: places whose run is not over.
     """
 
     def __init__(self, most: int) -> None:
@@ -134,9 +133,7 @@ class Produced(Struct, frozen=True, tag="produced"):
 
 
 class ServerFile(Struct, frozen=True, kw_only=True, eq=False):
-    """A file that the server sent beside its output. `digest`: SHA-256. `blocks` yields it, each time from its
-    beginning.
-    """
+    """A file that the server sent beside its output. `digest`: SHA-256. Each call of `blocks` yields all of it."""
 
     content_type: str
     size: int
@@ -201,10 +198,8 @@ RunEvent = Began | Progress | Ended
 
 class Capabilities(Struct, frozen=True, kw_only=True):
     """The abilities of a kind of server. `streams`: output is seen before the end, if the model yields. `resumes`:
-    another
-    director can follow a run that was `Accepted`. `idempotent`: asked twice for an id, the server runs it once.
-    `batches`:
-    the most runs that share one request and one slot; 0 for none. `restarts`: it ends when asked to and is restarted.
+    another director can follow a run that was `Accepted`. `idempotent`: asked twice for an id, the server runs it once.
+    `batches`: the most runs that share one request and one slot; 0 for none. `restarts`: it ends when asked to.
     """
 
     streams: bool = False
