@@ -210,7 +210,7 @@ TURN_WITHIN_S: Final = 0.5
 
 
 class Permits:
-    """The permits of `servers`; the owner of that list calls `refresh` after changes. `may_wait`: gives permits ahead."""
+    """The permits of `servers`; their owner calls `refresh` after changes. `may_wait`: gives permits ahead."""
 
     def __init__(self, servers: list[Server], now: Callable[[], float]) -> None:
         self.may_wait = True
