@@ -75,7 +75,6 @@ class ActiveClaim:
 
     async def follow(self, following: Coroutine[None, None, None]) -> None:
         """Follow the run until it has ended or was abandoned. From then on the server is asked nothing about it.
-
         Runs in the caller's task, since a task for each run would cost more than everything else here. Abandoning the
         run cancels that task, and this method takes the cancellation back.
         """
@@ -99,7 +98,6 @@ class ActiveClaim:
                 raise asyncio.CancelledError
 
     async def wait_for(self, working: asyncio.Task[None]) -> None:
-        """After `follow`: wait for work beside the run. Losing the claim cancels the work."""
         self._following, self._is_cut = working, False
         if self.is_lost:
             self._cut()
@@ -133,7 +131,6 @@ class ActiveClaim:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
 
     def lose(self) -> None:
-        """Abandon the run and write nothing: another director has the claim now."""
         if not self.is_lost:
             log.warning("claim lost", extra={"prediction": self.claim.id, "attempt": self.claim.record.attempt})
         self.is_lost = True
@@ -205,7 +202,6 @@ class ActiveClaims:
         return len(self._claims)
 
     def add(self, active: ActiveClaim) -> None:
-        """Let heartbeats, cancels and drains find the claim. An older claim of the same prediction counts as lost."""
         if (older := self._claims.get(active.claim.id)) is not None:
             active.replace(older)
         self._claims[active.claim.id] = active
@@ -227,12 +223,10 @@ class ActiveClaims:
         return [(active.claim.id, active.claim.token) for active in found if not active.is_lost]
 
     def find(self, prediction_id: PredictionId, token: Token) -> ActiveClaim | None:
-        """Return the claim with this fencing token, or None if it is settled or replaced."""
         active = self._claims.get(prediction_id)
         return active if active is not None and active.claim.token == token else None
 
     def stop_all(self, why: Stop) -> None:
-        """Ask every run to stop, and the run of every claim that is added later."""
         self._stopped = why
         for active in list(self._claims.values()):
             active.stop(why)
@@ -240,11 +234,9 @@ class ActiveClaims:
 
 @dataclass(eq=False)
 class Progress:
-    """Writes what a run shows to Redis, gathered: events of about 10 ms leave as one `advance`. `seq`: see
-    `Scripts.advance`.
+    """Writes what a run shows to Redis: events of about 10 ms leave as one `advance`.
 
-    Output that comes after a longer pause leaves at once, since a reader may be waiting. What is left unwritten
-    goes into
+    Output after a longer pause leaves at once, since a reader may be waiting. What is left unwritten goes into
     `finish`, so that a short run needs no write of its own. `seq`: the number of the last event known to be stored.
     """
 
@@ -262,7 +254,6 @@ class Progress:
         self._untold: list[WebhookEvent] = []
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
-        """Write these events soon, output at once. The run has begun."""
         self._unwritten += events
         self._wake(is_urgent=any(kind == "output" for kind, _ in events))
 
@@ -343,7 +334,6 @@ class Progress:
             await self._gather()
 
     async def _write(self) -> bool:
-        """Write once. False when further writes are of no use."""
         self._news.clear()
         self._is_urgent.clear()
         self._wrote_at = asyncio.get_running_loop().time()
@@ -359,7 +349,6 @@ class Progress:
         return True
 
     async def _gather(self) -> None:
-        """Wait `GATHER_S` for more events; with output, only until `GATHER_S` after the last write."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GATHER_S):
                 await self._is_urgent.wait()

@@ -1,8 +1,7 @@
 """Claim predictions for free slots, and start an executor for each claim.
 
-Permits are taken before the queue is asked, so that no claim waits in this process. The exception: where the queue is
-longer than the slots and runs are short, a few predictions are claimed ahead, for the slots that become free next.
-Each queue that is read (its own, and for example one of an older version) gets its share of the permits.
+Permits are taken before the queue is asked, so that no claim waits in this process, except a few predictions claimed
+ahead where the queue is long and runs are short. Each queue that is read gets its share of the permits.
 """
 
 import asyncio
@@ -52,10 +51,8 @@ Waited = TypeVar("Waited")
 
 @dataclass(eq=False)
 class Wakeup:
-    """The wakeups of one model's queues, for one waiter. `redis` is a blocking client made for `LONGEST_S`.
-
-    A lost wakeup costs one pause and never a prediction. A call can wait on the Redis server behind the wakeup: Redis
-    runs it the moment the wakeup comes, one round trip before this process knows.
+    """The wakeups of one model's queues, for one waiter. A lost wakeup costs one pause and never a prediction.
+    `redis` is a blocking client made for `LONGEST_S`. A call can wait behind the wakeup: saves a round trip.
     """
 
     redis: Redis
@@ -68,7 +65,6 @@ class Wakeup:
 
     @property
     def carries(self) -> bool:
-        """Whether a call can wait behind the wakeup. Not in a Cluster, where the node of the keys is unknown."""
         return len(self._keys) == 1 and not isinstance(self.redis, Cluster)
 
     async def wait(self) -> bool:
@@ -83,7 +79,6 @@ class Wakeup:
 
     async def carry(self, call: bytes) -> Any:
         """Return the answer to `call`, which Redis runs when a wakeup came or the wait is over.
-
         Raises RedisError. After that, or after a cancellation, it is unknown whether the call ran or will still run.
         """
         pool = self.redis.connection_pool
@@ -105,7 +100,6 @@ class Wakeup:
 
 
 def _pause_s() -> float:
-    """Return 2 to 5 s: the jitter keeps a fleet from polling in step."""
     return random.uniform(LEAST_S, LONGEST_S)  # noqa: S311 - spreads load, guards nothing
 
 
@@ -119,10 +113,9 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
 class ClaimPlanner:
     """Decides how much the next claim may bring, and which affinity should come first. Pure.
 
-    The costs of all runs together never exceed `batch_cost` (0: no bound), except that of one larger run alone.
-    `batch_size` bounds their number (0: the slots). Where a server takes several runs in one request, one claim fills
-    one request, and both bounds hold for it. The affinity that a server ran last is asked for again, so that it need
-    not load other weights, but at most `MOST_SKIPS` times while older predictions wait.
+    The costs of all runs never exceed `batch_cost` (0: no bound), except that of one larger run alone. `batch_size`
+    bounds their number (0: the slots). A claim for a batching server fills one request. The affinity that a server ran
+    last is asked for again, so that it need not load other weights, at most `MOST_SKIPS` times while older ones wait.
     """
 
     def __init__(self, *, batch_cost: float = 0, batch_size: int = 0) -> None:
@@ -136,10 +129,7 @@ class ClaimPlanner:
         self._fills = self._filled = 0.0
 
     def next(self, permits: Sequence[Permit]) -> ClaimRequest | None:
-        """Return what to ask for while these permits are free, or None while the runs leave no room.
-
-        The warm affinity is that of the first permit's server. The request is then only for servers that share it.
-        """
+        """Return what to ask for while these permits are free, or None while the runs leave no room."""
         permits = _together(permits)
         self._taken = self._running() if permits[0].batch is None else []
         self._asked_beside = running = len(self._taken)
@@ -179,17 +169,14 @@ class ClaimPlanner:
 
     @property
     def has_more_room(self) -> bool:
-        """Whether a run has ended since the last call of `next`."""
         return len(self._running()) < self._asked_beside
 
     @property
     def figures(self) -> dict[str, str]:
-        """Figures for operators: the share of runs on a warm server, and how full a batch was after a claim."""
         shares = {"warm_hit_ratio": (self._hits, self._keyed), "batch_fill": (self._filled, self._fills)}
         return {name: f"{part / whole:.3f}" for name, (part, whole) in shares.items() if whole}
 
     def _assigned(self, claims: Sequence[Claim], permits: Sequence[Permit]) -> list[Permit]:
-        """Prefer the server that runs the claim already, then a warm one. The other claims get permits in order."""
         free = _together(permits)
         assigned: dict[int, Permit] = {}
         for suits in (_runs_already, self._is_warm):
@@ -217,17 +204,14 @@ def _runs_already(claim: Claim, permit: Permit) -> bool:
 
 
 def _together(permits: Sequence[Permit]) -> list[Permit]:
-    """Return the permits that one claim is for: all outside of batches, or those of the first batch."""
     batch = permits[0].batch if permits else None
     return [permit for permit in permits if (permit.place is None if batch is None else permit.batch is batch)]
 
 
 @dataclass(eq=False, kw_only=True)
 class Consumer:
-    """Claims until `stop`, from its own queue and from others of its model.
-
-    `register` registers its own queue again after Redis has lost it. `gather_s`: how long the first prediction in an
-    empty queue waits for others that can go in the same request.
+    """Claims until `stop`, from its own queue (registered again by `register` after Redis has lost it) and from others.
+    `gather_s`: how long the first prediction in an empty queue waits for others that can go in the same request.
     """
 
     queue: QueueName
@@ -275,10 +259,7 @@ class Consumer:
             self._task.cancel()
 
     async def run_once(self) -> int:
-        """Wait for a permit, then claim as many predictions as there is room for and start them. Returns their number.
-
-        Each queue is asked in turn for its share of the permits. The next call begins with another queue.
-        """
+        """Wait for a permit, then claim from each queue in turn and start what came. Returns the number of claims."""
         self._is_full = self._is_empty = False
         # claims ahead would upset the turns of several queues
         ahead = self._has_more and not self.planner.is_bounded and len(self._turns) == 1
@@ -304,7 +285,6 @@ class Consumer:
             self.servers.permits.release(*permits)
 
     async def _fill(self, queue: QueueName, permits: list[Permit], share: int) -> Claims:
-        """Claim for the first `share` permits and start what came. Takes the used permits out of `permits`."""
         request = self.planner.next(permits[:share])
         claims = await self._ask(queue, request) if request else Claims(why="budget")
         self._is_full = self._is_full or claims.why == "budget"
@@ -327,17 +307,15 @@ class Consumer:
             await self._claim_behind_wakeup()
             return
         started = await self._claimed()
-        # While every slot is taken, a new prediction is for a director with a free slot: do not take its wakeup.
-        # A full batch has no use for the wakeup either: the next look at the room says so and asks Redis nothing.
+        # While every slot is taken, a new prediction is for a director with a free slot; a full batch asks nothing
         goes_on = started and (not self._is_empty or self.planner.is_full)
         if self._is_ahead or goes_on or (self._is_empty and carries):
             return
         await self._resting(self._wait_for_room() if self._is_full else self._wait_for_wakeup())
 
     async def _claim_behind_wakeup(self) -> None:
-        """Send a claim for a few that Redis carries out when the wakeup comes.
-
-        No permit is held meanwhile: a claim that finds none free is released, without counting as an attempt.
+        """Send a claim for a few that Redis carries out when the wakeup comes. No permit is held meanwhile: a claim
+        that finds none free is released, without counting as an attempt.
         """
         self._is_empty = False
         free = self.servers.permits.take(MOST_BEHIND_WAKEUP)
@@ -363,7 +341,6 @@ class Consumer:
         self._is_empty = claims.why == "empty"
 
     async def _run_what_came(self, nonce: str) -> None:
-        """Run what the claim behind the wakeup may have brought before `stop`, and claim nothing more."""
         nothing = ClaimRequest(count=0)
         try:
             claims = await self._ask_once(self.queue, nothing, nonce)
@@ -400,9 +377,6 @@ class Consumer:
             await asyncio.wait(runs)
 
     async def _wait_for_room(self) -> None:
-        """Wait until a run has ended since the last claim, or 2 to 5 s. A wakeup is for another director that may have
-        room.
-        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_pause_s()):
                 while not self.planner.has_more_room:

@@ -1,9 +1,8 @@
 """Direct one model: build the parts of a director, start them in order, and drain them.
 
-Order of a start: the stored configuration comes into force and each model server is watched. The first server that is
-ready gives the queue its name, unless another director registered it before. Only then heartbeat and consumer begin.
-A drain follows the way of a prediction: claim nothing more and report so, let runs finish, release the claims of runs
-that do not, stop the heartbeat last.
+The first server that is ready gives the queue its name, unless another director registered it before. Only then
+heartbeat and consumer begin. A drain claims nothing more and reports so, lets runs finish, releases the claims of runs
+that do not, and stops the heartbeat last.
 """
 
 import asyncio
@@ -66,7 +65,6 @@ MOST_WITH_FILES: Final = 64 << 20
 
 
 def check_settings(settings: DirectorSettings) -> None:
-    """Raise SettingsError for settings with which no director can start."""
     if not settings.model or not (settings.servers or settings.kind == "prediction"):
         raise SettingsError(NEEDS)
     for url in settings.servers:
@@ -97,8 +95,6 @@ class Shared(Struct, frozen=True, kw_only=True):
 
 
 class Director:
-    """Claims and runs the predictions of one queue, and of the queues that are read beside it."""
-
     def __init__(self, settings: DirectorSettings, shared: Shared) -> None:
         services, store = shared.services, shared.store
         clock = services.clock
@@ -140,10 +136,7 @@ class Director:
         self._inbox = Inbox("")
         self._draining = False
 
-    # ---- start and drain ----
-
     async def work(self, inbox: Inbox) -> None:
-        """Run all loops until canceled, in a process that has looked at Redis and serves the inbox."""
         self._inbox = inbox
         await self._begin()
         async with anyio.create_task_group() as tasks:
@@ -169,7 +162,6 @@ class Director:
             await self._end_servers()
 
     async def _drain_claims(self, consumer: Consumer, heartbeat: Heartbeat) -> None:
-        """Finish or release every claim. The heartbeat goes on meanwhile."""
         log.info("draining", extra={"held": len(self.claims), **self._planner.figures})
         consumer.stop()
         with anyio.move_on_after(TELL_S):
@@ -198,10 +190,7 @@ class Director:
         if self._consumer is not None:
             await self._consumer.abandon()
 
-    # ---- the stored configuration ----
-
     async def _begin(self) -> None:
-        """Bring the stored configuration into force from the start. Waits for Redis; raises SettingsError."""
         while not self._kind:
             try:
                 self._config, _ = await self._stored_config()
@@ -218,10 +207,7 @@ class Director:
         self._want_servers()
 
     async def _follow_config(self) -> None:
-        """Bring each change of the stored configuration into force within seconds.
-
-        A configuration that cannot be used changes nothing, and is logged once.
-        """
+        """Bring each change of the stored configuration into force. An unusable one is only logged, once."""
         while True:
             try:
                 config, revision = await self._stored_config()
@@ -239,12 +225,10 @@ class Director:
             await self._clock.sleep(LOOK_AGAIN_S)
 
     async def _stored_config(self) -> tuple[ModelConfig, int]:
-        """Return the configuration and its revision: an empty one and 0 if none is stored."""
         stored = await self._configs.get(self._given.model)
         return (stored.config, stored.revision) if stored else (ModelConfig(), 0)
 
     async def _configure(self, settings: DirectorSettings) -> None:
-        """Bring other settings into force: first the queue's, then those of the runs, then the servers."""
         if not settings.servers:
             raise SettingsError("The configuration names no server: the servers in use stay.")
         policy = settings.policy
@@ -263,8 +247,6 @@ class Director:
             self._executor.policy = self._policy
         # a claim that waits here counts as an attempt if the director dies: only with retries left
         self.servers.permits.may_wait = self._policy.on_lost == "retry" and self._policy.attempts > 1
-
-    # ---- the parts ----
 
     def _want_servers(self) -> None:
         config = runner_config(self._settings.runner, self._settings.runner_config)
@@ -349,8 +331,6 @@ class Director:
         )
         return heartbeat, consumer
 
-    # ---- the queue and its model in the catalogue ----
-
     async def _recognize(self) -> None:
         """Find the queue before any server is ready, if another director registered it.
 
@@ -373,7 +353,6 @@ class Director:
                 self._queue_known.set()
 
     async def _version_shown(self) -> str:
-        """Return the version by a server's schema, or ''. Some servers show the schema before they are ready."""
         for server in self.servers.all:
             if (schema := await server.runner.openapi_schema()) is not None:
                 return version_id(self._settings.model, schema, b"")
@@ -406,7 +385,6 @@ class Director:
         return await self._catalog.note_setup(self._settings.model, self._version, self._setup)
 
     async def _register(self) -> None:
-        """Register what is known of the model. The first call names the queue."""
         async with self._registering:
             settings = self._settings
             self._version = self._version or version_id(settings.model, self._schema, b"")
@@ -423,10 +401,8 @@ class Director:
             self._queue_known.set()
 
     async def _look_at_registries(self) -> bool:
-        """Register again what a deletion of the version took away while this director registered it.
-
-        Nothing else would: the queue's `meta` stands, so claims are handed out, and no keeper sweeps the queue. Returns
-        True if something was missing.
+        """Register again what a deletion of the version took away meanwhile: nothing else would, since the queue's
+        `meta` stands, so claims are handed out and no keeper sweeps the queue. Returns True if something was missing.
         """
         queue, model = self._queue, self._settings.model
         # without a ready server its schema may not be known yet, and the first one that is ready registers
@@ -451,7 +427,6 @@ class Director:
         return figures
 
     async def missing(self) -> str:
-        """Return why this director cannot claim, in words for operators; '' if it can."""
         if self._draining:
             return "draining"
         if self._queue_known.is_set() and self.servers.any_ready():

@@ -1,8 +1,7 @@
 """Run one claimed prediction: follow its run, decide its end, write the end, notify the caller.
 
-`Executor.execute` is the whole life of a claim. The tracker decides; `Run` carries out what the tracker asks for.
-Every claim ends in one of three ways: finished, released, or left to its lease. It is never finished twice, because
-every write carries the claim's fencing token.
+The tracker decides; `Run` carries out what the tracker asks for. Every claim is finished, released, or left to its
+lease. It is never finished twice, because every write carries the claim's fencing token.
 """
 
 import asyncio
@@ -63,10 +62,7 @@ GONE: Final = "The destination of this training is gone, or the version that it 
 
 
 class Executor(Struct, kw_only=True, eq=False):
-    """Everything that the runs of one director share. Each call of `execute` runs one claim.
-
-    `settings` and their `policy` may change: later claims use the new values. `dice` returns 0..1.
-    """
+    """Everything that the runs of one director share. `settings` and `policy` may change for later claims."""
 
     scripts: Scripts
     clock: Clock
@@ -108,9 +104,7 @@ class Executor(Struct, kw_only=True, eq=False):
 
 class Run:
     """One claim: call `follow`, `end`, `settle` and `notify` in this order, and `drop` in every case.
-
-    Progress is written and the caller notified at once. What takes longer (storing files, asking the moderator) is
-    done beside the run, one after the other.
+    Storing files and asking the moderator is done beside the run, one after the other.
     """
 
     def __init__(self, executor: Executor, claim: Claim, permit: Permit) -> None:
@@ -144,8 +138,6 @@ class Run:
     @cached_property
     def _caught_up(self) -> asyncio.Event:
         return asyncio.Event()
-
-    # ---- follow: until the run is over ----
 
     async def follow(self) -> None:
         active = self.active
@@ -194,7 +186,6 @@ class Run:
                 await self._room_for_files()
 
     async def _input(self) -> Raw | None:
-        """Return the input for the model server, or None if the addresses of its files cannot be looked up."""
         files, claim = self._executor.file_inputs, self._claim
         if files is None:
             return claim.input
@@ -237,8 +228,6 @@ class Run:
                 case _:
                     assert_never(effect)
 
-    # ---- beside the run: files and moderation ----
-
     def _do_beside(self, effect: Upload | tracker.Ask) -> None:
         self._beside.append(effect)
         if self._beside_task is None or self._beside_task.done():
@@ -274,10 +263,7 @@ class Run:
             self._caught_up.clear()
             await self._caught_up.wait()
 
-    # ---- end: what to write ----
-
     async def end(self) -> tracker.End | None:
-        """Wait for files and moderation, then return what to write. None when the claim was lost."""
         await self._wait_beside()
         end = None if self.active.is_lost else self._decided
         if self._executor.trained is not None and self._claim.record.kind == "training":
@@ -291,9 +277,7 @@ class Run:
         return replace(end, metrics=with_metrics(end.metrics, self._measured))
 
     async def _wait_beside(self) -> None:
-        """Wait off the slot, but only `MOST_ENDING` claims at once: otherwise a store slower than the runs would not
-        slow them, and their output would pile up in this process.
-        """
+        """Wait off the slot, at most `MOST_ENDING` claims at once: else a slow store would let output pile up here."""
         if self._decided is not None or self.active.is_lost:
             return
         if self._executor.ending < MOST_ENDING:
@@ -321,8 +305,6 @@ class Run:
             return replace(end, output=msgspec.json.encode(made))
         return None
 
-    # ---- settle: the last write ----
-
     async def settle(self, end: tracker.End | None) -> bool:
         """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
         if not isinstance(end, tracker.Finish):  # from here on another attempt may notify the caller
@@ -334,9 +316,8 @@ class Run:
         return is_ours
 
     async def _settle(self, end: tracker.End | None) -> bool:
-        """Try for as long as it takes: the model's output must not be lost because Redis is away.
-
-        Goes on if the claim seems lost: it looks the same when `finish` was carried out and its answer was lost.
+        """Try for as long as it takes, since the output must not be lost because Redis is away. Go on if the claim
+        seems lost: it looks the same when `finish` was carried out and its answer was lost.
         """
         pause = AWAY_S
         asked_at = self._now()
@@ -404,12 +385,8 @@ class Run:
         self._metering.given_back(claim.record, end, became)
         log.warning("claim given back", extra={**self._facts(), "spent": spent, "code": end.code, "became": became})
 
-    # ---- notify, and leave nothing behind ----
-
     async def notify(self) -> None:
-        """Deliver the terminal webhook, off the slot. Beyond a time and a number the courier delivers it instead, so
-        that silent receivers cannot pile up deliveries here.
-        """
+        """Deliver the terminal webhook, off the slot. The courier delivers those beyond a time and a number."""
         executor = self._executor
         if not self._outbox.is_wanted or executor.telling >= MOST_TELLING:
             return
@@ -422,10 +399,7 @@ class Run:
             executor.telling -= 1
 
     async def remove_unnamed_files(self, end: tracker.End | None) -> None:
-        """Delete the stored files of a prediction that finished without an output, but not those of a training.
-
-        An earlier attempt may have made a version of them.
-        """
+        """Delete the files of a prediction without an output; never of a training, whose version may name them."""
         storing, record = self._executor.storing, self._claim.record
         if storing is None or not self._has_files or record.kind == "training":
             return
@@ -461,7 +435,6 @@ class Run:
 
 def _may_have_begun(active: ActiveClaim, end: tracker.GiveBack) -> bool:
     """Return whether another attempt could be a second run: a model server that died may have begun what it was sent.
-
     A slow refusal looks like a run that began, so there the answer of the server decides. A run that was left to the
     next director goes on: that director follows it and starts none.
     """

@@ -1,9 +1,8 @@
 """Extend the leases of this director's claims: one call for each queue that it reads, three times per lease.
 
-The call also reports how the model servers stand, and its answer names the claims that are lost or to be stopped.
-The heartbeat stops last: a long drain must not lose the claims that still run. A caller's cancel arrives at once by a
-channel and again with each heartbeat, so a lost message costs one interval. Predicted starts are computed from the
-reported slots, so a change of them is reported at once.
+The call also reports how the model servers stand, at once if their slots change, and its answer names the claims that
+are lost or to be stopped. The heartbeat stops last: a long drain must not lose the claims that still run. A caller's
+cancel arrives by a channel and again with each heartbeat, so a lost message costs one interval.
 """
 
 import asyncio
@@ -44,10 +43,7 @@ LONGEST_DETAIL: Final = 200
 
 @dataclass(eq=False)
 class SelfReport:
-    """A director's report on itself with each heartbeat, for operators only: nothing is decided by it.
-
-    Its size is bounded, whatever servers answer. The time since a server's state began is exact to one heartbeat.
-    """
+    """A director's bounded report on itself with each heartbeat, for operators only: nothing is decided by it."""
 
     servers: Servers
     clock: Clock
@@ -95,8 +91,6 @@ def _state(server: Server) -> str:
 
 @dataclass(eq=False, kw_only=True)
 class Heartbeat:
-    """The heartbeat of every queue that a director reads. `redis` is a blocking client made for `KICK_WAIT_S`."""
-
     queues: Sequence[QueueName]
     name: str
     scripts: Scripts
@@ -139,7 +133,6 @@ class Heartbeat:
                     await asyncio.wait({listening}, timeout=CANCEL_AGAIN_S)
 
     async def run_once(self) -> list[Hold]:
-        """Extend all leases, report how the servers stand, and do what the answers ask for."""
         standing = self._standing
         holds = await asyncio.gather(*(self._beat(queue, standing) for queue in self.queues))
         self._reported = standing

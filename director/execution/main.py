@@ -1,8 +1,7 @@
 """Serve one model, or a pool of models, in one process: connections, health port, signals, drain.
 
 Each model of a pool has a director with its own queue, consumer, permits and heartbeat. A model whose servers are down
-holds up no other. A model that cannot be served at all ends alone, as long as another can be served. A drain drains
-all of them at once.
+holds up no other. A model that cannot be served ends alone. A drain drains all of them at once.
 """
 
 import logging
@@ -54,7 +53,6 @@ async def run(
     started: Callable[[int], None] = lambda port: None,
 ) -> None:
     """Direct until SIGTERM, SIGINT or cancellation, then drain. A second signal leaves the claims to their leases.
-
     `settings` are those of the process, and of its model where `models` is empty. `started` gets the port of health
     and inbox. Raises UnsafeBackend if Redis would lose what it accepts, and SettingsError.
     """
@@ -70,10 +68,7 @@ async def run(
 async def opened(
     settings: DirectorSettings, models: Sequence[DirectorSettings] = (), *, tracing: Tracing | None = None
 ) -> AsyncGenerator["Pool"]:
-    """Open the connections of a process and make its directors. Raises SettingsError, in a pool with the model's name.
-
-    `tracing` replaces the tracing that the environment asks for.
-    """
+    """Open a process's connections and make its directors. Raises SettingsError, in a pool with the model's name."""
     labelled = {label_of(model): model for model in models} or {ALONE: settings}
     async with connections(settings, directors=len(labelled), tracing=tracing) as shared, AsyncExitStack() as stack:
         directors = {}
@@ -92,7 +87,6 @@ async def opened(
 async def connections(
     settings: DirectorSettings, *, directors: int = 1, tracing: Tracing | None = None
 ) -> AsyncGenerator[Shared]:
-    """Open what `directors` directors share, and close it afterwards. Raises SettingsError."""
     clock = SystemClock()
     moderator = Moderator.of(settings, clock)
     sender = Sender(AllowList.parse(settings.webhook_allow))
@@ -154,7 +148,6 @@ class Pool:
         self.health.metrics = shared.metering.registry
 
     async def direct(self, started: Callable[[int], None]) -> None:
-        """Run until canceled. `started` gets the port of health and inbox."""
         settings, redis, clock = self._settings, self._redis, self._shared.services.clock
         # the inbox has no address before it is served
         inbox = Inbox("", arrivals=Arrivals.of(settings.upload_secret))
@@ -194,7 +187,6 @@ class Pool:
         await pulse.run()
 
     async def _serve_health(self, inbox: Inbox, *, task_status: anyio.abc.TaskStatus[int]) -> None:
-        """Serve /livez, /readyz, /metrics and the inbox of callbacks. Reports the port once it listens."""
         settings = self._settings
 
         def started(port: int) -> None:

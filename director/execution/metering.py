@@ -37,7 +37,6 @@ KNOWN: Final = frozenset(
     | {"deadline_exceeded"}
 )
 STATES: Final = (*HealthStatus, "resting", "doubted")
-# a figure of a run → its metric
 TIMES: Final[Mapping[str, str]] = {
     "setup_wait_time": "director_setup_wait_seconds",
     "run_time": "director_run_seconds",
@@ -147,8 +146,6 @@ class Metering(Collector):
 
 
 class _QueueSeries:
-    """The series of one queue. Those of its ends are made when the first such end comes."""
-
     def __init__(self, rows: Metering, name: str) -> None:
         attempts = {number: str(number) for number in range(1, MOST_ATTEMPTS)}
         attempts[MOST_ATTEMPTS] = f"{MOST_ATTEMPTS} or more"
@@ -178,11 +175,8 @@ def _state(server: Server) -> str:
 
 
 def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s: float = 0) -> dict[str, float]:
-    """Return the figures of the attempt, in seconds, without those that are unknown.
-
-    All times are by our own clock: a model server's clock is not believed. None of them replaces Replicate's metrics.
-    `ahead_s`: the wait for a slot after the claim. `setup_wait_s`: the part of the time in the queue in which no
-    server of this director could run anything.
+    """Return the figures of the attempt in seconds by our own clock, without those that are unknown.
+    `ahead_s`: the wait for a slot after the claim. `setup_wait_s`: the time in the queue while no server could run.
     """
     found: dict[str, float] = {}
     if record.claimed is not None:
@@ -201,16 +195,12 @@ def metrics_of(record: Record, tracker: Tracker, *, setup_wait_s: float, ahead_s
 
 
 def with_metrics(of_model: bytes, ours: dict[str, float]) -> bytes:
-    """Return the model's own metrics with ours. A figure of the model's wins over ours of the same name."""
     metrics = msgspec.json.decode(of_model, type=dict[str, Raw]) if of_model else {}
     return msgspec.json.encode({**ours, **metrics})
 
 
 class ClaimSpans:
-    """The spans of one claim: the wait before it, the claim itself, and the run within it.
-
-    The times of the wait are those of the record. With tracing off it only passes on the trace's headers.
-    """
+    """The spans of one claim: the wait before it (times from the record), the claim itself, and the run within it."""
 
     def __init__(self, tracing: Tracing, record: Record) -> None:
         self._tracing = tracing
@@ -233,7 +223,6 @@ class ClaimSpans:
         self._end_run(error=fault.kind if fault else "", facts={"outcome": ended.outcome})
 
     def settled(self, end: End | None) -> None:
-        """End the span of the claim: `end` was written, or the claim was lost."""
         if not self._tracing.is_on:
             return
         self._end_run(error="left")
@@ -246,7 +235,6 @@ class ClaimSpans:
                 self._end_claim({}, error="claim_lost")
 
     def drop(self) -> None:
-        """End the spans that are still open: their claim is left to its lease."""
         if self._tracing.is_on:
             self._end_run(error="left")
             self._end_claim({}, error="left")

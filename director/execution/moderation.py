@@ -1,8 +1,7 @@
 """Ask the operator's moderation endpoint whether an output may be released.
 
-Without a verdict the question is repeated with the same `webhook-id`, or the output counts as allowed: that is the
-operator's policy. Only a 200 carries a verdict. Never follows a redirect, never uses a proxy, and never raises for
-what the endpoint does. The operator chose the address, so it may be private.
+Without a verdict the question is repeated with the same `webhook-id`, or the output counts as allowed, by the
+operator's policy. Only a 200 carries a verdict. Never follows a redirect, uses a proxy, or raises for the endpoint.
 """
 
 import asyncio
@@ -49,8 +48,6 @@ class _Answer(Struct, frozen=True):
 
 @dataclass(eq=False)
 class Moderator:
-    """One endpoint, for all claims of a process."""
-
     settings: DirectorSettings
     clock: Clock
 

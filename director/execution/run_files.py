@@ -46,9 +46,7 @@ class StoredFile(Struct, frozen=True):
 
 @dataclass(eq=False)
 class Storing:
-    """Stores the files of all claims of a director. An address is valid until the prediction's data is deleted for
-    certain: one whole run and `data_ttl_s` from now. `settings` may change.
-
+    """Stores the files of all claims of a director. An address is valid for one whole run and `data_ttl_s` from now.
     Retries a failing store a few times. Never waits without a bound, and never raises for what a store does.
     """
 
@@ -64,7 +62,6 @@ class Storing:
         self, record: Record, files: Sequence[DataUri | ServerFile], known: dict[FileName, StoredFile]
     ) -> tuple[str | None, ...] | None:
         """Return the address of each file, None for a file that cannot be decoded. None for all if the store failed.
-
         `known`: this run's stored files, to which this call adds. A file that comes again keeps its address.
         """
         urls: list[str | None] = []
@@ -97,7 +94,6 @@ class Storing:
             log.warning("files are left to the keeper", extra={"prediction": record.id}, exc_info=True)
 
     async def _count(self, record: Record, size: int) -> None:
-        """Count the bytes against the account's storage. A run's files are kept even beyond the account's limit."""
         until_ms = self._expires_s(record) * 1000
         try:
             await self._scripts.stow(record.account, record.id, size, until_ms=until_ms)
@@ -163,9 +159,8 @@ def _named(prediction_id: PredictionId, file: DataUri) -> tuple[FileName, bytes]
 class FileInputs:
     """Replaces the addresses of callers' files in an input by addresses that a model server can fetch, for one run.
 
-    The record keeps the caller's input. An address of another account's file, or of an expired one, stays as it is and
-    leads nowhere. The host of an address does not matter, since file ids are unique. The address of an output is its
-    own permission, so only its host changes. `settings` may change.
+    The record keeps the caller's input. An address of another account's file, or of an expired one, leads nowhere. The
+    host does not matter, since file ids are unique. The address of an output is its own permission.
     """
 
     _store: OutputStore
@@ -193,7 +188,6 @@ class FileInputs:
 
 def moved(given: Raw, *, url: str, base: str) -> Raw:
     """Return the input with addresses of outputs at `url` moved to `base`. Neither ends in /v1.
-
     Only outputs move: `base` is ours and may reach more, and a caller must not choose a path there.
     """
     data, theirs = bytes(given), f"{url}{OUTPUTS}".encode()

@@ -1,10 +1,8 @@
 """Track one attempt at one prediction, as a state machine without I/O, and decide its end by tables.
 
-The tracker takes each event of the runner with its time, and returns the effects that the executor carries out. It is
-made for one claim and thrown away with it, so that no state leaks from one prediction to the next. The model server is
-untrusted: sizes are bounded here, and only the fields of the runner's events are believed. Its word on how a run ended
-counts only where nothing asked the run to stop. After the run is over the attempt may go on: its files are stored
-(`director.execution.uploads`), then its output is judged.
+The tracker takes each event of the runner with its time, and returns the effects that the executor carries out. The
+model server is untrusted: sizes are bounded here, and its word on how a run ended counts only where nothing asked the
+run to stop. After the run the attempt may go on: its files are stored (`uploads.py`), then its output is judged.
 """
 
 from enum import StrEnum
@@ -57,10 +55,9 @@ RULES: Final[dict[ErrorClass, Rule]] = {
 def backoff_s(
     error: ErrorClass, attempt: int, *, base_s: float, cap_s: float, dice: float, asked_s: float | None = None
 ) -> float:
-    """Return the wait in seconds after the `attempt`-th attempt. `dice` is 0..1.
-
-    Full jitter: anywhere up to base, twice base, four times base … up to the cap, so that a fleet does not retry in
-    step. A server's own Retry-After (`asked_s`) is the minimum, up to the cap.
+    """Return the wait in seconds after the `attempt`-th attempt. `dice` is 0..1. Full jitter, so that a fleet does not
+    retry in step: anywhere up to base, twice base, four times base … up to the cap. A server's own Retry-After
+    (`asked_s`) is the minimum, up to the cap.
     """
     asked = min(asked_s or 0.0, cap_s)
     if not RULES[error].spent:
@@ -69,10 +66,8 @@ def backoff_s(
 
 
 class Limits(Struct, frozen=True):
-    """The most that one prediction may leave behind, in bytes.
-
-    `files`: all its files together, as written in its output. `inline`: the longest text in a data URI that stays in an
-    output where files are stored; None where no files are stored.
+    """The most that one prediction may leave behind, in bytes. `files`: all its files, as written in its output.
+    `inline`: the longest text in a data URI that stays in an output; None where no files are stored.
     """
 
     output: int = 8 << 20
@@ -100,10 +95,9 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class GiveBack(Struct, frozen=True, kw_only=True):
-    """The claim is released and the prediction may run again. With a `fault` this was an attempt, if its rule says so.
-    A drain, or a slot that did not come in time, has None and is no attempt.
-
-    `error` and `code` become the prediction's own when it may not run again. `asked_s` is the server's Retry-After.
+    """The claim is released and the prediction may run again. With a `fault` this was an attempt, if its rule says so;
+    a drain, or a slot that did not come in time, has None. `error` and `code` become the prediction's own when it may
+    not run again. `asked_s` is the server's Retry-After.
     """
 
     fault: ErrorClass | None
@@ -122,8 +116,6 @@ DRAINED: Final = GiveBack(
 
 
 class Fault(Struct, frozen=True):
-    """`code` and `error` stand if the server gave none, or no attempt is left."""
-
     kind: ErrorClass
     code: str
     error: str
@@ -154,8 +146,6 @@ STOPS: Final[dict[Stop, tuple[Status, str, str]]] = {
 
 
 class Verdict(StrEnum):
-    """Whether an output may be released. UNKNOWN: the moderator gave no verdict in time."""
-
     ALLOWED = "allowed"
     REFUSED = "refused"
     UNKNOWN = "unknown"
@@ -196,7 +186,6 @@ def end_of(ended: Ended, stopped: Stop | None, limits: Limits, *, has_begun: boo
 
 
 def released(end: Finish, judged: Judged, stopped: Stop | None) -> End:
-    """Return what a success becomes by the verdict on its output."""
     if judged.verdict is Verdict.ALLOWED:
         return end
     if judged.verdict is Verdict.UNKNOWN and stopped is Stop.USER:
@@ -208,7 +197,6 @@ def released(end: Finish, judged: Judged, stopped: Stop | None) -> End:
 
 
 def tail(text: str, most_bytes: int) -> str:
-    """Return the end of a text that is too long, from the start of a line if one is near."""
     if size_of(text) <= most_bytes:
         return text
     kept = text.encode()[-(most_bytes - size_of(LINES_DROPPED)) :]
@@ -239,13 +227,10 @@ def _finish(ended: Ended, limits: Limits, status: Status, *, code: str, error: s
 
 
 def _cut(error: str) -> str:
-    """Shorten an error: it goes into the record and into every listing."""
     return error if len(error) <= MOST_ERROR_CHARS else error[:MOST_ERROR_CHARS] + " …"
 
 
 class Halt(Struct, frozen=True):
-    """Stop the run: its result is of no use."""
-
     why: Stop
 
 
@@ -262,8 +247,6 @@ class Remember(Struct, frozen=True):
 
 
 class Tell(Struct, frozen=True):
-    """Notify the caller of this event, if the caller asked for it."""
-
     event: WebhookEvent
 
 
@@ -281,9 +264,8 @@ Happening = RunEvent | Uploaded | Judged
 class Tracker:
     """One attempt. Call `apply` with every event, in order.
 
-    `is_over`: the run is over, and later events of it are ignored. `ended`: the attempt is over, and no effect follows.
-    `is_accepted`: another director could follow the run. `is_moderated`: no output is shown before it was allowed, and
-    no output of a run that did not succeed.
+    `is_over`: the run is over. `ended`: the attempt is over, and no effect follows. `is_accepted`: another director
+    could follow the run. `is_moderated`: no output is shown before it was allowed, nor of a run that did not succeed.
     """
 
     def __init__(self, record: Record, limits: Limits, *, is_moderated: bool = False) -> None:
@@ -314,7 +296,6 @@ class Tracker:
 
     @property
     def output(self) -> Raw | None:
-        """The output so far, or None where it may not be shown yet."""
         return None if self._is_moderated else joined(self._items)
 
     @property
@@ -324,10 +305,7 @@ class Tracker:
         return text
 
     def stop(self, why: Stop) -> bool:
-        """Note why the run is to stop. The first reason stands, but a caller's cancel or deadline replaces a drain.
-
-        Returns False if nothing changed.
-        """
+        """Note why the run is to stop; False if nothing changed. A caller's cancel or deadline replaces a drain."""
         if self.ended or self.stopped not in (None, Stop.DRAIN) or self.stopped is why:
             return False
         self.stopped = why
@@ -340,7 +318,6 @@ class Tracker:
         return 0 if self.over_at is None else max(0, round((now - self.over_at) * 1000))
 
     def apply(self, event: Happening, at: float) -> list[Effect]:
-        """Return the effects of `event`, which came `at` seconds of a monotonic clock."""
         if self.ended or (self.over_at is not None and not isinstance(event, Uploaded | Judged)):
             return []
         match event:
@@ -394,7 +371,6 @@ class Tracker:
         return [upload] if self._files_bytes <= self.limits.files else self._give_up(Stop.TOO_LARGE)
 
     def _give_up(self, why: Stop) -> list[Effect]:
-        """Ignore further output and stop the run: its files will not be complete."""
         last = self._uploads.give_up()
         if last is None:
             return [Halt(why)] if self.stop(why) else []
@@ -459,7 +435,6 @@ class Tracker:
         return [*self._show(("logs", msgspec.json.encode(event.text))), Tell(WebhookEvent.LOGS)]
 
     def _show(self, event: NewEvent) -> list[Effect]:
-        """Write an event, up to a bound. Beyond it progress is no longer shown, and the end carries everything."""
         self._shown += 1
         self._shown_bytes += len(event[1])
         if self._shown > MOST_EVENTS or self._shown_bytes > self.limits.output + self.limits.logs:

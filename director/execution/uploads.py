@@ -55,15 +55,12 @@ class DataUri(Struct, frozen=True):
 
 
 class FoundFiles(Struct, frozen=True):
-    """The files of one output in order, and the spans of their strings, quotes included."""
-
     files: tuple[DataUri | ServerFile, ...]
     places: tuple[Span, ...]
 
 
 def find(output: Raw, *, inline: int, received: Mapping[str, ServerFile] = NO_FILES) -> FoundFiles | None:
     """Return the files in an output, or None without any. Text of up to `inline` bytes stays in the output.
-
     `received`: files that the server sent beside the output, by the name that stands in the output for each.
     """
     data = bytes(output)
@@ -84,7 +81,6 @@ def filled(output: Raw, found: FoundFiles, urls: Sequence[str | None]) -> Raw:
 
 
 def substituted(json: Raw, strings: Iterable[tuple[Span, str | None]]) -> Raw:
-    """Return the JSON with these strings in place of those at the spans, quotes included. None leaves a string."""
     data, parts, end = bytes(json), [], 0
     for (start, stop), string in strings:
         if string is not None:
@@ -94,7 +90,6 @@ def substituted(json: Raw, strings: Iterable[tuple[Span, str | None]]) -> Raw:
 
 
 def unescaped(string: bytes) -> str | None:
-    """Return the text of a string of JSON, or None for half of a surrogate pair: no file and no address has one."""
     try:
         return msgspec.json.decode(b'"%b"' % string, type=str)
     except ValueError:
@@ -131,18 +126,13 @@ class Upload(Struct, frozen=True):
 
 
 class Uploaded(Struct, frozen=True):
-    """The addresses of an upload's files, in order. None for a string that is no file after all and stays as it is.
-
-    `urls` is None if the files could not be stored.
-    """
+    """`urls`: the addresses of an upload's files, in order, None for text that is no file; None if storing failed."""
 
     number: int
     urls: tuple[str | None, ...] | None
 
 
 class _WaitingOutput(Struct):
-    """An output that waits for its own files or for an earlier output. `number` is that of its unanswered upload."""
-
     event: Output
     found: FoundFiles | None = None
     number: int | None = None
@@ -163,7 +153,6 @@ class Uploads:
             self._received[event.name] = event.file
 
     def take(self, event: Output) -> tuple[Upload | None, list[Output]]:
-        """Return what to store because of this event, and the outputs that may go on now."""
         if self._gave_up:
             return None, [replace(event, output=None)] if isinstance(event, Ended) else []
         output = _output(event)
@@ -178,7 +167,6 @@ class Uploads:
         return Upload(waiting.number, found.files), []
 
     def uploaded(self, answer: Uploaded) -> list[Output]:
-        """Return the outputs that may go on now that these files have addresses."""
         for waiting in self._queue:
             if waiting.number == answer.number and waiting.found is not None and answer.urls is not None:
                 event, output = waiting.event, _output(waiting.event)

@@ -23,8 +23,6 @@ MOST_TRIMMED: Final = 16
 
 
 class CallerFile(Struct, frozen=True, kw_only=True):
-    """A file that a caller uploaded. Times are milliseconds; `metadata` is a JSON object of the caller's."""
-
     id: FileId
     account: str
     name: str
@@ -49,7 +47,6 @@ class CallerFiles:
         self._redis = redis
 
     async def add(self, file: CallerFile) -> None:
-        """Record a file until it expires. Safe to repeat."""
         key, listing, life_ms = keys.file(file.account, file.id), keys.files(file.account), file.expires - file.created
         oldest = lowest_id_at(max(0, file.created - life_ms))
 
@@ -72,7 +69,6 @@ class CallerFiles:
         return (await self.known(account, [file_id])).get(file_id)
 
     async def known(self, account: str, ids: Sequence[FileId]) -> Mapping[FileId, CallerFile]:
-        """Return the files of these ids that belong to this account and have not expired."""
         if not ids:
             return {}
         found = await ask(lambda: self._redis.mget([keys.file(account, file_id) for file_id in ids]))

@@ -17,11 +17,9 @@ from director.core.ids import PredictionId
 from director.files.local import LocalFiles
 from director.files.store import FileName, FileStore, LinkedStore, Links, OutputStore
 
-# Store a director's files through the API, for directors that see neither its folder nor a bucket.
-#
-# Each request is signed with the secret that all processes share, for five minutes and for one action. The API stores
-# only bytes that match their name. A file is never held whole. Files are never listed here: the keeper sweeps where
-# the folder is.
+# Store a director's files through the API, for directors that see neither its folder nor a bucket. Each request is
+# signed with the secret of all processes, for five minutes and one action. The API stores only bytes that match their
+# name. Files are never listed here: the keeper sweeps where the folder is.
 
 ORDER_S: Final = 300  # until the request begins
 TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
@@ -79,10 +77,7 @@ LONGEST_S: Final = 1.5  # shorter than the timeout of a probe of the process
 
 
 def output_store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "") -> OutputStore | None:
-    """Return the store for a director's outputs: the API if `url` is HTTP, else the store that `store_in` returns.
-
-    Raises as `store_in` does.
-    """
+    """Return the store for a director's outputs: the API if `url` is HTTP, else as `store_in` returns or raises."""
     if _is_api(url):
         return ApiFiles(url.rstrip("/"), Links(redis, clock), clock)
     return store_in(folder, redis, clock, url=url, writes=True)
@@ -90,7 +85,6 @@ def output_store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "") -
 
 def store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: bool = False) -> FileStore | None:
     """Return the store that the settings name, a bucket before a folder, or None if they name none.
-
     Raises SettingsError if the store cannot exist, or cannot be written although this process `writes`.
     """
     if _is_api(url):
@@ -116,10 +110,7 @@ def _is_api(url: str) -> bool:
 
 
 class StoreCheck:
-    """Checks one store for one process: at its start, and again when asked after a time.
-
-    Errors of the store are never raised, and a check never takes long: the asking process has other requests to answer.
-    """
+    """Checks one store for one process, at its start and again when asked later. Never raises, never takes long."""
 
     def __init__(self, store: OutputStore, clock: Clock) -> None:
         self._store = store
@@ -129,7 +120,6 @@ class StoreCheck:
         self._looking = asyncio.Lock()
 
     async def missing(self) -> str:
-        """Return what is wrong with the store, in words for the operator, or '' if it works."""
         async with self._looking:
             if self._known_until is None or self._clock.monotonic() >= self._known_until:
                 await self._look()

@@ -40,9 +40,8 @@ CALLERS: Final = "uploads"  # the ending during an upload; no caller's file can 
 
 
 class LocalFiles(LinkedStore):
-    """Outputs at `<end of the id>/<id>/<digest>.<ending>`, and uploads at `uploads/<account>/<end of the
+    """Outputs at `<end of the id>/<id>/<digest>.<ending>`, uploads at `uploads/<account>/<end of the
     id>/<id>.<ending>`.
-
     Each file begins with a line that holds its media type. `links` signs the addresses at which the API serves them.
     """
 
@@ -163,7 +162,6 @@ class LocalFiles(LinkedStore):
 
 
 async def _chunks(path: Path, begin: int, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes `start` to `stop` of what follows `begin` in the file."""
     opened = await _in_thread(lambda: path.open("rb"))
     with opened as file:
         file.seek(begin + start)

@@ -1,12 +1,9 @@
 """Store files in a bucket of S3, or of a server with the same protocol: for more than one machine.
 
-obstore is one wheel without dependencies over Rust's object_store. It uploads many parts from an async iterator,
-streams reads and signs addresses by itself. aiobotocore brings sixteen packages and leaves the parts to us, and minio's
-client blocks. Credentials are never in the URL: they come as AWS's tools take them (AWS_ACCESS_KEY_ID and so on, or the
-machine's role). A file is never held whole in memory, only one part of 5 MiB.
-
-A file is visible once its upload is complete. A process that dies or cancels leaves an incomplete upload, which the
-bucket's own rule (AbortIncompleteMultipartUpload) should end after a day.
+obstore is one wheel without dependencies that uploads in parts, streams reads and signs addresses; aiobotocore brings
+sixteen packages, and minio's client blocks. Credentials are never in the URL: they come as AWS's tools take them. Only
+one part of 5 MiB is held in memory. A file is visible once its upload is complete. A process that dies leaves an
+incomplete upload, which the bucket's own rule (AbortIncompleteMultipartUpload) should end after a day.
 """
 
 import re
@@ -73,10 +70,8 @@ def bucket_of(url: str) -> S3Store:
 
 
 class S3Files(LinkedStore):
-    """A bucket with `outputs/<id>/<digest>.<ending>` and `uploads/<account>/<id>.<ending>`.
-
-    Outputs are read through the API, whose addresses live longer than S3 signs for. Model servers fetch callers' files
-    from the bucket itself.
+    """A bucket with `outputs/<id>/<digest>.<ending>` and `uploads/<account>/<id>.<ending>`. Outputs are read through
+    the API, whose addresses live longer than S3 signs for; model servers fetch callers' files from the bucket itself.
     """
 
     sweep_s = 600.0  # a sweep lists the bucket, which costs money
@@ -107,7 +102,6 @@ class S3Files(LinkedStore):
         )
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:
-        """Return the bucket's own address. `shown` and `base` are not needed: the key has the ending."""
         seconds = min(LONGEST_S, max(1, expires_s - self._clock.now_ms() / 1000))
         return await obstore.sign_async(self._bucket, "GET", _key(name), timedelta(seconds=seconds))
 
@@ -148,7 +142,6 @@ class S3Files(LinkedStore):
             await obstore.delete_async(self._bucket, keys)
 
     async def _listed(self, below: str, read: Callable[[str], T | None]) -> AsyncIterator[list[T]]:
-        """Yield what the keys below name, a page at a time, without keys that are not ours."""
         async for page in self._pages(below):
             named: Iterable[T | None] = (read(key.removeprefix(f"{below}/")) for key in page)
             yield [each for each in named if each is not None]

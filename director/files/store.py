@@ -1,7 +1,7 @@
 """Define how stored files are named, what a file store can do, and how addresses of files are signed.
 
-A file of an output belongs to one prediction. A caller's file belongs to an account, and is stored piece by piece,
-however large it is. A store never decides how long a file lives: the sweeper deletes what Redis knows no owner of.
+A file of an output belongs to one prediction, a caller's file to an account. A store never decides how long a file
+lives: the sweeper deletes what Redis knows no owner of.
 """
 
 import base64
@@ -87,14 +87,11 @@ def name_of(prediction_id: PredictionId, digest: str, *, content_type: str) -> F
 
 
 def ending_of(shown: str) -> str:
-    """Return the ending to keep of the name that a caller gave a file."""
     own = shown.rpartition(".")[2].lower()
     return own if re.fullmatch(r"[a-z0-9]{1,8}", own) and "." in shown else "bin"
 
 
 class OpenFile(Struct, frozen=True, eq=False):
-    """A file to read. `read` yields the bytes from one position up to another, and holds it open only meanwhile."""
-
     content_type: str
     size: int
     read: Callable[[int, int], AsyncGenerator[bytes, None]]
@@ -147,18 +144,15 @@ class FileStore(OutputStore, Protocol):
         ...
 
 
-# Sign addresses of files, so that they need no token until they expire, and check them.
-#
-# All processes share one secret, which the first that needs it makes in Redis. A check never says why a signature is
-# wrong. The signed text of an output has a line break and no space. That of a caller's file has spaces and no line
-# break, and that of an order has both. So no signature is valid for another kind.
+# Sign addresses of files, so that they need no token until they expire. All processes share one secret, made in Redis.
+# The signed text of an output has a line break and no space, that of a caller's file has spaces and no line break, and
+# that of an order has both. So no signature is valid for another kind.
 
 FRESH_S: Final = 5.0
 
 
 class Links:
     """Signs addresses and checks them. While Redis is away it goes on with the secret that it knows.
-
     All methods raise BackendUnavailable while the secret is not known. Times are unix seconds.
     """
 
@@ -169,7 +163,6 @@ class Links:
         self._read_at = 0.0
 
     async def signed(self, name: str, *, base: str, expires_s: int) -> str:
-        """Return the address of an output's file."""
         signature = await self._signature(name, str(expires_s))
         return f"{base}/v1/outputs/{name}?expires={expires_s}&signature={signature}"
 
@@ -186,7 +179,6 @@ class Links:
         return f"{base}/v1/files/{file_id}/download/{quote(name, safe='')}?{query}"
 
     async def may_download(self, owner: str, file_id: FileId, *, expiry: str, signature: str) -> bool:
-        """Return True if we signed this address of a file and it has not expired."""
         right = _download_signature(await self._known(), owner, file_id, expiry)
         return _matches(right, signature) and self._is_in_future(expiry)
 
@@ -196,7 +188,6 @@ class Links:
         return urlencode({"expires": expires_s, "signature": signature})
 
     async def is_ordered(self, verb: str, what: str, *, expires: str, signature: str) -> bool:
-        """Return True if we signed this order and it has not expired."""
         right = await self._signature(f"{verb} {what}", expires)
         return _matches(right, signature) and self._is_in_future(expires)
 
@@ -241,8 +232,6 @@ def _download_signature(secret: str, owner: str, file_id: FileId, expiry: str) -
 
 
 class LinkedStore:
-    """The base of a store whose files are fetched through the API."""
-
     def __init__(self, links: Links) -> None:
         self._links = links
 

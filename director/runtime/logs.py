@@ -14,7 +14,6 @@ from typing import Any, Final, TextIO
 import msgspec
 from msgspec import Raw
 
-# The attributes that every record has; all others are facts.
 BLANK: Final = vars(logging.makeLogRecord({}))
 OF_EVERY_RECORD: Final = frozenset(BLANK) | {
     "message",
@@ -46,8 +45,6 @@ class Record(logging.LogRecord):
 
 
 class Lines(logging.StreamHandler[TextIO]):
-    """Write each record at once and in one piece, so that it is there however the process ends."""
-
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.stream.write(f"{self.format(record)}\n")  # flushed at the end of each line
@@ -56,8 +53,6 @@ class Lines(logging.StreamHandler[TextIO]):
 
 
 class JsonLines(logging.Formatter):
-    """Format a record as one line of JSON: time, level, logger, process, message, then its facts by name."""
-
     def __init__(self, *, process: str) -> None:
         super().__init__()
         self._process = process
@@ -127,7 +122,6 @@ def _fact(fact: object) -> bytes:
 
 
 def _plain(fact: object) -> str:
-    """Return any object as text that can be encoded: a lone surrogate cannot, and `repr` may itself fail."""
     try:
         text = fact if isinstance(fact, str) else repr(fact)
     except Exception:  # noqa: BLE001 - see above

@@ -202,9 +202,7 @@ METRICS: Final = tuple(_parsed(TABLE))
 
 class QueueNames:
     """The queues that have a label of their own: at most `most` at once, all others share `other`.
-
     A queue keeps its name until it is gone, and one under `other` gets none later, so that no counter ever goes down.
-    `on_new` is called with each name that is given, `on_gone` with each that is free again.
     """
 
     def __init__(
@@ -231,7 +229,6 @@ class QueueNames:
         return OTHER
 
     def keep(self, queues: Iterable[QueueName]) -> None:
-        """Free the names of all queues that are not among these."""
         there = set(queues)
         gone = self._named - there
         self._named &= there

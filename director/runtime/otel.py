@@ -1,8 +1,7 @@
 """Make OpenTelemetry spans and send them to a collector over HTTP, from a thread of their own.
 
-This module is imported only if a collector is set. A prediction that its caller did not want sampled has no spans. A
-step without a trace has none either, except a server's step, which begins a trace. If the collector is away, spans are
-lost and nothing else.
+Imported only if a collector is set. A prediction that its caller did not want sampled has no spans. A step without a
+trace has none either, except a server's step, which begins a trace.
 """
 
 import asyncio
@@ -34,8 +33,6 @@ UNNAMED: Final = "unknown_service"
 
 
 class OtelTracing(Tracing):
-    """Make spans with this provider. `accounts`: spans may name the account of a prediction."""
-
     is_on = True
 
     def __init__(self, provider: TracerProvider, *, accounts: bool = False) -> None:
@@ -104,8 +101,6 @@ class _OtelSpan(Span):
 
 
 class _LoggedExporter(SpanExporter):
-    """Log failed exports in a line of ours, at most once a minute."""
-
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._lost = 0
@@ -150,7 +145,6 @@ def _headers(context: otel.SpanContext) -> TraceHeaders:
 
 
 def _named(facts: Facts) -> dict[str, str | int | float | bool]:
-    """Prefix the names that are ours; a name with a dot is one of the standard's."""
     return {name if "." in name else f"director.{name}": fact for name, fact in facts.items()}
 
 

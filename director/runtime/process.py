@@ -60,7 +60,6 @@ def serve(name: str, command: str, main: Callable[[AnySettings], Awaitable[None]
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Raise only the first of a task group's deliberate errors: an operator mends one thing at a time."""
     try:
         yield
     except ExceptionGroup as group:
@@ -76,7 +75,6 @@ def _first(group: ExceptionGroup[DirectorError]) -> DirectorError:
 
 
 async def drained(signals: AsyncIterator[signal.Signals], drain: Callable[[], Awaitable[None]]) -> None:
-    """Wait for the first signal, then drain. A second signal ends the drain at once."""
     release_sigterm()
     async for _ in signals:
         break
@@ -94,10 +92,8 @@ async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio
 
 @dataclass(eq=False)
 class Health:
-    """The answers of one process to /livez and /readyz.
-
-    `checks`: name → a condition of readiness. `facts`: shown beside them, such as the durability level. Both may change
-    while the process runs. `figures` returns more facts at each request. `metrics`: the registry behind /metrics.
+    """The answers of one process to /livez and /readyz. `checks`: name → a condition of readiness. `facts`: shown
+    beside them; both may change. `figures` returns more facts at each request. `metrics`: the registry behind /metrics.
     """
 
     checks: dict[str, Check] = field(default_factory=dict)
@@ -106,7 +102,6 @@ class Health:
     metrics: Registry | None = None
 
     def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
-        """Return an application with /livez, /readyz and /metrics, beside the process's own `routes`."""
         own = [Route("/livez", self._livez), Route("/readyz", self._readyz)]
         if self.metrics is not None:
             own.append(Route("/metrics", partial(_scraped, self.metrics)))
@@ -144,7 +139,6 @@ def _json(body: dict[str, Any], *, status: int = 200) -> Response:
 
 async def look_at_redis(redis: Redis, settings: CommonSettings, health: Health, clock: Clock) -> None:
     """Wait until Redis answers. Raises UnsafeBackend if it would lose accepted work, or refuses us a right.
-
     From then on /readyz shows its durability level, read for each request: after a failover it is another server's.
     """
     address = describe(settings.redis_url)
@@ -186,9 +180,8 @@ def redis_check(redis: Redis) -> Check:
 
 
 async def serve_http(app: ASGIApp, *, host: str, port: int, started: Callable[[int], None]) -> None:
-    """Serve `app` until canceled. `started` gets the port, which is a free one if `port` is 0.
-
-    Signals stay with the process. Raises SettingsError if it cannot listen there.
+    """Serve `app` until canceled. `started` gets the port, which is a free one if `port` is 0. Signals stay with the
+    process. Raises SettingsError if it cannot listen there.
     """
     listener = _listen(host, port)
     config = uvicorn.Config(
@@ -213,8 +206,6 @@ async def serve_http(app: ASGIApp, *, host: str, port: int, started: Callable[[i
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the process around it."""
-
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield

@@ -1,8 +1,7 @@
 """Prepare a process before it serves: hold SIGTERM, collect garbage rarely, raise the limit of open descriptors.
 
-A SIGTERM that comes during the start waits until a handler exists. Otherwise the kernel would drop it for the first
-process of a container, and the pod would hang for its whole grace time. Any other process would end half-way. The mask
-of signals survives an exec.
+A SIGTERM during the start waits until a handler exists: else the kernel would drop it for the first process of a
+container, and any other would end half-way. The mask of signals survives an exec.
 """
 
 import gc
@@ -34,7 +33,6 @@ def release_sigterm() -> None:
 
 def collect_garbage_rarely() -> None:
     """Run the garbage collector rarely, and never over the objects that exist now. Call it once all is imported.
-
     By default Python runs it after each 700 new objects, which is every few requests, and each hundredth run covers all
     modules: 9 % of the API's CPU under load. Objects of ours are rarely in cycles, so they are freed without it.
     """
@@ -44,10 +42,7 @@ def collect_garbage_rarely() -> None:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open descriptors to the hard one, and return the limit. Children inherit it.
-
-    The limit is never lowered. A process that cannot raise it runs on with the old one.
-    """
+    """Raise the soft limit of open descriptors to the hard one if possible, and return it. Children inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MACOS_MOST):
         if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
@@ -58,10 +53,8 @@ def raise_descriptor_limit() -> int:
 
 
 class Descriptors:
-    """The number of open descriptors of this process.
-
-    It is counted again after a second, or once callers have asked so often that they may have opened a hundredth of the
-    limit: counting thousands takes milliseconds.
+    """The number of open descriptors of this process, counted again after a second, or once callers have asked so often
+    that they may have opened a hundredth of the limit: counting thousands takes milliseconds.
     """
 
     def __init__(self, clock: "Clock") -> None:
@@ -76,7 +69,6 @@ class Descriptors:
 
     @property
     def open(self) -> int:
-        """Return how many were open at the last count, or 0 if the system does not say."""
         self._asked += 1
         if self._clock.monotonic() - self._counted_at >= COUNT_S or 0 <= COUNT_SHARE * self.limit < self._asked:
             self._asked = 0

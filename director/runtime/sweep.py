@@ -19,10 +19,7 @@ LIMIT: Final = 100
 
 
 async def sweep(places: Iterable[Place], call: Callable[[Place], Awaitable[Reply]]) -> dict[Place, Reply]:
-    """Call for each place, all in one turn of the loop and so in one pipeline. A place whose call fails is left out.
-
-    Raises BackendUnavailable once all calls have returned.
-    """
+    """Call for each place in one pipeline, without those that fail. Raises BackendUnavailable after all calls."""
     asked = list(places)
     answers = await asyncio.gather(*(call(place) for place in asked), return_exceptions=True)
     replies: dict[Place, Reply] = {}

@@ -33,7 +33,6 @@ LONGEST_S: Final = 600.0
 END_AGAIN_S: Final = 15.0  # a server takes up to 11 s to end
 STRANGER_S: Final = 5.0  # BUSY for this long while nothing of ours runs there: its count and ours differ
 
-# How long until the next look
 PAUSES: Final[dict[HealthStatus, float]] = {
     HealthStatus.READY: LATER_S,
     HealthStatus.BUSY: LATER_S,
@@ -52,10 +51,8 @@ LEVELS: Final[dict[HealthStatus, int]] = {
 
 
 class Recovery(Struct, eq=False):
-    """Decides when a broken server is asked to end so that a fresh one comes. Pure.
-
-    A server that runs something is never asked, and one that a restart did not help ever less often. `waits`: for each
-    status, how long it may last before that; for ever if missing or 0.
+    """Decides when a broken server is asked to end so that a fresh one comes: never while it runs something, and ever
+    less often if a restart did not help. `waits`: how long each status may last before that; for ever if missing or 0.
     """
 
     waits: Mapping[HealthStatus, float]
@@ -84,10 +81,9 @@ class Recovery(Struct, eq=False):
 
 
 class Watch(Struct, eq=False):
-    """Watches one server. `register` is awaited each time the server becomes ready, before it gets work.
-
-    `note_setup` is awaited when a setup has ended, well or not, until it returns True. `setup_retry_s`: how long after
-    a failed setup the server is asked to end; 0 for never.
+    """Watches one server. `register` is awaited each time the server becomes ready, before it gets work. `note_setup`
+    is awaited when a setup has ended, until it returns True. `setup_retry_s`: how long after a failed setup the server
+    is asked to end; 0 for never.
     """
 
     server: Server
@@ -107,7 +103,6 @@ class Watch(Struct, eq=False):
         self.recovery = Recovery({HealthStatus.SETUP_FAILED: self.setup_retry_s, HealthStatus.UNHEALTHY: UNHEALTHY_S})
 
     async def run(self) -> None:
-        """Look often while the server starts or is away, rarely once it is ready, at once when it is in doubt."""
         while True:
             try:
                 health = await self.run_once()
@@ -128,7 +123,6 @@ class Watch(Struct, eq=False):
                     await asyncio.wait_for(self.server.doubt.wait(), PAUSES[health.status])
 
     async def run_once(self) -> Health:
-        """Look once. A server whose worker is dead, or that a run put in doubt, is asked to end."""
         server, started = self.server, self.server.runs
         health = await server.runner.health()
         self._judge_start(health)
@@ -164,7 +158,6 @@ class Watch(Struct, eq=False):
             log.warning("noting a setup failed", extra={"error": str(exc)})
 
     def _judge_start(self, health: Health) -> None:
-        """Take in a new start of the server. Doubt and registration belong to one start."""
         server = self.server
         is_new = health.since not in ("", server.since)
         if is_new or (not health.can_run and not server.since):
@@ -187,7 +180,6 @@ class Watch(Struct, eq=False):
             self.servers.distrust(server)
 
     async def _end_server(self) -> None:
-        """Ask it to end. Ask again only if it did not answer, or is still there long after it should have ended."""
         asked_at, now = self.asked_to_end_at, self.clock.monotonic()
         if asked_at is None or now - asked_at >= END_AGAIN_S:
             log.warning("asking a model server to end", extra={"server": self.server.runner.url})
@@ -217,9 +209,8 @@ class _Watched(Struct, eq=False):
 class Fleet(Struct, eq=False):
     """Keeps `servers` as wanted. `make` makes a server, `watch` looks after it until it is canceled.
 
-    A server with another runner configuration counts as another server. The former one gets no more runs and finishes
-    those it has, and only then the new one begins, so that no slot is used twice. Another number of slots holds at
-    once.
+    A server with another runner configuration counts as another: the former one finishes its runs before the new one
+    begins, so that no slot is used twice. Another number of slots holds at once.
     """
 
     servers: Servers
@@ -236,7 +227,6 @@ class Fleet(Struct, eq=False):
         self.news.set()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Apply changes for ever. Reports as started once the first wanted servers are made."""
         async with anyio.create_task_group() as tasks:
             self._change(tasks)
             task_status.started()

@@ -1,8 +1,7 @@
 """Delete what coglet leaves behind of each run: a folder, for ever, with any output above 8 MiB in it.
 
-Deletes only what cannot be used any more: the folder is named after a prediction that Redis says is terminal, or has
-not known for a day, and nothing was written to it recently. The model server writes there and is untrusted, so no link
-is followed, and any other folder is left alone.
+Deletes only folders of predictions that Redis says are terminal, or has not known for a day, and to which nothing was
+written recently. The model server writes there and is untrusted, so no link is followed.
 """
 
 import logging
@@ -39,8 +38,6 @@ class _Leftover(Struct, frozen=True):
 
 
 class Leftovers(Struct, eq=False):
-    """The leftovers in one folder: `/tmp/coglet/predictions` of the servers, as this process sees it."""
-
     folder: Path
     redis: Redis
     clock: Clock
@@ -80,7 +77,6 @@ class Leftovers(Struct, eq=False):
         ]
 
     def _quiet(self) -> Generator[_Leftover, None, None]:
-        """Yield the folders to which nothing was written for `QUIET_S`, by their time on disk."""
         with _opened(self.folder) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 if is_prediction_id(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -100,7 +96,6 @@ class Leftovers(Struct, eq=False):
         return deleted
 
     def _warn(self) -> None:
-        """Warn once: the same is wrong with all of them."""
         if not self.has_warned:
             log.warning("leftovers of model servers cannot be deleted", exc_info=True)
         self.has_warned = True
@@ -122,7 +117,6 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _last_write_s(name: str, folder: int) -> float:
-    """Return when something was last written to it or to a folder in it, as a unix time."""
     last = 0.0
     for path in (name, f"{name}/inputs", f"{name}/outputs"):
         with suppress(OSError):

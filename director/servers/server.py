@@ -15,12 +15,10 @@ from msgspec import Struct
 from director.servers.runners.answers import SERVER_AUTH
 from director.servers.runners.runner import Batch, Health, HealthStatus, Outcome, Place, Remainder, Runner
 
-# Decide how far a model server is trusted with work, by how its last runs ended. Pure: no clock, no server.
-#
-# Some servers answer health checks well and fail every run at once: one with a broken GPU would drain a queue. Such a
-# server rests after a number of failures in a row, each time twice as long, and comes back with one run at a time until
-# a run succeeds. Consecutive failures of a single account may come from what that account sends. They count once, so
-# that no account can make a server rest for all the others.
+# Decide how far a model server is trusted, by how its last runs ended. Pure: no clock, no server. Some servers answer
+# health checks well and fail every run at once: one with a broken GPU would drain a queue. Such a server rests after a
+# number of failures in a row, each time twice as long, and comes back with one run at a time until a run succeeds.
+# Failures of a single account count once, so that no account can make a server rest for all the others.
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 60.0
@@ -33,8 +31,6 @@ MENDED_BY_A_START: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.
 
 
 class Rest(Struct, frozen=True, kw_only=True):
-    """Give the server no work for `seconds`. `restart`: restart it meanwhile."""
-
     seconds: float
     restart: bool
 
@@ -52,12 +48,10 @@ class Trust:
 
     @property
     def is_on_trial(self) -> bool:
-        """True if it rested and no run of it has succeeded since."""
         return self._rests > 0
 
     def note(self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "") -> Rest | None:
-        """Count the end of a run on the start `since` of the server. All runs that one death ends are one failure.
-
+        """Count the end of a run on the start `since` of the server: all runs that one death ends are one failure.
         `account`: whose run it was; '' if no other account could suffer by its failures. Returns a rest if one is due.
         """
         if outcome is Outcome.SUCCEEDED:
@@ -99,13 +93,12 @@ UNSEEN: Final = Health(status=HealthStatus.STARTING)
 class Server(Struct, eq=False):
     """One model server.
 
-    `slots`: concurrent runs as configured. `fewer`: the slots that it really has, where these are fewer. `busy`: slots
-    in use. `waiting`: permits given ahead, in the order in which they get a slot. `places`: predictions in one batch, 0
-    without batches. `runs`: all runs ever started on it. `running`: those of them that have not ended. `full_at`: the
-    value of `runs` when it was last full against our own count. `run_s`: the recent average duration of successful
-    runs. `since`: the last start of the server that was seen. `failed_starts`: in a row, none of which could run
-    anything. `doubt`: set when a run showed that the server needs a restart; it gets no work until the watch has seen
-    to that. `refusal`: why it did not let the director in when it last rested for that; '' otherwise.
+    `slots`: as configured. `fewer`: the slots that it really has, where these are fewer. `busy`: slots in use.
+    `waiting`: permits given ahead, in order. `places`: predictions in one batch. `runs`: all runs ever started.
+    `running`: those that have not ended. `full_at`: the value of `runs` when it was last full against our count.
+    `run_s`: the recent average duration of successful runs. `since`: its last start. `failed_starts`: in a row.
+    `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
+    let the director in; '' otherwise.
     """
 
     runner: Runner
@@ -128,7 +121,6 @@ class Server(Struct, eq=False):
 
     @property
     def can_run(self) -> bool:
-        """True if it may be given work, now or when a slot is free."""
         return self.health.can_run and not self.is_resting and not self.doubt.is_set()
 
     @property
@@ -150,7 +142,6 @@ class Server(Struct, eq=False):
 
     @property
     def trouble(self) -> str:
-        """Say for people why it gets no work; '' if it gets work."""
         if self.can_run:
             return ""
         if self.is_locked:
@@ -160,7 +151,6 @@ class Server(Struct, eq=False):
         return f"{self.health.status}: {self.health.detail}"
 
     def take_slot(self) -> "list[Permit]":
-        """Use one free slot: return its permit, or one permit for each place of a new batch."""
         self.busy += 1
         if not self.places:
             return [Permit(self, self.since)]
@@ -177,10 +167,8 @@ class Server(Struct, eq=False):
 
 
 class Permit(Struct, eq=False):
-    """The right to use one slot, or one place in the batch that shares a slot. Release it once, when the server
-    answered.
-
-    `since`: the start of the server that it is good for. `turn`: of a permit given ahead, set when it has a slot.
+    """The right to use one slot, or one place in a batch. Release it once, when the server answered. `since`: the start
+    of the server that it is good for. `turn`: of a permit given ahead, set when it has a slot.
     """
 
     server: Server
@@ -197,7 +185,6 @@ class Permit(Struct, eq=False):
 
     @property
     def has_slot(self) -> bool:
-        """False while it was given ahead and waits for a slot."""
         return self.turn is None or self.turn.is_set()
 
     def release(self) -> bool:
@@ -215,20 +202,15 @@ class Permit(Struct, eq=False):
         return True
 
 
-# Give out the permits for the slots of all model servers, those of the least busy server first.
-#
-# A server that cannot run anything now gets no permits, and does not hold up the others. Where runs are so short that
-# a slot would be idle for a good part of its time while the next prediction is claimed, a few permits are given ahead:
-# they wait for the next slots of their server.
+# Give out the permits for the slots of all model servers, those of the least busy server first. A server that cannot
+# run gets none. Where runs are so short that a slot would be idle while the next prediction is claimed, a few permits
+# are given ahead: they wait for the next slots of their server.
 
 TURN_WITHIN_S: Final = 0.5
 
 
 class Permits:
-    """The permits of `servers`, a list that its owner changes. `may_wait`: permits may be given ahead.
-
-    The owner calls `refresh` after it changed a server.
-    """
+    """The permits of `servers`; their owner calls `refresh` after changes. `may_wait`: gives permits ahead."""
 
     def __init__(self, servers: list[Server], now: Callable[[], float]) -> None:
         self.may_wait = True
@@ -313,7 +295,6 @@ class Permits:
         self.refresh(*dict.fromkeys(permit.server for permit in permits if permit.release()))
 
     def refresh(self, *servers: Server) -> None:
-        """Hand on the free slots of these servers, and wake what waits for a change."""
         for server in servers:
             server.hand_on()
         self._changed.set()

@@ -51,9 +51,7 @@ class Servers:
 
     @property
     def standing(self) -> Standing:
-        """Return what they can do together. A state that asks the operator to act is returned only if no other server
-        may still become ready; a server that failed in start after start gives no such hope.
-        """
+        """Return what they can do together. A state that needs the operator counts only if no other may recover."""
         if self.any_ready():
             return Standing(sum(server.usable * (server.places or 1) for server in self.all if server.can_run), "ready")
         statuses = {_prospect(server) for server in self.all}
@@ -64,24 +62,19 @@ class Servers:
         return Standing(0, "setup_failed" if HealthStatus.SETUP_FAILED in statuses else "starting")
 
     def setup_wait_s(self, waited_s: float) -> float:
-        """Return for how much of the last `waited_s` seconds no server could run anything."""
         now = self._now()
         back_at = now if self._back_at is None else self._back_at
         return max(0.0, min(waited_s - (now - back_at), back_at - self._away_at))
-
-    # Changes that the fleet and the watch report
 
     def add(self, server: Server) -> None:
         self.all.append(server)
         self._refresh()
 
     def remove(self, server: Server) -> None:
-        """Give it no more runs. Those that it has go on."""
         self.all.remove(server)
         self._refresh()
 
     def resize(self, server: Server, slots: int) -> None:
-        """Change its slots. Where these are fewer, the runs beyond them end first."""
         if server.slots != slots:
             server.slots, server.fewer, server.full_at = slots, None, None
             self._refresh()
@@ -104,8 +97,6 @@ class Servers:
     def distrust(self, server: Server) -> None:
         server.doubt.set()
         self.on_news()
-
-    # Judging a server by the end of a run
 
     def ended(self, permit: Permit, ended: Ended, *, unasked: bool, account: str = "") -> None:
         """Judge the server by the end of an account's run. `unasked`: the run was not asked to stop."""
@@ -142,7 +133,6 @@ class Servers:
 
     def _found_fewer(self, permit: Permit) -> bool:
         """Judge a server that is full although our count has a free slot. True if no restart is needed for that.
-
         It has lost a slot, and gets it back by a restart. If it is soon full again, it never had as many slots as
         configured, and gets fewer runs instead. With no other run of ours on it, each time is a reason to restart it.
         """
@@ -208,6 +198,5 @@ def _failed_starts(server: Server, health: Health) -> int:
 
 
 def _prospect(server: Server) -> HealthStatus:
-    """Return its status; SETUP_FAILED if it is only trying again after start after start failed."""
     is_loop = server.failed_starts >= LOOP and server.health.status in RETRIES
     return HealthStatus.SETUP_FAILED if is_loop else server.health.status

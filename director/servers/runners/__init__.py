@@ -13,6 +13,5 @@ __all__ = ("RunnerOptions", "make_runner")
 
 
 def make_runner(config: RunnerConfig, options: RunnerOptions) -> Runner:
-    """Return the runner of one model server."""
     made: Runner = import_module(f"{__name__}.{config.__struct_config__.tag}").make(config, options)
     return made

@@ -50,7 +50,6 @@ def excerpt(body: bytes) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as one line of at most 500 characters."""
     line = " ".join(text[: EXCERPT_CHARS * 4].split())
     return line if len(line) <= EXCERPT_CHARS else line[: EXCERPT_CHARS - 1] + "…"
 
@@ -76,7 +75,6 @@ def locked(status: int) -> Ended:
 
 
 def reason(body: bytes) -> str:
-    """Return a refusal in words: what the server's JSON says if its shape is known, else how its text begins."""
     try:
         refusal = read_json(body, _Refusal)
     except Unreadable:
@@ -100,9 +98,7 @@ def _complaint(complaint: _Complaint) -> str:
     return f"{'.'.join(where)}: {complaint.msg}" if where else complaint.msg
 
 
-# Decide how a run ended from the HTTP answer of a model server.
-#
-# Pure, and never raises for what a server wrote.
+# Decide how a run ended from the HTTP answer of a model server. Pure: never raises for what a server wrote.
 
 # The outcome of an answer other than 2xx. A status in no row is FAILED: 3xx and 4xx would be the same again, and 5xx is
 # how most servers report that the model's own code raised
@@ -128,9 +124,8 @@ FILE: Final = re.compile(
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """An answer as received. `complete`: False if its body is longer than what was read.
-
-    `headers` by their names in lower case. `trouble`: why no answer came, with status 0.
+    """An answer as received. `complete`: False if its body is longer than what was read. `headers`: lower-case names.
+    `trouble`: why no answer came, with status 0.
     """
 
     status: int = 0
@@ -151,7 +146,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def is_file(self) -> bool:
-        """True if the body itself is the output, not JSON with an output in it."""
         return self.is_ok and self.complete and FILE.fullmatch(self.kind) is not None
 
     @property
@@ -160,7 +154,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
-    """Return the end of a run that was answered with anything but 2xx."""
     if answer.status in NO_ENTRY:
         return locked(answer.status)
     said = said_of(answer, error=error)
@@ -174,7 +167,6 @@ def refused(answer: Answer, *, error: Pointer | None = None) -> Ended:
 
 
 def said_of(answer: Answer, *, error: Pointer | None = None) -> str:
-    """Return the reason that an answer other than 2xx gives; '' if none."""
     if answer.status in NO_ENTRY:
         return WRONG_KEY
     try:
@@ -196,7 +188,6 @@ def too_large(max_body: int) -> Ended:
 
 
 def read_document(body: bytes) -> Raw:
-    """Return the JSON of an answer. Raises `Unreadable`."""
     return Raw(bytes(read_json(body, Raw)))
 
 
@@ -212,7 +203,6 @@ def mapped_end(document: Raw, config: MappedConfig) -> Ended:
 
 
 def mapped_error(document: Raw, error: Pointer | None) -> str:
-    """Return the error in an answer where the configuration points to; '' without one."""
     found = error.find(document) if error is not None else None
     if found is None or bytes(found) in NO_ERROR:
         return ""
@@ -222,17 +212,13 @@ def mapped_error(document: Raw, error: Pointer | None) -> str:
         return excerpt(bytes(found))
 
 
-# Parse server-sent events, chunk by chunk, in whatever pieces the network brings them.
-#
-# Pure: it never reads from anywhere, and keeps at most one unfinished event, up to its limit.
+# Parse server-sent events as the network brings them. Pure: keeps at most one unfinished event, up to its limit
 
 EVENT_STREAM: Final = "text/event-stream"
 BOM: Final = b"\xef\xbb\xbf"
 
 
 class Frame(Struct, frozen=True):
-    """One event. `data` is as it was sent: its lines joined by a newline."""
-
     event: str
     data: bytes
 
@@ -242,8 +228,6 @@ class FrameTooLarge(ValueError):
 
 
 class SseParser:
-    """Takes chunks and returns the events that they complete. Comments, `id` and `retry` are skipped."""
-
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._tail = bytearray()  # a line that has no end yet

@@ -1,9 +1,8 @@
 """Run predictions, or trainings, on one Cog server.
 
-The end of a run is taken only from the answer to a PUT that is held open: an event stream if the server and the model
-have one, else one answer at the end. Never POSTs a prediction, since a server runs that twice. Never polls, since
-asking for a run that is over starts it again. Only a server that would hear nothing else meanwhile reports the end by
-its last callback instead.
+The end of a run is taken only from the answer to a PUT that is held open, or from the last callback of a server that
+would hear nothing else meanwhile. Never POSTs a prediction, since a server runs that twice. Never polls, since asking
+for a run that is over starts it again.
 """
 
 import asyncio
@@ -60,7 +59,6 @@ class Patience:
         self._pauses = chain(PAUSES_S, repeat(LONGEST_S))
 
     async def pause(self) -> bool:
-        """Wait a little longer than the last time. False, without a wait, once the limit is reached."""
         now = asyncio.get_running_loop().time()
         if self._until is None:
             self._until = now + self._limit_s
@@ -71,11 +69,8 @@ class Patience:
 
 
 class CogRunner(HttpBase):
-    """Drives one Cog server.
-
-    A `fast` one is asked for no callbacks at all. They cost the server 5 ms each and time quadratic in the length of
-    output and logs, so a model that yields or prints tens of thousands of times and is not streamed needs it; failures
-    then have no logs.
+    """Drives one Cog server. A `fast` one is asked for no callbacks: they cost the server 5 ms each and time quadratic
+    in the length of output and logs. Failures then have no logs.
     """
 
     capabilities = Capabilities(streams=True, idempotent=True, restarts=True)
@@ -109,7 +104,6 @@ class CogRunner(HttpBase):
         return cog_answers.read_health(answer.status, answer.body)
 
     async def openapi_schema(self) -> Raw | None:
-        """Return the server's OpenAPI document as it is, or None unless it is JSON of at most 1 MB."""
         answer = await self._ask("GET", "/openapi.json", limit=MAX_OPENAPI_BODY)
         with suppress(Unreadable):
             read_json(answer.body, dict[str, Raw])  # JSON that was cut off is not JSON
@@ -221,7 +215,6 @@ class CogRunner(HttpBase):
             self._may_hold_strangers = False
 
     async def _learn(self, sighting: cog_answers.Sighting) -> cog_answers.Known:
-        """Return what a READY server is and can do. The server is asked once after each start."""
         known = self._known
         if known is not None and known.since == sighting.since and known.coglet == (sighting.coglet is not None):
             return known
@@ -255,6 +248,4 @@ def make(config: CogConfig, options: RunnerOptions) -> CogRunner:
 
 
 class _Index(Struct):
-    """The answer of a Python server to GET /. The oldest have no such page."""
-
     cog_version: str = ""

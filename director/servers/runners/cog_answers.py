@@ -90,7 +90,6 @@ def read_answer(answer: answers.Answer, *, prediction_id: str, coglet: bool = Tr
 
 
 def read_end(body: bytes, *, prediction_id: str, coglet: bool = True) -> Ended:
-    """Read the terminal snapshot of a run, from an answer's body or a stream's last event."""
     try:
         snapshot = read_snapshot(body, prediction_id=prediction_id)
     except answers.Unreadable as exc:
@@ -134,9 +133,7 @@ def _unsuccessful(snapshot: Snapshot, *, coglet: bool) -> Ended:
     )
 
 
-# Read what a Cog server reports of itself: its health, its kind, and what its model can do.
-#
-# Pure: it reads bodies, never asks for them, and never raises for what a server wrote.
+# Read what a Cog server reports of itself: its health, its kind, and what its model can do. Pure.
 
 STATUSES: Final = {status.name: status for status in HealthStatus if status is not HealthStatus.UNREACHABLE}
 DETAILS: Final = {
@@ -156,9 +153,9 @@ OUTPUT_TYPE: Final = Pointer("/components/schemas/Output/type")
 class Kind(Struct, frozen=True, kw_only=True):
     """The behaviour of one generation of Cog servers.
 
-    `hears_meanwhile`: while a PUT is held open, it answers other requests, such as a cancel or a health check.
-    `cancels_again`: if a cancel got lost in the first ms of a run, it acts on the next one. `tells_all_at_end`: the
-    answer to that PUT has the logs and the partial output of a failure.
+    `hears_meanwhile`: while a PUT is held open, it answers other requests. `cancels_again`: if a cancel got lost in the
+    first ms of a run, it acts on the next one. `tells_all_at_end`: the answer to that PUT has the logs and the partial
+    output of a failure.
     """
 
     hears_meanwhile: bool = True
@@ -175,8 +172,6 @@ PYTHON: Final = (
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """Facts about a server, good until it restarts. `name` is for people."""
-
     since: str
     name: str
     coglet: bool
@@ -199,7 +194,6 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def can_stream(self) -> bool:
-        """True for coglet from 0.21 on; the model has to stream too."""
         version = re.match(r"(\d{1,6})\.(\d{1,6})", self.coglet or "")
         return version is not None and tuple(map(int, version.groups())) >= FIRST_STREAMING
 
@@ -287,7 +281,6 @@ def _unhealthy(detail: str) -> Sighting:
 
 
 def python_kind(version: str) -> Kind:
-    """Return the kind of a Python server of this version; '' if it reports none."""
     found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
     said = (int(found[1]), int(found[2])) if found else (0, 0)
     return next(kind for first, kind in PYTHON if said >= first)

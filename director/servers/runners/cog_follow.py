@@ -1,9 +1,8 @@
 """Follow one run on a Cog server, over one of three transports; `cog.py` chooses which.
 
-`put_sync` holds a PUT open until the run has ended. Callbacks add progress, and to a failure the logs and the partial
-output that coglet leaves out of its answer; they come late, twice and in any order. `put_stream` reads the event stream
-of its own PUT, where everything comes in order. `put_called` is for servers that hear nothing else while they hold a
-PUT open: the PUT is answered at once, and the last callback, which such a server repeats for minutes, is the end.
+`put_sync` holds a PUT open until the run has ended; callbacks add progress, and to a failure its logs and partial
+output, and come late, twice and in any order. `put_stream` reads the event stream of its PUT. `put_called` is for
+servers that hear nothing else while they hold a PUT open: the last callback, repeated for minutes, is the end.
 A stream that breaks off, or a server that is idle without an end, means that the run is lost.
 """
 
@@ -55,7 +54,6 @@ class _Create(Struct, omit_defaults=True):
 
 
 def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...] = ()) -> bytes:
-    """Return the body of the PUT. The caller's input goes through as it is."""
     return msgspec.json.encode(_Create(run.request.input, webhook, events))
 
 
@@ -68,9 +66,8 @@ async def read_whole(run: Run, response: Exchange) -> Ended | cog_answers.Again:
 
 class Progress:
     """Turns snapshots of one run, which may come late, twice or in the wrong order, into what is new in them. Pure.
-
-    Progress only grows: a snapshot with less than was already reported adds nothing. Items are reported only if the
-    output is an array: other models' snapshots have a list that the end does not have.
+    Progress only grows. Items are reported only if the output is an array: other models' snapshots have a list that the
+    end does not have.
     """
 
     def __init__(self, *, is_array: bool) -> None:
@@ -98,7 +95,6 @@ def _items(output: Raw) -> list[Raw]:
 
 async def put_sync(server: OneServer, run: Run, feed: Feed, *, inbox: Inbox | None) -> Ended | cog_answers.Again:
     """Start the run and wait for its answer. Without an inbox there is no progress, and coglet's failures have no logs.
-
     Raises `httpx.TransportError` when the connection breaks.
     """
     # Each callback costs the server, and holds the slot of a Python one
@@ -144,7 +140,6 @@ async def put_called(
     accepted: Callable[[], None],
 ) -> Ended | cog_answers.Again:
     """Start the run and wait for the callback with its end. No earlier run of its id may be left on the server.
-
     Raises `httpx.TransportError` when the connection breaks before the server took the run.
     """
     with inbox.subscribe(run.key) as mailbox:
@@ -173,7 +168,6 @@ class _Callbacks:
         self._completed = asyncio.Event()
 
     def report(self, output: Raw | None, logs: str | None, *, size: int) -> None:
-        """Report what is new in a snapshot of `size` bytes."""
         if self._progress is not None:
             for event in self._progress.news(output=output, logs=logs):
                 self._feed.add(event, size=size)
@@ -185,7 +179,6 @@ class _Callbacks:
                 return cog_answers.read_snapshot(body, prediction_id=self._run.request.id), body
 
     async def read(self) -> None:
-        """Take callbacks until canceled."""
         while True:
             snapshot, body = await self._next()
             if snapshot.is_terminal:
@@ -195,7 +188,6 @@ class _Callbacks:
                 self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
 
     async def complete(self, ended: Ended) -> Ended:
-        """Add to a failure what only the last callback has."""
         if self.url is None or ended.outcome is Outcome.SUCCEEDED:
             return ended
         with suppress(TimeoutError):
@@ -207,7 +199,6 @@ class _Callbacks:
         return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
 
     async def end(self, look: Callable[[], Awaitable[cog_answers.Sighting]]) -> Ended:
-        """Take callbacks until one has the end, or the server shows that none will."""
         now = asyncio.get_running_loop().time
         idle_since: float | None = None
         while True:
@@ -253,10 +244,7 @@ class _Error(Struct):
 async def put_stream(
     server: OneServer, run: Run, feed: Feed, *, accepted: Callable[[], None] = lambda: None
 ) -> Ended | cog_answers.Again:
-    """Start the run and follow it. `accepted` is called when the server has taken it.
-
-    Raises `httpx.TransportError` when the connection breaks.
-    """
+    """Start the run and follow it. `accepted`: called when the server took it. Raises `httpx.TransportError`."""
     response = await server.send(
         "PUT", run.path, content=create_body(run), accept=answers.EVENT_STREAM, trace=run.request.trace, sent=feed.sent
     )
@@ -271,9 +259,8 @@ async def put_stream(
 
 
 async def _chunks(response: Exchange) -> AsyncGenerator[bytes, None]:
-    """Yield the body as it comes, and ask the kernel after every read to acknowledge at once.
-
-    coglet leaves Nagle's algorithm on: while an acknowledgement is delayed, it sends nothing more for 40 ms.
+    """Yield the body as it comes, and ask the kernel after every read to acknowledge at once: coglet leaves Nagle's
+    algorithm on, so while an acknowledgement is delayed it sends nothing more for 40 ms.
     """
     connected = response.socket if hasattr(socket, "TCP_QUICKACK") else None  # only Linux has it
 

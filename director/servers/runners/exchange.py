@@ -24,10 +24,8 @@ CUT_OFF: Final = "peer closed connection without sending complete message body"
 
 
 class Exchange:
-    """An answer: its head once `head` is done, then its body, once. `over` is called when it was read or closed, with
-    whether the connection can be used again.
-
-    `headers` by their names in lower case. `secrets`: what we sent and callers must not see.
+    """An answer: its head once `head` is done, then its body, once. `headers`: names in lower case. `over` is called
+    when it was read or closed, with whether the connection can be used again. `secrets`: what callers must not see.
     """
 
     def __init__(self, wire: "Wire", over: Callable[[bool], None]) -> None:
@@ -70,7 +68,6 @@ class Exchange:
             await self._reader
 
     def whole(self) -> bytes | None:
-        """Return the body if all of it has come, and close the exchange. None otherwise."""
         if not self._is_complete or self._fault is not None:
             return None
         body = b"".join(self._chunks)
@@ -114,7 +111,6 @@ class Exchange:
             self._wake()
 
     def fail(self, fault: httpx.TransportError) -> None:
-        """Drop the rest of the answer, since it cannot be believed."""
         if self._fault is None and not self._is_complete:
             self._fault = fault
             if not self.head.done():
@@ -126,8 +122,6 @@ class Exchange:
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-    # Called by the parser
 
     def on_message_begin(self) -> None:
         if self._is_complete:  # the server answered twice
@@ -165,8 +159,6 @@ class Exchange:
 
 
 class Wire(asyncio.Protocol):
-    """One open connection, with one exchange at a time."""
-
     def __init__(self) -> None:
         self.is_open = False
         self.idle_since = 0.0
@@ -211,12 +203,9 @@ class Wire(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close it now, whatever is being sent."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
-
-    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

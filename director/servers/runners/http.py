@@ -43,7 +43,6 @@ class HttpRunner(MappedRunner, OneAnswer):
         return document if isinstance(document, Ended) else answers.mapped_end(document, self._config)
 
     def _document(self, answer: answers.Answer) -> Raw | Ended:
-        """Return the JSON of an answer that has an output, else the end that the answer is."""
         if not answer.is_ok:
             return answers.refused(answer, error=self._config.error)
         if not answer.complete:
@@ -60,10 +59,9 @@ class HttpRunner(MappedRunner, OneAnswer):
 
 
 # Run several predictions in one request, on a server that answers one POST with several outputs, as for embeddings.
-#
-# The predictions of one claim go together as far as their inputs allow it, and each ends by itself. A prediction that
-# is stopped leaves the others as they are. A request that failed is sent again in halves, until the prediction to
-# blame fails alone. If the items of an answer cannot be matched to the predictions, no prediction gets an output.
+# Each ends by itself, and one that is stopped leaves the others as they are. A request that failed is sent again in
+# halves, until the prediction to blame fails alone. If the items of an answer cannot be matched to the predictions, no
+# prediction gets an output.
 
 MOST: Final = 2**48  # above it, rounding alone may be whole units
 DIGITS: Final = 6
@@ -110,7 +108,6 @@ class Rounds:
         return not self._runs
 
     async def end_of(self, run: BatchRun) -> Ended:
-        """Send the run with the next request, and wait for its end."""
         self._runs.add(run)
         self._come.append(run)
         if self._lead is None or self._lead.done():
@@ -118,7 +115,6 @@ class Rounds:
         return await run.end
 
     async def leave(self, run: BatchRun) -> None:
-        """Drop a run that has ended or was stopped. The last run of a request ends the request."""
         self._runs.discard(run)
         run.end.cancel()
         if self._request is not None and all(each.end.done() for each in self._sent):
@@ -126,7 +122,6 @@ class Rounds:
             await asyncio.wait({self._request})
 
     async def aclose(self) -> None:
-        """Stop sending. No run may come after this."""
         if self._lead is not None:
             self._lead.cancel()
             await asyncio.wait({self._lead})
@@ -143,7 +138,6 @@ class Rounds:
                 self._tell(sent, self._request)
 
     def _next(self) -> list[BatchRun]:
-        """Return the runs of the next request. Runs that may have killed a server go alone and last."""
         come, self._come = self._come, []
         groups: dict[Hashable, list[BatchRun]] = {}
         for run in come:
@@ -229,7 +223,6 @@ class HttpBatchRunner(HttpRunner):
 def ends_of(
     document: Raw, config: HttpConfig, batch: BatchConfig, costs: Sequence[float], headers: Mapping[str, str]
 ) -> list[Ended]:
-    """Return the ends of the runs with these costs, in the order of the request. Pure."""
     count = len(costs)
     try:
         items = _items(document, batch.items)
@@ -252,7 +245,6 @@ def _items(document: Raw, where: Pointer) -> list[Raw]:
 
 
 def _ordered(items: list[Raw], index: Pointer) -> list[Raw]:
-    """Order the items by the number in each. Raises `Unreadable` unless each number is there once."""
     places: dict[int, Raw] = {}
     for item in items:
         places[answers.read_json(bytes(index.find(item) or b"null"), int)] = item
@@ -295,7 +287,6 @@ def split(total: float, weights: Sequence[float]) -> list[float]:
 
 
 def _shares(items: Sequence[Raw], share: Pointer | None) -> list[float]:
-    """Return the share in each item; none at all if one item has none."""
     found = [] if share is None else [_number(bytes(share.find(item) or b"")) for item in items]
     told = [number for number in found if number is not None]
     return told if len(told) == len(items) else []

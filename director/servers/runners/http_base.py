@@ -1,8 +1,7 @@
 """The base of runners of servers that speak HTTP: connections, questions, and runs with exactly one end each.
 
-`HttpBase` implements the runner protocol but for `_follow`, which sends one run and returns its end. A plain HTTP
-server cannot be asked to restart: each connection that breaks, and each wish for a restart, counts as a new start of
-it, or it would be in doubt for ever.
+`HttpBase` implements all of the runner protocol but `_follow`. A plain HTTP server cannot be asked to restart: each
+connection that breaks, and each wish for a restart, counts as a new start, or it would be in doubt for ever.
 """
 
 import asyncio
@@ -37,11 +36,9 @@ from director.servers.runners.runner import (
     RunRequest,
 )
 
-# Carry the events of one run from the code that follows it to the executor.
-#
-# A `Reporter` calls back at once. A `Feed` queues events for a reader: the server is read eagerly, since it drops what
-# is not read in time, and the reader takes its own time. Neither holds much more than `read_ahead` bytes, reports
-# `Began` twice, or lets anything through after `Ended`.
+# Carry the events of one run from the code that follows it to the executor. A `Reporter` calls back at once. A `Feed`
+# queues events: the server is read eagerly, since it drops what is not read in time. Neither holds much more than
+# `read_ahead` bytes, reports `Began` twice, or lets anything through after `Ended`.
 
 BEGAN_AFTER_S: Final = 0.03  # a refusal takes a millisecond: a server that is silent for this long has begun the run
 EVENT_BYTES: Final = 200  # the memory of an event beside its data
@@ -63,13 +60,11 @@ class Reporter:
         self._timer = asyncio.get_running_loop().call_later(BEGAN_AFTER_S, self.begin)
 
     def answered(self) -> None:
-        """Note that the server answered: from here on its silence says nothing."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def mute(self) -> None:
-        """Report nothing more, even where the request goes on for other runs."""
         self.answered()
         self._ended = True
 
@@ -83,7 +78,6 @@ class Reporter:
         self._put(event, size)
 
     def end(self, ended: Ended) -> None:
-        """Report the end. Some ends show that the run began, which is then reported first."""
         self.answered()
         if ended.outcome in RAN:
             self.begin()
@@ -105,7 +99,6 @@ class Feed(Reporter):
         self._taken = asyncio.Event()
 
     async def room(self) -> None:
-        """Wait until the reader has caught up enough to read the server further."""
         while self._held > self._read_ahead:
             self._taken.clear()
             await self._taken.wait()
@@ -153,10 +146,8 @@ FollowOne = Callable[[RunRequest, Reporter], Awaitable[Ended]]
 
 
 class OpenRuns:
-    """The open runs of one runner, each followed in a task of its own or in the task of the caller.
-
-    A reader gets exactly one end whatever happens in that task, unless the reader itself stops. `read_ahead`: bytes of
-    one run that wait for its reader before the server has to wait.
+    """The open runs of one runner, each followed in a task of its own or in the task of the caller. A reader gets
+    exactly one end, unless it stops itself. `read_ahead`: bytes that wait for the reader before the server has to wait.
     """
 
     def __init__(self, *, read_ahead: int) -> None:
@@ -167,7 +158,6 @@ class OpenRuns:
         self._emptied = asyncio.Event()
 
     async def hear(self, request: RunRequest, follow: FollowOne, hear: Hear) -> None:
-        """Follow a run that shows nothing before its end in the task of the caller."""
         reporter, task = Reporter(hear), asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker: a coroutine runs in one
         asked = task.cancelling()
@@ -203,7 +193,6 @@ class OpenRuns:
                 await asyncio.wait({following})
 
     def hang_up(self, prediction_id: str) -> bool:
-        """End a run as canceled. False if no such run is open."""
         following = self._open.get(prediction_id)
         if following is None:
             return False
@@ -237,7 +226,6 @@ class OpenRuns:
         feed.end(stopped if task.cancelled() else task.result())
 
     def _forget(self, request: RunRequest, task: asyncio.Task[Any]) -> Ended | None:
-        """Return the end that it was stopped with, if this runner stopped it."""
         if self._open.get(request.id) is task:
             del self._open[request.id]
         if not self._open:
@@ -249,9 +237,8 @@ class RunnerOptions(Struct, frozen=True, kw_only=True):
     """The place and the bounds of one model server.
 
     `max_body`: the bytes read at most of one answer, of one event, or of a run ahead of its reader. `max_files`: of all
-    files together that one run uploads. `inbox`: where a Cog server can call back; without one, runs that are not
-    streamed show no progress. `trains`: a Cog server that was started to train (`--x-mode train`) and never streams.
-    `headers`: secrets that go with every request.
+    files that one run uploads. `inbox`: where a Cog server can call back. `trains`: a Cog server that was started to
+    train (`--x-mode train`) and never streams. `headers`: secrets that go with every request.
     """
 
     url: str
@@ -264,9 +251,7 @@ class RunnerOptions(Struct, frozen=True, kw_only=True):
 
 
 class HttpBase(ABC):
-    """A runner of one server. `health_paths`: the first of them that the server has tells its health. `schema`: the
-    OpenAPI document, for servers that have none.
-    """
+    """A runner of one server. `health_paths`: the first that the server has is used. `schema`: if it shows none."""
 
     capabilities = Capabilities()
 
@@ -283,8 +268,7 @@ class HttpBase(ABC):
         self._starts = 0
 
     @abstractmethod
-    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
-        """Start a run and follow it to its end. If it is canceled, it releases the server."""
+    async def _follow(self, request: RunRequest, feed: Feed) -> Ended: ...
 
     async def health(self) -> Health:
         """Look once. A server that was never ready and one that is busy starting look the same."""
@@ -312,11 +296,9 @@ class HttpBase(ABC):
         return False
 
     async def cancel(self, prediction_id: str) -> bool:
-        """Hang up. A server that does not notice goes on computing."""
         return self._runs.hang_up(prediction_id)
 
     async def shutdown(self) -> bool:
-        """Return False: a plain HTTP server cannot be asked to end."""
         self._starts += 1
         return False
 
@@ -340,7 +322,6 @@ class HttpBase(ABC):
             return answers.Answer(trouble=f"The model server cannot be reached: {why}")
 
     def _lost(self, exc: httpx.TransportError, *, has_begun: bool) -> Ended:
-        """Return the end of a run whose connection broke or was never made."""
         self._starts += 1  # it may have restarted
         return connection_lost(exc, has_begun=has_begun)
 
@@ -352,8 +333,6 @@ async def receive(response: Exchange, limit: int) -> answers.Answer:
 
 
 class StreamReader(ABC, Generic[End]):
-    """Turns the server-sent events of one run into events of ours."""
-
     def __init__(self, request: RunRequest, feed: Feed, max_body: int) -> None:
         self._request = request
         self._feed = feed
@@ -361,8 +340,7 @@ class StreamReader(ABC, Generic[End]):
         self._parser = answers.SseParser(max_body)
 
     @abstractmethod
-    def _take(self, frame: answers.Frame) -> End | Ended | None:
-        """Report what is in this event. Returns the end if the event is it."""
+    def _take(self, frame: answers.Frame) -> End | Ended | None: ...
 
     async def follow(self, chunks: AsyncGenerator[bytes, None]) -> End | Ended | None:
         """Report what comes, as fast as its reader takes it. Returns None if the stream stops without an end."""
@@ -400,10 +378,7 @@ class MappedRunner(HttpBase):
         self._path = self._path_in(config.path)
 
     async def _post(self, body: bytes, *feeds: Reporter, trace: TraceHeaders) -> answers.Answer:
-        """Send one request, for one run or for several, and read the answer.
-
-        Raises `httpx.TransportError` when the connection breaks.
-        """
+        """Send one request, for one run or for several, and read the answer. Raises `httpx.TransportError`."""
 
         def sent() -> None:
             for feed in feeds:

@@ -1,8 +1,7 @@
 """Take in what a Cog server sends on its own: callbacks (`Inbox`) and the files of outputs (`Arrivals`).
 
-Both are routes with a secret in the path. Neither believes what it is sent: an inbox hands the bytes of a callback to
-the run that listens for it, and arrivals take files only for a run that is followed here. Both drop everything else.
-Callbacks are answered at once, because some servers hold the slot until then.
+Both are routes with a secret in the path, and drop what belongs to no run that is followed here. Callbacks are
+answered at once, because some servers hold the slot until then.
 """
 
 import asyncio
@@ -45,10 +44,9 @@ Tell = Callable[[Received | Unreceived], None]
 class Spool:
     """Keeps the files of one run, until they are stored, in one temporary file without a name.
 
-    No file is ever whole in memory, and the system frees the disk as soon as no process holds the spool, also after a
-    director was killed. One spool serves all files of a run, since a process may have few open files. Files may come at
-    the same time: their pieces alternate, each in a place of 1 MiB. A piece that does not fill its place leaves a hole,
-    which takes no room. The pieces of a file that breaks off are used for others.
+    No file is ever whole in memory, and the system frees the disk also after a director was killed. One spool serves
+    all files of a run, since a process may have few open files. Files may come at the same time: their pieces
+    alternate, each in a place of 1 MiB. The pieces of a file that breaks off are used for others.
     """
 
     def __init__(self) -> None:
@@ -110,8 +108,7 @@ class Spool:
         return data
 
 
-class _TooLarge(Exception):
-    """The files of the run together are larger than the limit, so it cannot succeed any more."""
+class _TooLarge(Exception): ...
 
 
 class _Run:
@@ -128,7 +125,6 @@ class _Run:
 
     async def take(self, request: Request) -> str:
         """Keep a file and return its name. Raises `_TooLarge`, ClientDisconnect and OSError, and then keeps nothing.
-
         coglet sends the files of a run side by side and lists them in the order of the answers, so each is answered
         after the files that began before it.
         """
@@ -162,9 +158,8 @@ class _Run:
 
 
 class Arrivals:
-    """Takes the files of outputs that a Cog server uploads (`--upload-url`), for the runs of this process.
-
-    Gives each file a name, which the output has in the file's place. `secret`: what a sender has to know.
+    """Takes the files of outputs that a Cog server uploads (`--upload-url`), and gives each the name that the output
+    has in the file's place. `secret`: what a sender has to know.
     """
 
     def __init__(self, secret: str) -> None:
@@ -257,10 +252,7 @@ class Mailbox:
 
 
 class Inbox:
-    """The open mailboxes of this process. `base_url`: where its routes are mounted, as the model server sees it.
-
-    `arrivals`: where it may upload files, if it may.
-    """
+    """The open mailboxes of this process. `base_url`: where the model server sees its routes."""
 
     def __init__(self, base_url: str, *, max_body: int = MAX_BODY, arrivals: Arrivals | None = None) -> None:
         self.base_url = base_url.rstrip("/")
@@ -270,7 +262,6 @@ class Inbox:
         self._mailboxes: dict[str, Mailbox] = {}
 
     def url_for(self, key: str) -> str:
-        """Return the URL for callbacks of `key`. The secret in it is good while this process lives."""
         return f"{self.base_url}/inbox/{self._secret}/{key}"
 
     @contextmanager

@@ -1,8 +1,7 @@
 """Run predictions on a server with OpenAI's API for text: vLLM, TGI, llama.cpp and others.
 
-The text is streamed, each piece an output of its own. A run is stopped by hanging up, which those servers notice. An
-input has the names of that API: another name is refused here, and the server judges the values. A stream that breaks
-off is not an end, and a run is never sent twice.
+The text is streamed, each piece an output of its own. A run is stopped by hanging up. Names of an input that the API
+lacks are refused here. A stream that breaks off is not an end, and a run is never sent twice.
 """
 
 import asyncio
@@ -97,8 +96,6 @@ class _Chunk(Struct):
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
-    """One event of the stream. `tokens`: numbers by the name of their metric. `error`: the run went wrong."""
-
     text: str = ""
     is_finished: bool = False
     tokens: dict[str, int] = msgspec.field(default_factory=dict)
@@ -179,7 +176,6 @@ class OpenAiRunner(HttpBase):
         self._asked_at = ""
 
     async def health(self) -> Health:
-        """Look once, at the configured path, or at the list of models if the server has no such page."""
         health = await super().health()
         is_unknown = health.can_run and not self._config.model and self._asked_at != health.since
         if is_unknown and (name := await self._first_model()):

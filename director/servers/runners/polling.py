@@ -1,8 +1,7 @@
 """Run predictions on a server that answers a POST with an id, and poll it for the state of the run.
 
-The slot is in use for the whole run, also if the prediction was canceled and the server goes on. The id is reported as
-soon as it is known, so that the next director of the prediction polls the same run. Never sends a run twice, and fails
-a run whose state is a word that the configuration does not have.
+The slot is in use for the whole run, also if the prediction was canceled. The id is reported as soon as it is known, so
+that the next director of the prediction polls the same run. Never sends a run twice, and fails on an unknown state.
 """
 
 import asyncio
@@ -51,7 +50,6 @@ class PollingRunner(MappedRunner):
         self._scope = _scope(self.url)
 
     def knows(self, remote: str) -> bool:
-        """Return whether a runner of this server reported `remote`."""
         return remote.startswith(self._scope)
 
     async def cancel(self, prediction_id: str) -> bool:
@@ -105,7 +103,6 @@ class PollingRunner(MappedRunner):
         return None
 
     def _leave(self, job: "_Job") -> Ended:
-        """End the prediction, while the slot stays in use until the run is over."""
         job.is_left = True
         rest = asyncio.create_task(self._until_ended(job), name=f"rest of {job.id}")
         self._left.add(rest)
@@ -113,7 +110,6 @@ class PollingRunner(MappedRunner):
         return replace(HUNG_UP, goes_on=rest)
 
     async def _until_ended(self, job: "_Job") -> Ended | None:
-        """Poll until the end. None if the run is to be stopped and does not stop."""
         now = asyncio.get_running_loop().time
         config, silent_since = self._config, math.inf
         patience_s = UNHEEDED_S if config.cancel_endpoint_template else 0.0
@@ -141,7 +137,6 @@ class PollingRunner(MappedRunner):
         return Ended(outcome=Outcome.FAILED, error=f"It ran for longer than {config.longest_s:g} s")
 
     def _read(self, answer: answers.Answer) -> Ended | str | None:
-        """Read an answer to a poll: the end, None for no news, or text that says why it cannot be understood."""
         if answer.trouble:
             return answer.trouble
         if answer.status in FORGOTTEN:
@@ -223,7 +218,6 @@ def _id_at(document: Raw, id_field: Pointer) -> str:
 
 
 def _word(value: Raw) -> str:
-    """Return a text as it is, and a number, true or false as it is written."""
     try:
         return answers.read_json(bytes(value), str)
     except answers.Unreadable:

@@ -49,15 +49,12 @@ class Health(Struct, frozen=True, kw_only=True):
 
     @property
     def can_run(self) -> bool:
-        """True if the server would take a prediction now or as soon as a slot is free."""
         return self.status in (HealthStatus.READY, HealthStatus.BUSY)
 
 
 class Batch:
-    """Runs that go to a server in one request and share one slot, at most `most`.
-
-    `on_gathered` is called once no more will come. `ends`: the outcomes of its runs. `awaited`: places whose run may
-    still come. `kept`: places whose run is not over.
+    """Runs that go to a server in one request and share one slot, at most `most`. `on_gathered` is called once no more
+    will come. `ends`: their outcomes. `awaited`: places whose run may still come. `kept`: places whose run is not over.
     """
 
     def __init__(self, most: int) -> None:
@@ -69,13 +66,10 @@ class Batch:
 
     @property
     def is_gathered(self) -> bool:
-        """True once every run has come or has given up its place."""
         return not self.awaited
 
 
 class Place(Struct, eq=False):
-    """A place for one run in a batch. It may stay empty."""
-
     batch: Batch
 
     def come(self) -> None:
@@ -85,7 +79,6 @@ class Place(Struct, eq=False):
                 self.batch.on_gathered()
 
     def leave(self) -> bool:
-        """Note that its run is over, or will never come. True if that frees the slot: the batch is empty."""
         self.batch.kept.discard(self)
         self.come()
         return not self.batch.kept
@@ -140,9 +133,7 @@ class Produced(Struct, frozen=True, tag="produced"):
 
 
 class ServerFile(Struct, frozen=True, kw_only=True, eq=False):
-    """A file that the server sent beside its output. `digest`: SHA-256. `blocks` yields it from its beginning each
-    time.
-    """
+    """A file that the server sent beside its output. `digest`: SHA-256. Each call of `blocks` yields all of it."""
 
     content_type: str
     size: int
@@ -158,8 +149,6 @@ class Received(Struct, frozen=True, tag="received"):
 
 
 class Unreceived(Struct, frozen=True, tag="unreceived"):
-    """A file that the server sent could not be taken: the output will lack it, whatever the server says of it."""
-
     too_large: bool = False
 
 
@@ -168,22 +157,16 @@ class Logged(Struct, frozen=True, tag="logged"):
 
 
 class Measured(Struct, frozen=True, tag="measured"):
-    """A metric that the model recorded. `mode`: replace, increment or append."""
-
     name: str
     value: Raw
-    mode: str = "replace"
+    mode: str = "replace"  # or increment, append
 
 
 class Restarted(Struct, frozen=True, tag="restarted"):
-    """The server runs it once more from the start: drop the progress so far. `why`: one word of ours."""
-
     why: str
 
 
 class Remainder(Protocol):
-    """The rest of a run that the director does not wait for; an asyncio task is one."""
-
     def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
 
 
@@ -214,11 +197,9 @@ RunEvent = Began | Progress | Ended
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """The abilities of a kind of server.
-
-    `streams`: output is seen before the end, if the model yields. `resumes`: another director can follow a run that was
-    `Accepted`. `idempotent`: asked twice for an id, the server runs it once. `batches`: the most runs that go in one
-    request and use one slot; 0 if each is a request of its own. `restarts`: it ends when asked to and is restarted.
+    """The abilities of a kind of server. `streams`: output is seen before the end, if the model yields. `resumes`:
+    another director can follow a run that was `Accepted`. `idempotent`: asked twice for an id, the server runs it once.
+    `batches`: the most runs that share one request and one slot; 0 for none. `restarts`: it ends when asked to.
     """
 
     streams: bool = False
