@@ -1,9 +1,7 @@
 """Remove unused versions from the catalogue, and add versions that trainings make.
 
-The next removal completes one that was cut short. The caller checks visibility and deployments.
-
-A director may register the version at the same time. The `meta` of its queue then exists again, so it is looked for
-after the registries were written. What is registered later, the director finds missing itself and writes again.
+The next removal completes one that was cut short. A director may register the version at the same time: the queue's
+`meta` is looked for after the registries were written, and what is registered later the director writes again.
 """
 
 from collections.abc import Sequence
@@ -35,16 +33,12 @@ class Removal:
         self._catalog = catalog
 
     async def remove(self, model: str, version: str) -> Unregistered:
-        """Remove a version if its queues are empty and no director serves it, else say why it stays. Safe to repeat.
-
-        A prediction that is accepted meanwhile keeps the queue and so the version. Later ones are refused.
-        """
+        """Remove a version if its queues are empty and no director serves it, else say why it stays. Safe to repeat."""
         base = queue_name(model, version)
         # A version has a queue for each kind. The queue of predictions stands for the version, so it goes last.
         names = {*await self._catalog.queues(), base}  # a removal that was cut short may have left it in no registry
         queues = sorted((queue for queue in names if queue.partition("~")[0] == base), reverse=True)
         await self._scripts.withdraw(model, "going", version=version, runs=sum(await self._catalog.runs(queues)))
-        # a reason to keep one queue keeps all, so that the version can still be trained
         for only_asks in (True, False):
             for queue in queues:
                 answer = await self._scripts.unregister(queue, only_asks=only_asks)
@@ -61,7 +55,6 @@ class Removal:
 
     async def _forget(self, model: str, version: str, queues: list[QueueName]) -> None:
         async def forget() -> None:
-            # the queues last: a director that misses its queue there writes both
             if await self._redis.hget(keys.versions(), version) == model.encode():
                 await self._redis.hdel(keys.versions(), version)
             await self._redis.srem(keys.queues(), *queues)
@@ -83,7 +76,6 @@ class Removal:
         return True
 
     async def _settle_latest(self, name: str) -> None:
-        """Make the newest version that is left the latest. Each concurrent removal looks again after its write."""
         for _ in range(TRIES):
             model = await self._catalog.model(name)
             left = await self._catalog.version_ids(name)
@@ -101,17 +93,12 @@ MOST_ADDRESS: Final = 2_000
 
 
 class Trained(Struct, frozen=True):
-    """The output of a training, as callers know it. `version` is owner/name:id."""
-
     version: str
     weights: str | None
 
 
 class TrainedVersions:
-    """Makes the version that a training produces, named after the training, so making it twice makes one version.
-
-    The weights of the first attempt stay, and live as long as the version. `store` holds files of outputs, if any.
-    """
+    """Makes the version that a training produces, named after the training, so making it twice makes one version."""
 
     def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: OutputStore | None) -> None:
         self._redis: Any = redis  # ours answers in bytes
@@ -145,10 +132,7 @@ class TrainedVersions:
         return Trained(f"{training.destination}:{name}", stands or weights)
 
     async def _kept(self, training: Record, weights: str, *, version: str) -> str:
-        """Return the address of the weights, which is valid as long as the version if they are a file of this training.
-
-        Return '' for anything but an address, such as the weights themselves, since a version stays in memory.
-        """
+        """Return the weights' address, valid as long as the version if a file of this training; '' if no address."""
         if not weights.startswith(("https://", "http://", "s3://", "gs://")) or len(weights) > MOST_ADDRESS:
             return ""
         name = FileName.parse(urlsplit(weights).path.rpartition("/")[2])
