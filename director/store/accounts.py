@@ -234,7 +234,10 @@ class Written(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """`bursts` of refusals by limit. `spent_s` and `reserved_s` are of one day; totals count since there is a credit."""
+    """How an account uses its limits: `bursts` of refusals by limit, seconds of compute, bytes of stored files.
+
+    `spent_s` and `reserved_s` are of one day. The totals count since the account has a credit.
+    """
 
     bursts: dict[str, int]
     spent_s: float

@@ -80,6 +80,8 @@ class Letters(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
+    """How many letters were revived or dropped, which were refused, and the cursor to continue from if time was up."""
+
     done: int
     refused: tuple[PredictionId, ...] = ()
     next: str | None = None

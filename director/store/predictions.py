@@ -26,7 +26,9 @@ FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "
 
 
 class LiveView(Struct, frozen=True, kw_only=True):
-    """A prediction that has not ended. `due_at` is its earliest next attempt, `code` is of the last."""
+    """A prediction that has not ended. `director` runs it, `due_at` is its earliest next attempt, `code` is of the
+    last.
+    """
 
     id: PredictionId
     state: LiveState
