@@ -309,7 +309,7 @@ class Scripts:
     def enlist(
         self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
     ) -> "asyncio.Future[object]":
-        """Put an id on its account's list, before `enqueue` with `input_bytes`. Ids below `oldest` may be dropped."""
+        """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
         names, args = [keys.listing(account, kind)], [prediction_id, oldest]
         return self._begin("enlist", names, args, traffic=_filing(input_bytes))
 
