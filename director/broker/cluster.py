@@ -1,9 +1,9 @@
 """Send each command to the master of a Redis Cluster that has its key, behind the interface of one client.
 
 While a slot migrates, each of its two servers has a part of the keys that a script or transaction may touch. Such a
-call never follows the slot: its caller gets "Redis is away" until the new master has all keys.
-redis-py's own client (8.1.0) does not do: it sends ASKING on any connection of its pool, so of 50 reads at once of a
-migrating key 7 succeeded, and here all. Of 30 BLPOPs over 20 connections 10 raised MaxConnectionsError.
+call never follows the slot: its caller gets "Redis is away" until the new master has all keys. redis-py's own client
+(8.1.0) does not do: it sends ASKING on any connection of its pool, so of 50 reads at once of a migrating key 7
+succeeded, and here all. Of 30 BLPOPs over 20 connections 10 raised MaxConnectionsError.
 """
 
 import asyncio
@@ -318,6 +318,7 @@ async def in_parts(slots: ClusterPool, names: Sequence[str], send: Send) -> list
 
 async def _all_sent(parts: dict[Redis, list[int]], send: Send) -> list[tuple[Redis, list[Any]]]:
     sent = [send(node, indexes) for node, indexes in parts.items()]
+    # wait for every part, so that none is left running with a connection
     heard = [await sent[0]] if len(sent) == 1 else await asyncio.gather(*sent, return_exceptions=True)
     found = []
     for node, replies in zip(parts, heard, strict=True):

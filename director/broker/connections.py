@@ -245,6 +245,8 @@ class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool): ...
 
 
 class _Sentinels(Sentinel):
+    """Closes its connections after each question, since Sentinels are asked seldom."""
+
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         try:
             address: tuple[str, int] = await super().discover_master(service_name)

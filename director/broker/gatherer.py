@@ -123,8 +123,7 @@ class Gatherer:
     """Gathers script calls to one Redis server, or to each master of a Cluster.
 
     While `at_once` writes of small calls are in flight, further calls are gathered: many callers share a few large
-    writes.
-    Each master and each kind of `Traffic` has its own writes, so none delays another.
+    writes. Each master and each kind of `Traffic` has its own writes, so none delays another.
     """
 
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:

@@ -1,6 +1,7 @@
 """Create Redis clients, and decide which of their errors mean "try again later".
 
-The protocol is RESP2: maintenance notifications need RESP3 and disable the pool's check for dirty connections.
+The protocol is RESP2: maintenance notifications need RESP3 and disable the pool's check for dirty connections. redis-py
+does no retries: the gatherer retries lost replies, since every script is idempotent.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from director.core.errors import BackendUnavailable, SettingsError
 
 Reply = TypeVar("Reply")
 
+# Ordinary errors: callers get 503 with Retry-After, and the service recovers by itself
 AWAY: Final = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,

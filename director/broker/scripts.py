@@ -324,9 +324,8 @@ class Scripts:
     ) -> Stored | None:
         """Return one prediction as it is now, or None if it is unknown. `outlook`: include why it waits.
 
-        A large one takes a second round trip unless `size`, the bytes of its data, is known. Unless `whole`, large
-        data is
-        left out instead, see `Stored.left_out`.
+        A large one takes a second round trip unless `size`, the bytes of its data, is known. Unless `whole`, large data
+        is left out instead, see `Stored.left_out`.
         """
         if size is None:
             stored = await self._get(prediction_id, given(now_ms), outlook, LARGE_BYTES)
@@ -547,9 +546,7 @@ class Scripts:
     async def reap(
         self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
     ) -> list[tuple[PredictionId, replies.Requeued]]:
-        """Recover claims whose lease has expired at `now_ms` (a frozen keeper would overrun it). Returns each new
-        state.
-        """
+        """Recover claims whose lease has expired at `now_ms`, which a frozen keeper would overrun. Returns new states."""
         args: list[Arg] = [limit, _jitter(), ms(lease_s), given(now_ms)]
         return _outcomes(await self._call("reap", [keys.lease(queue), keys.directors(queue)], args))
 
@@ -612,9 +609,8 @@ class Scripts:
     ) -> replies.Delivered:
         """Note the outcome of a terminal webhook's attempt; `put_off` is not counted. Without `delay_s`: the last.
 
-        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `known`:
-        attempts
-        noted before this one. `rule`: forbids the address.
+        `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_asked`:
+        by the host. `known`: attempts noted before this one. `rule`: forbids the address.
         """
         partition = partition_of(prediction_id)
         names = [keys.record(prediction_id), keys.owed(partition), keys.owed_to(partition, host)]

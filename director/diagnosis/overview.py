@@ -1,8 +1,7 @@
 """Show operators the whole service at a moment: queues, directors, owed webhooks, and what needs an operator.
 
 It reads slices, and rests a hundred times as long as a look took, so that watching does not load Redis. Costly
-questions
-are asked only of the few queues where the answer may show a fault. Every question is bounded.
+questions are asked only of the few queues where the answer may show a fault. Every question is bounded.
 """
 
 import time
@@ -51,9 +50,7 @@ class OwedCount(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """The service within a moment. `more_queues` and `more_directors` count those left out. `findings`: the worst
-    first.
-    """
+    """The service within a moment, the worst findings first. `more_queues`, `more_directors`: those left out."""
 
     at: str
     queues: Sequence[QueueView]

@@ -51,9 +51,7 @@ class _Host:
 
 
 class Breakers:
-    """Endpoints that are away: after AFTER failures in a row an endpoint gets one attempt per interval, until it
-    answers.
-    """
+    """Endpoints that are away: after AFTER failures in a row, one attempt per interval until it answers."""
 
     def __init__(self, clock: Clock, *, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
@@ -72,9 +70,7 @@ class Breakers:
         return True
 
     def put_off_s(self, name: str, who: str) -> float:
-        """Return how long this webhook waits: until the first free interval, which it keeps even if it is brought
-        forward.
-        """
+        """Return how long this webhook waits: until the first free interval, which it keeps in any case."""
         host, now_s = self._hosts.get(name), self._clock.monotonic()
         if host is None:  # it has answered since
             return LATER_S
@@ -268,6 +264,7 @@ class Courier:
             return await self._scripts.due(partition, limit=limit, hold_s=self.hold_s)
 
         ids = [prediction_id for batch in (await sweep(partitions, due)).values() for prediction_id in batch]
+        # A whole record may be large and wait in line for long, so it is not read.
         records = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(each), FIELDS) for each in ids])
         return [
             Attempt(

@@ -165,7 +165,7 @@ async def _draining() -> str:
 
 
 def scale_route(scaling: Scaling, token: str) -> Route:
-    """Return the route that answers an autoscaler which shows `token`, and 503 while Redis cannot answer."""
+    """Return the route for an autoscaler: 503 while Redis cannot answer. Without a `token` it rejects every request."""
 
     async def answer(request: Request) -> Response:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

@@ -1,9 +1,9 @@
 """Recover the claims of directors that are gone: another attempt while any remain, else the dead letters.
 
 An expired lease is believed only after one lease of unbroken contact with the server. While a server is away no
-director can extend a lease, yet leases expire. A step of the server's clock is such an outage too, and so is a
-suspended
-machine. Several keepers may do this: a claim that was recovered waits, and is not found twice.
+director can extend a lease, yet leases expire. A step of the server's clock is such an outage too. So is a suspended
+machine: its monotonic clock stands still while the server's clock goes on. Several keepers may do this: a claim that
+was recovered waits, and is not found twice.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Store accounts and their tokens: who may ask, what they may use, and the secrets that sign their webhooks.
 
-Of tokens only digests are kept. Webhook secrets are kept as they are, because signing needs them.
+Of tokens only digests are kept. Webhook secrets are kept as they are, because signing needs them: a reader of them can
+sign as this service does.
 """
 
 import hashlib
@@ -117,6 +118,7 @@ class Tokens:
         }
 
         async def write() -> None:
+            # The list first, so that a working token is never missing from it.
             await self._redis.zadd(keys.tokens(account), {name: made.created_ms}, nx=True)
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(keys.token(name), mapping=fields)
@@ -357,9 +359,7 @@ class Accounts:
         await ask(write)
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
-        """Set limits: a number, `none` or `default`. An API applies them once its cache has expired. Raises
-        SettingsError.
-        """
+        """Set limits: a number, `none` or `default`. An API applies them once its cache expires. Raises SettingsError."""
         await self.refuse_unknown(account)
         written = {name: value for name, value in limits.items() if value != DEFAULT}
         UNLIMITED.over({**(await self.written(account)).limits, **written})

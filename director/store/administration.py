@@ -25,11 +25,11 @@ from director.store.catalog import Catalog
 from director.store.changes import Changes
 from director.store.predictions import Predictions
 
-# Keep a suspended account from running anything, and let it run again. Any process may repeat every step.
-# Once `suspend` has returned, no queue hands out anything of the account. An API that does not know of it yet may still
+# Keep a suspended account from running anything, and let it run again. Any process may repeat every step. Once
+# `suspend` has returned, no queue hands out anything of the account. An API that does not know of it yet may still
 # accept predictions, which wait. A queue follows the latest number of a change, so a late one undoes nothing. A new
-# queue
-# is listed before it reads the suspensions, and a suspension before it reads the queues: one of the two sees the other.
+# queue is listed before it reads the suspensions, and a suspension before it reads the queues: one of the two sees the
+# other.
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 CANCELS_AT_ONCE: Final = 100  # predictions per write that cancels
@@ -92,10 +92,12 @@ class Suspensions:
                 unfinished.add(since_ms)
         old_ms = self._clock.now_ms() - SETTLED_S * 1000
         for since_ms in {since_ms for _, since_ms in found if since_ms < old_ms} - unfinished:
+            # By time and not by name: the account may have been suspended again meanwhile.
             await ask(partial(self._redis.zremrangebyscore, keys.settling(), since_ms, since_ms))
         return len(found)
 
     async def _begin(self, account: str) -> None:
+        """Note the account before anything changes: a keeper finishes whatever is cut short from here on."""
         await ask(lambda: self._redis.zadd(keys.settling(), {account: self._clock.now_ms()}))
 
     async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:

@@ -37,6 +37,7 @@ async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
 
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
+# Without `setup_run`: the last setup may have printed much, and is read only on request.
 SHOWN: Final = ("created", "server", "schema", "weights")
 REGISTERED: Final = ("created", "server", "schema", "announced")
 LISTED: Final = "2"  # marks a version that is announced; "1" did so before models were listed
@@ -80,11 +81,10 @@ class Catalog:
     ) -> QueueName:
         """Register a version and return its queue. Several directors may do so at once and repeatedly.
 
-        A version becomes its model's latest when it is first registered, and again if `is_latest`. The model is
-        written last:
-        a reader of a name finds all of it. If all stands nothing is written, so a director can start beside a full
-        server.
-        Raises SettingsError for an invalid name or version, and UnknownModel for a missing model unless `makes_model`.
+        A version becomes its model's latest when it is first registered, and again if `is_latest`. The model is written
+        last: a reader of a name finds all of it. If all stands nothing is written, so a director can start beside a
+        full server. Raises SettingsError for an invalid name or version, and UnknownModel for a missing model unless
+        `makes_model`.
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")

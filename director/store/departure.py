@@ -181,6 +181,7 @@ class Departure:
         return moved
 
     async def _bring(self, packed: Sequence[_Packed]) -> int:
+        """Bring one slice. Calls of one turn leave in one write and are executed in their order."""
         known = [one for one in packed if await self._known(one.record.account) is not None]
         await _all(map(self._enlist, known))
         answers = await _all(map(self._arrive, known))
@@ -210,6 +211,7 @@ class Departure:
         )
 
     async def _vacate(self, record: Record) -> bool:
+        """Leave a tombstone for a prediction that arrived, after passing on a cancel that its caller asked for here."""
         canceled = False
         while True:
             answer = await self._here.scripts.vacate(record.id, site=self._site, canceled=canceled)
@@ -261,6 +263,7 @@ class Departure:
 
 
 async def _all(calls: Iterable[Awaitable[Done]]) -> list[Done]:
+    """Return all answers once every call has ended, so that a failure leaves no other call running."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

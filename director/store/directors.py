@@ -80,6 +80,7 @@ class Directors:
         for start in range(0, len(queues), AT_ONCE):
             for name, beat in await self._beats(queues[start : start + AT_ONCE]):
                 beats.setdefault(name, []).append(beat)
+        # a beat in the future came before the server's clock went back
         return [
             DirectorFound(name=name, beats=tuple(told), silent_ms=abs(now_ms - _newest(told).at_ms))
             for name, told in sorted(beats.items())

@@ -182,6 +182,7 @@ class ConfigChanged(SettingsError):
 
 
 class ModelConfigs:
+    # A change is logged with the names of its fields, not their values: a template may be confidential.
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
@@ -205,9 +206,7 @@ class ModelConfigs:
             raise SettingsError(f"The configuration of {model} cannot be read here: {exc}") from exc
 
     async def put(self, model: str, config: ModelConfig, *, by: str, was: int | None = None) -> int:
-        """Replace revision `was`, and return the new one. Raises UnknownModel, ConfigChanged, and SettingsError if
-        invalid.
-        """
+        """Replace revision `was`, and return the new one. Raises UnknownModel, ConfigChanged and SettingsError."""
         judge(config)
         text = b"" if config == NO_CONFIG else msgspec.json.encode(config)
         said = sorted(msgspec.to_builtins(config))
@@ -225,6 +224,7 @@ class ModelConfigs:
         return await self.put(model, NO_CONFIG, by=by, was=was)
 
 
+# A collection is one value, and the last write wins. It may name any model: visibility is not checked.
 SLUG: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 # Until an operator names the hardware, clients need something to choose.
 HARDWARE: Final = {"cpu": "CPU", "gpu": "GPU"}

@@ -117,6 +117,7 @@ class Predictions:
         return LivePage(results, after)
 
     async def _running(self, queue: QueueName, after: LivePlace | None, count: int) -> LivePage:
+        """Page by id, which follows age. The order in the index follows the last heartbeats, so it changes."""
         found = await ask(lambda: self._redis.zrange(keys.lease(queue), 0, MOST_RUNNING - 1))
         ids = sorted(PredictionId(text(name)) for name in found)
         rest = [name for name in ids if after is None or name > after.id]

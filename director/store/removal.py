@@ -39,6 +39,7 @@ class Removal:
         names = {*await self._catalog.queues(), base}  # a removal that was cut short may have left it in no registry
         queues = sorted((queue for queue in names if queue.partition("~")[0] == base), reverse=True)
         await self._scripts.withdraw(model, "going", version=version, runs=sum(await self._catalog.runs(queues)))
+        # a reason to keep one queue keeps all, so that the version can still be trained
         for only_asks in (True, False):
             for queue in queues:
                 answer = await self._scripts.unregister(queue, only_asks=only_asks)
@@ -55,6 +56,7 @@ class Removal:
 
     async def _forget(self, model: str, version: str, queues: list[QueueName]) -> None:
         async def forget() -> None:
+            # the queues last: a director that misses its queue there writes both
             if await self._redis.hget(keys.versions(), version) == model.encode():
                 await self._redis.hdel(keys.versions(), version)
             await self._redis.srem(keys.queues(), *queues)

@@ -117,6 +117,7 @@ class AllowList(Struct, frozen=True):
         return cls(frozenset(hosts), tuple(networks))
 
     def names(self, host: str) -> bool:
+        """Is the host allowed wherever it leads?"""
         return _bare(host) in self.hosts
 
     def covers(self, address: Address) -> bool:
@@ -143,10 +144,9 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
 
 
 async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = system_resolve) -> Target:
-    """Return the target of this URL, which must be https unless the operator allows its host. Raises Refused,
-    Unresolved.
+    """Return the target of this URL, which must be https unless the operator allows its host.
 
-    One answer that is not public refuses the host, since a connection might use any of them.
+    Raises Refused or Unresolved. One answer that is not public refuses the host: a connection might use any.
     """
     try:
         parsed = read_webhook_url(url)

@@ -52,7 +52,8 @@ FAILURES: Final[tuple[tuple[type[Exception], str], ...]] = (
 class Delivery(Struct, frozen=True, kw_only=True):
     """How one attempt went. `reason` is for people and holds no path, query or secret.
 
-    `gone`: 410, the receiver wants no more. `rule`: the one that forbids the URL. `was_sent`: a request was made.
+    `gone`: 410, the receiver wants no more. `rule`: the one that forbids the URL; another attempt helps only if the
+    host's addresses or the allow-list change. `was_sent` is False if no request could be made.
     """
 
     ok: bool
