@@ -546,7 +546,7 @@ class Scripts:
     async def reap(
         self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
     ) -> list[tuple[PredictionId, replies.Requeued]]:
-        """Recover claims whose lease has expired at `now_ms`, which a frozen keeper would overrun. Returns new states."""
+        """Recover claims whose lease has expired at `now_ms`, which a frozen keeper would overrun. Returns states."""
         args: list[Arg] = [limit, _jitter(), ms(lease_s), given(now_ms)]
         return _outcomes(await self._call("reap", [keys.lease(queue), keys.directors(queue)], args))
 

@@ -359,7 +359,7 @@ class Accounts:
         await ask(write)
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
-        """Set limits: a number, `none` or `default`. An API applies them once its cache expires. Raises SettingsError."""
+        """Set limits: a number, `none`, `default`. APIs apply them once their cache expires. Raises SettingsError."""
         await self.refuse_unknown(account)
         written = {name: value for name, value in limits.items() if value != DEFAULT}
         UNLIMITED.over({**(await self.written(account)).limits, **written})
