@@ -1,11 +1,9 @@
 """Send each command to the master of a Redis Cluster that has its key, behind the interface of one client.
 
 While a slot migrates, each of its two servers has a part of the keys that a script or transaction may touch. Such a
-call never follows the slot: its caller gets "Redis is away" until the new master has all keys.
-
-redis-py's own client (8.1.0, `redis.asyncio.cluster`) does not do: it sends ASKING on any connection of its pool, so of
-50 reads at once of a key in a migrating slot 7 succeeded, and here all. Its pool does not wait for a connection: of 30
-BLPOPs over 20 connections 10 raised MaxConnectionsError. It also takes no connection class, see connections.py.
+call never follows the slot: its caller gets "Redis is away" until the new master has all keys. redis-py's own client
+(8.1.0) does not do: it sends ASKING on any connection of its pool, so of 50 reads at once of a migrating key 7
+succeeded, and here all. Of 30 BLPOPs over 20 connections 10 raised MaxConnectionsError.
 """
 
 import asyncio
@@ -23,8 +21,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from director.broker.connections import Tcp, Tls, address, checked, unsent
 
-# The map of slots and the connections to each master. It is read from the nodes, and again after a failure. A node that
-# is cut off from the others is not believed.
+# A node that is cut off from the others is not believed.
 
 Address: TypeAlias = tuple[str, int]
 
@@ -34,7 +31,6 @@ CLUSTER_URL: Final = re.compile(
 PORT: Final = 6379
 # Short, because another node can be asked instead
 ASK_TIMEOUT_S: Final = 2.0
-# The nodes are asked at most this often, however many calls fail meanwhile
 ASK_EVERY_S: Final = 0.2
 
 
@@ -53,8 +49,6 @@ def cluster_pool(url: str, **options: Any) -> "ClusterPool":
 
 
 class _AnyMaster:
-    """Mixin for a connection class: each connect picks one of the masters."""
-
     def __init__(self, *, find: Callable[[], Awaitable[Address]], **options: Any) -> None:
         super().__init__(**options)
         self._find = find
@@ -104,7 +98,6 @@ class ClusterPool(BlockingConnectionPool):
         return self.node(owner)
 
     def owner(self, key: str) -> Address | None:
-        """Return the master that has this key by the last map, or None if unknown."""
         return self._owners[_slot(key)] if self._owners else None
 
     def node(self, where: Address) -> Redis:
@@ -123,7 +116,6 @@ class ClusterPool(BlockingConnectionPool):
         return self.node(where)
 
     def doubt(self) -> None:
-        """Read the slot map again before the next command."""
         self._is_in_doubt = True
 
     def heard(self, replies: list[Any]) -> list[Any]:
@@ -208,8 +200,6 @@ DOUBTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions
 
 
 class Cluster(Redis):
-    """A client with the interface of `Redis`. A pipeline is one write to each master."""
-
     @property
     def slots(self) -> ClusterPool:
         pool: Any = self.connection_pool
@@ -238,8 +228,6 @@ class Cluster(Redis):
 
 
 class ClusterPipeline(Pipeline):
-    """A pipeline that is sent in parts, one for each master."""
-
     def __init__(self, cluster: Cluster, *, transaction: bool) -> None:
         super().__init__(cluster.connection_pool, cluster.response_callbacks, transaction, None)
         self._slots = cluster.slots
@@ -297,11 +285,10 @@ Send: TypeAlias = Callable[[Redis, Sequence[int]], Awaitable[list[Any]]]
 
 
 async def in_parts(slots: ClusterPool, names: Sequence[str], send: Send) -> list[Any]:
-    """Send each master the commands whose keys it has, and return the answers in order. `names`: the key of each
-    command.
+    """Send each master the commands whose keys (`names`) it has, and return the answers in order.
 
-    Commands refused as moved are sent again to the new master. Raises what `send` raises. Raises RedisError if nothing
-    was sent at all. Once something was sent, a command that could not be sent gets that error as its answer.
+    Commands refused as moved are sent again. Raises what `send` raises, or RedisError if nothing was sent at all; once
+    something was sent, a command that could not be sent gets that error as its answer.
     """
     answers: list[Any] = [moving()] * len(names)
     left = list(range(len(names)))
@@ -342,7 +329,6 @@ async def _all_sent(parts: dict[Redis, list[int]], send: Send) -> list[tuple[Red
 
 
 async def _follow(node: Redis, command: Command) -> Any:
-    """Ask the server that a slot migrates to for a key that its master does not have."""
     args, options = command
     if args[0] in EVAL:
         raise moving()

@@ -1,11 +1,8 @@
 """Open pools of connections that leave a server which must not be written to any more.
 
-A demoted server keeps its connections open and answers READONLY from then on. A server that was cut off from its
-replicas answers NOREPLICAS and may have been replaced. Here either answer ends its connection, and READONLY counts as a
-lost connection: the next one goes to the server that the name, the proxy or the Sentinels give now. A `socket_timeout`
-counts from the last bytes that moved; redis-py's own counts for a whole command or reply. Sentinels are asked for each
-new connection, and no connection to them is kept. An error from before the connection stood is marked: nothing was
-sent.
+A demoted server keeps its connections open and answers READONLY; one that was cut off from its replicas answers
+NOREPLICAS. Either answer ends its connection, and READONLY counts as a lost one: the next goes to the server that the
+name, the proxy or the Sentinels give now. An error from before the connection stood is marked: nothing was sent.
 """
 
 import asyncio
@@ -34,13 +31,10 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
-# A time-out that counts from the last look at which bytes had moved on the connection.
-#
-# A time-out for a whole exchange must know how large the exchange is. 24 outputs of 8 MB take 5 s on a link of 40 MB/s:
-# with a time-out of 3 s no write was confirmed after 45 s, and 1,341 MB were sent. One timer serves a block, as in
-# `asyncio.timeout`, and the connection is looked at only when the timer fires.
+# A time-out for a whole exchange must know its size: 24 outputs of 8 MB take 5 s at 40 MB/s, and with a time-out of 3 s
+# no write was confirmed after 45 s, and 1,341 MB were sent. So this one counts from the last look at which bytes had
+# moved.
 
-# The socket takes this much without waiting, so the time-out starts when it is sent
 AT_ONCE_BYTES: Final = 64 * 1024
 # The last bytes may still be in the buffers of kernels and proxies: up to 4 MiB on Linux
 SLOWEST_BYTES_S: Final = 2 << 20
@@ -49,8 +43,7 @@ BUFFERED_BYTES: Final = 8 << 20
 
 class Watched(Protocol):
     @property
-    def reads(self) -> int:
-        """Number of reads that returned bytes."""
+    def reads(self) -> int: ...
 
     @property
     def unsent(self) -> int:
@@ -58,11 +51,9 @@ class Watched(Protocol):
 
 
 class Patience:
-    """Raises TimeoutError from its block when nothing has moved on a connection for `limit_s`.
+    """Raises TimeoutError from its block when nothing has moved on a connection for `limit_s`, or up to twice that.
 
-    A connection that hangs from the start is noticed after `limit_s`, one that moved before within twice that time.
-    `sending`: bytes that the block is about to send. Many of them may be in buffers that this process cannot see, so
-    the limit grows by the time that they take there.
+    `sending`: bytes about to be sent. Buffers that this process cannot see may hold many, so the limit grows with it.
     """
 
     __slots__ = ("_canceling", "_connection", "_is_over", "_limit_s", "_moved", "_task", "_timer")
@@ -115,8 +106,6 @@ UNSENT: Final = "nothing was sent"
 
 
 class _Counting(_AsyncHiredisParser):
-    """Counts its reads: a large reply takes many."""
-
     reads = 0
 
     async def read_from_socket(self) -> bool:
@@ -126,10 +115,7 @@ class _Counting(_AsyncHiredisParser):
 
 
 class Patient(AbstractConnection):
-    """Mixin for a connection class: leaves a server that is demoted or cut off, and waits as long as bytes move.
-
-    `silence_s`: how long nothing may move; None where the caller watches. See `Patience`.
-    """
+    """Mixin for a connection class: leaves a server that is demoted or cut off, and waits as long as bytes move."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, parser_class=_Counting)
@@ -224,7 +210,7 @@ def direct_pool(url: str, **options: Any) -> BlockingConnectionPool:
 def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
     """Return a pool of connections to the server that the Sentinels name as master. Raises as `direct_pool` does.
 
-    User and password are the server's. The Sentinels' own are `sentinel_username` and `sentinel_password` in the query.
+    `sentinel_username` and `sentinel_password` in the query are the Sentinels' own.
     """
     match = SENTINEL_URL.fullmatch(url)
     if match is None:
@@ -232,7 +218,6 @@ def sentinel_pool(url: str, **options: Any) -> BlockingConnectionPool:
     user = "" if match["user"] is None else f"{match['user']}@"
     known: dict[str, Any] = {**parse_url(f"redis://{user}-/{match['db'] or 0}?{match['query'] or ''}")}
     known.pop("host")
-    # Sentinels and server share the TLS options and the host names to check
     tls = {name: value for name, value in known.items() if name.startswith("ssl_")}
     asked = {
         "username": known.pop("sentinel_username", None),
@@ -256,8 +241,7 @@ def checked(pool: Pool) -> Pool:
     return pool
 
 
-class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to the master, with the usual limit on their number."""
+class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool): ...
 
 
 class _Sentinels(Sentinel):

@@ -14,7 +14,6 @@ from director.core.settings import CommonSettings
 # Scripts carry the `#!lua` shebang, which these and newer servers check
 LEAST_VERSIONS: Final = {"redis": (7, 0), "valkey": (7, 2)}
 STRONGEST_FIRST: Final = ("replicated", "always", "everysec", "memory")
-# The configuration that reaches each level
 MENDS: Final = {
     "always": "set `appendonly yes` and `appendfsync always`",
     "everysec": "set `appendonly yes` and `appendfsync everysec`",
@@ -27,8 +26,6 @@ IMPLIED: Final = {"replicated": ("everysec",), "always": ("everysec",), "everyse
 
 
 class Server(Struct, frozen=True):
-    """A server that passed the check. `run_id` changes with every start of the server."""
-
     kind: str
     version: str
     level: str

@@ -1,7 +1,6 @@
 """Send script calls to Redis: calls made in one turn of the event loop leave in one write.
 
-Every script is idempotent, so a call whose reply was lost is sent again. Canceling a caller abandons its answer, never
-the call: a call that changes state is not cut in half.
+Every script is idempotent, so a call whose reply was lost is sent again. Canceling a caller never cancels the call.
 """
 
 import asyncio
@@ -41,25 +40,19 @@ BLOCKS: Final = re.compile(
 )
 WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 COMMENT: Final = re.compile(r"--.*")
-# The outcome is unknown, so the call is sent again
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 NOT_CARRIED_OUT: Final = (exceptions.NoScriptError, *LOST)
-# Parts that go in front of every script on a Cluster
 IN_CLUSTER: Final = ("lib/slot",)
 
 
 def source(name: str) -> str:
-    """Return the text of a script, with the parts of lua/lib/ that its header names below the shebang.
-
-    Unused functions of these parts are left out: a server creates every function again at each run of the script.
-    """
+    """Return a script with the parts of lua/lib/ that its header names, without functions that it does not use."""
     shebang, _, body = _file(name).partition("\n")
     uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ")
     return "\n".join([shebang, *_needed("\n".join(map(_file, uses.split()[2:])), body), body])
 
 
 def _needed(parts: str, body: str) -> Iterator[str]:
-    """Return the blocks of these parts, without functions that neither the body nor a needed block names."""
     blocks = [(match["name"] or "", match[0]) for match in BLOCKS.finditer(parts)]
     needed, words = {""}, _words(body) | {""}
     while words:
@@ -86,8 +79,7 @@ class Traffic(Enum):
     LARGE_READS = auto()
 
 
-# Pipelines in flight at once: fewer than a pool has connections, so that a heartbeat finds one free. Large writes run
-# in their order
+# Pipelines in flight at once: fewer than a pool has connections, so that a heartbeat finds one free.
 AT_ONCE: Final[dict[Traffic, int]] = {Traffic.SMALL: 8, Traffic.LARGE_WRITES: 1, Traffic.LARGE_READS: 2}
 Way = tuple[Address | None, Traffic]
 
@@ -124,16 +116,14 @@ class Call(Struct):
 
     @property
     def is_answered(self) -> bool:
-        """Whether its caller got an answer. A canceled caller never does."""
         return self.answer.done() and not self.answer.cancelled()
 
 
 class Gatherer:
     """Gathers script calls to one Redis server, or to each master of a Cluster.
 
-    While `at_once` writes of small calls are in flight, further calls are gathered until one of the writes has
-    returned. Many callers then share a few large writes instead of each waiting for a connection. Calls to each master
-    go separately, so a master that is away delays no call to another. The same holds for each kind of `Traffic`.
+    While `at_once` writes of small calls are in flight, further calls are gathered: many callers share a few large
+    writes. Each master and each kind of `Traffic` has its own writes, so none delays another.
     """
 
     def __init__(self, redis: Redis, *, at_once: int | None = None, meter: Meter | None = None) -> None:
@@ -159,10 +149,9 @@ class Gatherer:
         traffic: Traffic = Traffic.SMALL,
         answer_bytes: int = 0,
     ) -> Any:
-        """Run a script and return its reply as redis-py gives it. A large command is sent as a large write.
+        """Run a script and return its reply as redis-py gives it. Raises BackendUnavailable while Redis cannot answer.
 
-        Raises BackendUnavailable while Redis cannot answer. Whether the call was carried out is then unknown, unless
-        `is_untouched` is set.
+        Whether the call was carried out is then unknown, unless `is_untouched` is set.
         """
         return await self.begin(name, keys, args, traffic=traffic, answer_bytes=answer_bytes)
 
@@ -191,7 +180,6 @@ class Gatherer:
         return call.answer
 
     def packed(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
-        """Return the call as bytes for a caller that sends it in another way."""
         words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *args)
         command: bytes = hiredis.pack_command(words)
         return command
@@ -203,7 +191,6 @@ class Gatherer:
         return script
 
     async def aclose(self) -> None:
-        """Wait for calls in flight, then close the connections."""
         while self._waiting or any(self._sending.values()):
             await asyncio.sleep(0)  # calls of this turn of the loop are in flight after it
             if sending := set().union(*self._sending.values()):

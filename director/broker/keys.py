@@ -1,8 +1,7 @@
 """Spell every Redis key: one entry per key with its pattern, its type, its writer and its lifetime.
 
-All keys of one partition carry its hash tag, so each script works in one Redis Cluster slot. `lua/lib/keys.lua` spells
-the same keys for scripts; a test compares the two. A key that never expires says why, and is then in PERMANENT. All
-others must have a lifetime once their prediction has ended.
+All keys of one partition carry its hash tag, so each script works in one Cluster slot. `lua/lib/keys.lua` spells the
+same keys; a test compares the two. A key that never expires says why, and is then in PERMANENT.
 """
 
 from collections.abc import Callable
@@ -21,12 +20,10 @@ def tag(partition: Partition) -> str:
 
 
 def queue_partition(queue: QueueName) -> Partition:
-    """Return the partition of the queue's model, which is all before the last colon."""
     return partition_of_model(queue.rpartition(":")[0])
 
 
 def _listed(name: str, permanent: str) -> None:
-    """List a key that may live for ever. `permanent`: why it may; '' if it may not."""
     if permanent:
         PERMANENT[name] = permanent
 

@@ -1,7 +1,7 @@
-"""Make round trips to Redis over kept connections: many commands leave in one write, and all answers are read.
+"""Make round trips to Redis over kept connections: many commands leave in one write. Nothing is sent twice.
 
-The client's own pipeline takes several times as long for one command: it takes a connection from the pool, returns it,
-and times each reply. Here a connection stays borrowed while it is busy and for a moment after. Nothing is sent twice.
+The client's own pipeline takes several times as long for one command: it takes a connection from the pool and returns
+it each time. Here a connection stays borrowed while it is busy and for a moment after.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from director.broker.cluster import DOUBTS, ClusterPool, asks, in_parts, moving
 from director.broker.connections import Patience, Patient, unsent
 
-# a busy caller returns sooner than this
 KEPT_S: Final = 0.05
 # connections of the pool left for the client's own commands, since the client does not know of the kept ones
 SPARE: Final = 2
@@ -117,23 +116,17 @@ async def _has_ended(connection: Patient) -> bool:
         return True
 
 
-# The same for a Cluster: one write to each master, wherever a slot went. A script never follows a slot that is
-# migrating, see cluster.py. Only commands refused as moved are sent again.
+# Only commands refused as moved are sent again, wherever a slot went. See cluster.py.
 
 
 class ClusterPipes:
-    """Works as `Pipes`, for every master."""
-
     def __init__(self, slots: ClusterPool, *, timeout_s: float) -> None:
         self._slots = slots
         self._timeout_s = timeout_s
         self._pipes: dict[Redis, Pipes] = {}
 
     async def ask(self, commands: Sequence[bytes], names: Sequence[str]) -> list[Any]:
-        """Send each command to the master of its key (`names`). An answer may be the error of its master.
-
-        Raises if nothing was sent at all.
-        """
+        """Send each command to the master of its key (`names`). Raises if nothing was sent at all."""
 
         def send(node: Redis, indexes: Sequence[int]) -> Awaitable[list[Any]]:
             return self._ask(node, [commands[index] for index in indexes])

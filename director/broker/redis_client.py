@@ -1,7 +1,7 @@
 """Create Redis clients, and decide which of their errors mean "try again later".
 
-All time-outs are explicit. The protocol is RESP2: maintenance notifications need RESP3 and disable the pool's check for
-dirty connections. redis-py does no retries: the gatherer retries lost replies, since every script is idempotent.
+The protocol is RESP2: maintenance notifications need RESP3 and disable the pool's check for dirty connections. redis-py
+does no retries: the gatherer retries lost replies, since every script is idempotent.
 """
 
 import asyncio
@@ -32,7 +32,6 @@ AWAY: Final = (
 # Plain ResponseErrors of the same kind, for which redis-py has no class. In a pipeline it puts its own words in front
 AWAY_WORDS: Final = re.compile(r"(?:^|caused error: \W*)(NOREPLICAS|MISCONF|OOM|LOADING|READONLY|MASTERDOWN|BUSY) ")
 
-# The operator must correct this. It then heals without a restart here
 REFUSED: Final = "Redis refuses the user or the password in its URL"
 
 SOCKET_TIMEOUT_S: Final = 3.0
@@ -84,12 +83,10 @@ def _client(url: str, *, connections: int, name: str, socket_timeout_s: float) -
 
 
 async def servers(redis: Redis) -> list[Redis]:
-    """Return a client for each server: every master of a Cluster, or the client itself."""
     return await redis.slots.masters() if isinstance(redis, Cluster) else [redis]
 
 
 async def infos(redis: Redis, section: str) -> list[dict[str, Any]]:
-    """Return the INFO section of each server. Raises BackendUnavailable if one does not answer."""
 
     async def read() -> list[dict[str, Any]]:
         return [await server.info(section) for server in await servers(redis)]
@@ -151,7 +148,6 @@ def has_password(url: str) -> bool:
 
 
 def text(reply: bytes | str) -> str:
-    """Return a reply as text, whether or not the client decodes replies."""
     return reply if isinstance(reply, str) else reply.decode()
 
 

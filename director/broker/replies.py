@@ -17,9 +17,8 @@ Unregistered = Literal["done", "live", "dead", "served"]
 class QueueStats(Struct, frozen=True, kw_only=True):
     """One queue at one moment. `oldest_ms`: age of the oldest prediction that is not terminal.
 
-    `service_ms`: how long a recent run keeps a slot, 0 if unknown; `service_cost`: the declared cost of such a run.
-    `starting`, `setup_failed`, `server_auth`: directors whose servers are in this state. `leaving`: predictions on
-    their way to another server. `tally`: total counters.
+    `service_ms`: how long a recent run keeps a slot, 0 if unknown. `starting`, `setup_failed`, `server_auth`: directors
+    whose servers are in this state. `leaving`: predictions on their way to another server.
     """
 
     high: int
@@ -98,8 +97,7 @@ Deployed = Literal["written", "changed", "full"]
 class Allowance(Struct, frozen=True):
     """The state of a limit after a request. `remaining` of `most`: requests, or seconds of compute.
 
-    `reset_ms`: until all of it is available again. `retry_after_ms`: until the request may be repeated, 0 if it was
-    allowed. For compute this is the limit with less left; credit does not come back with time, so both are 0.
+    `reset_ms`: until all is available again. `retry_after_ms`: 0 if allowed. Credit does not come back: both are 0.
     """
 
     limit: Reserved
@@ -111,8 +109,6 @@ class Allowance(Struct, frozen=True):
 
 
 class Stowed(Struct, frozen=True):
-    """Whether the files fit into the account's limit, and the bytes that the account keeps now."""
-
     fits: bool
     total: int
 
@@ -160,7 +156,6 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
     @property
     def is_removed(self) -> bool:
-        """Whether its events are gone, with all its data."""
         return self.last == 0
 
     @property
@@ -178,8 +173,6 @@ Ceased = Literal["count", "empty", "budget", "bound", "paused", "open"]
 
 
 class Claims(list[Claim]):
-    """The claims of one call, and why there were no more."""
-
     def __init__(self, claims: Iterable[Claim] = (), *, why: Ceased = "empty") -> None:
         super().__init__(claims)
         self.why = why
@@ -221,5 +214,4 @@ def hoped(reply: Sequence[bytes | int] | None) -> Outlook | None:
 
 
 def number(text: bytes | int) -> int | None:
-    """Parse a number of a reply; '' stands for a missing one."""
     return None if text == b"" else int(float(text))

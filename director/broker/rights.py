@@ -1,7 +1,6 @@
 """Check that the user of the Redis URL may run every command that Director sends: one example of each.
 
-ACL DRYRUN says what the server would refuse, and runs nothing. If the user may not use it, each refusal shows only when
-it happens. k8s/base/redis/users.acl has a user with these rights and no more.
+ACL DRYRUN says what the server would refuse, and runs nothing. k8s/base/redis/users.acl has exactly these rights.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from redis.asyncio import Redis
 from director.broker.redis_client import ask, pipelined, text
 from director.core.errors import UnsafeBackend
 
-# One command per line: its name, keys and channels decide whether it is allowed
 NEEDED: Final = tuple(
     tuple(line.split())
     for line in """
@@ -108,7 +106,6 @@ MEND: Final = "k8s/base/redis/users.acl has a user with these rights."
 
 
 async def check_rights(redis: Redis) -> None:
-    """Raises UnsafeBackend that names what the user may not do. Raises BackendUnavailable."""
     if found := await refused(redis):
         raise UnsafeBackend(f"The user in the Redis URL lacks rights that are needed: {in_a_line(found)}. {MEND}")
 

@@ -1,7 +1,6 @@
 """Call every script with types: the one place that knows the order of KEYS and ARGV.
 
-Each file of lua/ has one method with its name; the script's header states what it promises. Without `now_ms` scripts
-use the server's clock: tests pass it to move time.
+Each file of lua/ has one method with its name; the script's header states what it promises.
 """
 
 import asyncio
@@ -42,8 +41,6 @@ class Scripts:
         self._begin = gatherer.begin
         self._packed = gatherer.packed
 
-    # Whole queues: policy, streams, numbers and pauses. Only `migrate` moves predictions.
-
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
         """Register a queue, or refresh its policy. Returns False if its name belongs to another version."""
         _refuse_streams(policy.streams)
@@ -80,7 +77,6 @@ class Scripts:
         return replies.Migrated(**dict(zip(replies.Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
-        """Return the numbers of a queue. Raises UnknownQueue."""
         reply = _known(queue, await self._call("stats", [keys.meta(queue)], [queue, given(now_ms)]))
         fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
         for name in ("service_cost", "mode", "breaker", "max_queued"):
@@ -130,8 +126,6 @@ class Scripts:
         args: list[Arg] = [queue, tenant, f"{weight:g}", given(most_running), revision]
         _known(queue, await self._call("limit", [keys.meta(queue)], args))
 
-    # Limits of an account over its queues. Each account has its own slot.
-
     async def reserve(
         self,
         account: str,
@@ -144,8 +138,7 @@ class Scripts:
     ) -> replies.Allowance:
         """Take one token of a bucket, or reserve `asked_s` seconds of compute. Nothing is taken if it is denied.
 
-        `of`: the bucket, or the seconds per day; `in_all`: the seconds in total; None for no limit. Safe to repeat with
-        the same id (for compute the prediction's) for at least half a minute.
+        `of`: the bucket, or the seconds per day; `in_all`: in total. Safe to repeat with the same id for half a minute.
         """
         if isinstance(of, Bucket):
             args: list[Arg] = [of.name, id, of.burst, _fill(of.rate), 0, ""]
@@ -169,10 +162,7 @@ class Scripts:
         token: tuple[Bucket, str] | None = None,
         now_ms: int | None = None,
     ) -> tuple[bool, bool]:
-        """Replace a prediction's reserved compute by what it spent, and give back a token. Safe to repeat.
-
-        Returns for (token, compute) whether there was something to correct.
-        """
+        """Replace reserved compute by what was spent, and give back a token. Returns for each if anything changed."""
         bucket, taken_by = token or (Bucket("create", 0, 0), "")
         args: list[Arg] = [taken_by, bucket.burst, _fill(bucket.rate), prediction_id or "", ms(spent_s), given(now_ms)]
         returned, corrected = await self._call("spend", _keys(account), args)
@@ -188,10 +178,7 @@ class Scripts:
         until_ms: int = 0,
         now_ms: int | None = None,
     ) -> replies.Stowed:
-        """Count `size` bytes for a file, or all files of a prediction, until `until_ms`; 0 removes it.
-
-        Without a name it only returns the current total. Safe to repeat.
-        """
+        """Count a file's `size` bytes until `until_ms`, 0 removes it. Without a name: the total. Safe to repeat."""
         written = [keys.stored(account), keys.stored_until(account)]
         args: list[Arg] = [name, size, given(most), until_ms, given(now_ms)]
         fits, more = False, True
@@ -211,8 +198,6 @@ class Scripts:
         args: list[Arg] = [name, was, becomes, created_ms, most]
         written = [keys.deployment(account, name), keys.deployments(account)]
         return cast(replies.Deployed, (await self._call("deploy", written, args)).decode())
-
-    # The catalogue, one key at a time, and the log of operators' changes. None touches a queue.
 
     async def amend(
         self,
@@ -266,8 +251,6 @@ class Scripts:
         args: list[Arg] = [id, kind, by, account, queue, detail, at_ms]
         return bool(await self._call("note", [keys.changes()], args))
 
-    # Requests of callers: accept a prediction, show it, cancel it. They hold no claim.
-
     async def enqueue(self, prediction: NewPrediction, *, now_ms: int | None = None) -> replies.Accepted:
         """Accept a prediction. Safe to repeat with the same id. Raises UnknownQueue, IdempotencyMismatch, QueueRefused.
 
@@ -316,10 +299,7 @@ class Scripts:
         idempotency: tuple[str, str],
         instead_of: PredictionId | None,
     ) -> replies.Bound | None:
-        """Bind an idempotency key, as (digest, body's fingerprint), to this prediction, or to none.
-
-        Returns the binding that stands instead. The key may be taken from `instead_of`.
-        """
+        """Bind a key, as (digest, body's fingerprint), to this prediction or to none, or return what it is bound to."""
         digest, fingerprint = idempotency
         key = keys.idempotency(account=account, model=model, digest=digest)
         args: list[Arg] = [prediction_id or "", fingerprint, IDEMPOTENCY_TTL_MS, instead_of or ""]
@@ -329,10 +309,7 @@ class Scripts:
     def enlist(
         self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
     ) -> "asyncio.Future[object]":
-        """Put an id on its account's list, before `enqueue`. Ids below `oldest` may be dropped.
-
-        `input_bytes`: of the `enqueue` that follows, so that both calls share the kind of traffic.
-        """
+        """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
         names, args = [keys.listing(account, kind)], [prediction_id, oldest]
         return self._begin("enlist", names, args, traffic=_filing(input_bytes))
 
@@ -347,8 +324,8 @@ class Scripts:
     ) -> Stored | None:
         """Return one prediction as it is now, or None if it is unknown. `outlook`: include why it waits.
 
-        A large one takes a second round trip, so that no small call waits for it. Unless `whole`, large data is left
-        out instead, see `Stored.left_out`. `size`: bytes of its data if known, which saves a round trip.
+        A large one takes a second round trip unless `size`, the bytes of its data, is known. Unless `whole`, large data
+        is left out instead, see `Stored.left_out`.
         """
         if size is None:
             stored = await self._get(prediction_id, given(now_ms), outlook, LARGE_BYTES)
@@ -399,8 +376,7 @@ class Scripts:
     ) -> replies.Replayed | None:
         """Return its events after a number, or None if it is unknown. Stops at `count` events or `most_bytes`.
 
-        All events are returned for a number of a former list. One event may be larger; unless `whole`, the answer ends
-        before it.
+        All events are returned for a number of a former list. Only with `whole` one event may be larger than the bound.
         """
         args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
         # the size of the answer is not known before: a page may be as large as its bound, and what is whole larger
@@ -432,7 +408,6 @@ class Scripts:
     async def cancel(
         self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
     ) -> replies.Canceled:
-        """End a waiting prediction, or ask the director of a running one to stop it."""
         args: list[Arg] = [prediction_id, account, kind, given(now_ms)]
         return cast(replies.Canceled, (await self._call("cancel", [keys.record(prediction_id)], args)).decode())
 
@@ -441,8 +416,6 @@ class Scripts:
         names = [keys.record(prediction_id), keys.owed(partition_of(prediction_id))]
         args: list[Arg] = [prediction_id, account, given(now_ms)]
         return cast(replies.Erased, (await self._call("erase", names, args)).decode())
-
-    # A claim, from taking to releasing it. Nothing is written once the claim is lost.
 
     async def claim(
         self,
@@ -536,8 +509,7 @@ class Scripts:
     ) -> bool:
         """Write the terminal record and remove the entry. Returns False if the claim is lost; nothing was written then.
 
-        `over_ms`: how long ago the run was over. `claimed_ms`: how long ago it was claimed, by the caller's clock.
-        `seq` and `events` as for `advance`: events that it did not write yet.
+        `over_ms`, `claimed_ms`: how long ago by the caller's clock. `events`: those that `advance` did not write yet.
         """
         args: list[Arg] = [prediction_id, token, status, error, code, output, logs, metrics]
         args += [given(ran_ms), ms(grace_s), seq, given(now_ms), over_ms, given(claimed_ms)]
@@ -559,14 +531,12 @@ class Scripts:
     ) -> replies.Requeued:
         """Give a claim back, unspent or as a spent attempt. Returns the new state of the prediction.
 
-        `began`: whether its run began; None lets the record decide. If the queue allows no second run, a begun one ends
-        with `error` and `code`. `claimed_ms`: how long ago it was claimed, by the caller's clock.
+        `began`: None lets the record decide. If the queue allows no second run, a begun one ends with `error` and
+        `code`.
         """
         args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code]
         args += ["" if began is None else int(began), given(now_ms), given(claimed_ms)]
         return cast(replies.Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
-
-    # Keepers, for queues, owed webhooks and dead letters. They never take a claim whose lease is still good.
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
         """Note contact with this run of the server. Returns its time in ms, and the seconds of contact so far."""
@@ -576,10 +546,7 @@ class Scripts:
     async def reap(
         self, queue: QueueName, *, limit: int, lease_s: float = 15.0, now_ms: int | None = None
     ) -> list[tuple[PredictionId, replies.Requeued]]:
-        """Recover claims whose lease (`lease_s`) has expired. Returns the new state of each.
-
-        `now_ms`: the time to judge by, which a frozen keeper would overrun. Before it the clock did not step.
-        """
+        """Recover claims whose lease has expired at `now_ms`, which a frozen keeper would overrun. Returns states."""
         args: list[Arg] = [limit, _jitter(), ms(lease_s), given(now_ms)]
         return _outcomes(await self._call("reap", [keys.lease(queue), keys.directors(queue)], args))
 
@@ -612,7 +579,6 @@ class Scripts:
         return text(await self._call("retire", [keys.directors(queue)], [queue, ms(silent_s), given(now_ms)]))
 
     async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
-        """Put due retries back into their streams. Returns their number."""
         return int(await self._call("promote", [keys.delayed(queue)], [queue, limit, given(now_ms)]))
 
     async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
@@ -644,7 +610,7 @@ class Scripts:
         """Note the outcome of a terminal webhook's attempt; `put_off` is not counted. Without `delay_s`: the last.
 
         `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_asked`:
-        the host asked for this delay. `known`: attempts noted before this one. `rule`: forbids the address.
+        by the host. `known`: attempts noted before this one. `rule`: forbids the address.
         """
         partition = partition_of(prediction_id)
         names = [keys.record(prediction_id), keys.owed(partition), keys.owed_to(partition, host)]
@@ -667,8 +633,6 @@ class Scripts:
 
     async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
         return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue, given(now_ms)]))
-
-    # Moves of predictions to another Redis server: out of a queue, into the other's, and a tombstone.
 
     async def depart(
         self,
@@ -731,12 +695,10 @@ def given(value: float | str | None) -> Arg:
 
 
 def ms(seconds: float | None) -> int | Literal[""]:
-    """Convert seconds to the whole milliseconds that scripts take, None to ''."""
     return "" if seconds is None else int(seconds * 1000)
 
 
 def _known(queue: QueueName, reply: Any) -> Any:
-    """Return a reply, which is empty for an unknown queue. Raises UnknownQueue."""
     if not reply:
         raise UnknownQueue(queue)
     return reply

@@ -1,7 +1,7 @@
 """Look at a server once, and judge it: one function per check, in one table. Each finding says how to repair it.
 
-`fail`: work is lost, refused or stuck. `warn`: it will be, or an operator should know. Managed servers forbid some
-questions, such as CONFIG. What they answer stays empty then, and the checks say so.
+`fail`: work is lost, refused or stuck. `warn`: it will be, or an operator should know. What a managed server forbids
+(such as CONFIG) stays empty, and the checks say so.
 """
 
 import time
@@ -93,14 +93,11 @@ async def _timed_ms(send: Callable[[], Awaitable[Any]]) -> float:
 
 
 async def _skew_s(redis: Redis, clock: Clock) -> float:
-    """Return how far the server's clock is ahead of ours, measured half-way through the call."""
     before_ms = clock.now_ms()
     seconds, microseconds = await ask(redis.time)
     ours_s = (before_ms + clock.now_ms()) / 2000
     return float(seconds + microseconds / 1e6 - ours_s)
 
-
-# Known vulnerabilities of the servers, and the release of each line that fixed them.
 
 Line = tuple[int, int]
 
@@ -138,7 +135,6 @@ FLOORS: Final = (
 
 
 def open_holes(kind: str, version: str) -> list[tuple[Floor, str]]:
-    """Return the vulnerabilities of a release, each with the release to upgrade to."""
     major, minor, patch = (*(int(part) for part in version.split(".")[:3] if part.isdecimal()), 0, 0, 0)[:3]
     fixes = [(floor, floor.fix((major, minor), patch)) for floor in FLOORS if floor.kind == kind]
     return [(floor, fix) for floor, fix in fixes if fix]
@@ -155,8 +151,6 @@ LONGEST_LIST: Final = 3
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """The result of one check, and the repair if one is needed."""
-
     check: str
     verdict: Verdict
     found: str
@@ -316,7 +310,6 @@ def rights(look: Look) -> Answer:
 
 
 def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
-    """Make the check that reports the findings with these codes."""
 
     def check(look: Look) -> Answer:
         found = [finding for finding in look.findings if finding.code in codes]
@@ -324,7 +317,6 @@ def of(fine: str, *codes: Code) -> Callable[[Look], Answer]:
             return ok(fine.format(queues=several(look.queues, "queue")))
         verdict: Verdict = "fail" if any(finding.level == "bad" for finding in found) else "warn"
         asks = dict.fromkeys(f"`{finding.ask}`" for finding in found)
-        # At most LONGEST_LIST of each code. Findings come sorted, so these are the first.
         told = sum(min(count, LONGEST_LIST) for count in Counter(finding.code for finding in found).values())
         words = [f"{one.title}{f' ({one.queue})' if one.queue else ''}: {one.detail}" for one in found]
         more = f"{len(found) - told}{' or' if len(look.findings) == MOST else ''} more"

@@ -1,7 +1,6 @@
 """Find what needs an operator. The dashboard, `director top` and `director doctor` share this judgement.
 
-Pure and bounded: the worst finding of each kind comes first, and many findings of one kind do not hide another kind.
-Costly facts, which `overview.py` reads, are known of a few queues only: those where they may show a fault.
+Pure and bounded: the worst finding of each kind comes first, so that no kind hides another.
 """
 
 from collections import Counter
@@ -44,10 +43,7 @@ CODES: Final[tuple[Code, ...]] = get_args(Code)
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that needs an operator. `title` names it in a few words. `detail` says which, how many and since when.
-
-    `ask` is the command that shows more or repairs it.
-    """
+    """One thing that needs an operator. `ask` is the command that shows more or repairs it."""
 
     code: Code
     level: Level
@@ -58,8 +54,6 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Kind(Struct, frozen=True):
-    """How findings of one code read. The texts are templates of facts."""
-
     level: Level
     title: str
     detail: str
@@ -141,15 +135,12 @@ KINDS: Final[Mapping[Code, Kind]] = {
 
 
 def _found(code: Code, queue: QueueName | None = None, *, level: Level | None = None, **facts: object) -> Finding:
-    """Return a finding of this code in the words of its kind. `level` is given where it depends on the facts."""
     kind = KINDS[code]
     title, detail, ask = (text.format(queue=queue, **facts) for text in (kind.title, kind.detail, kind.ask))
     return Finding(code=code, level=level or kind.level, title=title, detail=detail, queue=queue, ask=ask)
 
 
 class Neglected(Struct, frozen=True, kw_only=True):
-    """Work of one queue that a keeper should have done by now."""
-
     expired_leases: int = 0
     due_retries: int = 0
     due_deadlines: int = 0
@@ -164,8 +155,6 @@ class Heaviest(Struct, frozen=True, kw_only=True):
 
 
 class Letter(Struct, frozen=True, kw_only=True):
-    """The newest dead letter of a queue. `codes` say how each attempt ended."""
-
     id: str
     at_ms: int
     codes: tuple[str, ...]
@@ -203,8 +192,6 @@ def waits(stats: QueueStats) -> str:
     return f"{stats.waiting:,} waiting{delayed}, the oldest for {span(max(0, stats.oldest_ms) / 1000)}"
 
 
-# Directors and model servers. An older release reports less with each heartbeat, so less is found.
-
 GONE_S: Final = 600.0  # a director that has been away for longer is no news
 UNWELL_S: Final = 30.0
 UNWELL: Final = frozenset({"resting", "doubted", "defunct", "unhealthy", "unreachable"})
@@ -239,7 +226,6 @@ def _directors_gone(situation: Situation) -> Iterator[Finding]:
 
 
 def _servers_unwell(situation: Situation) -> Iterator[Finding]:
-    """Find servers that cannot run anything, each under the first cause that applies."""
     now_ms, there = situation.closer.now_ms, _by_queue(situation.directors)
     for queue, stats in situation.queues.items():
         left = known = [server for one, beat in there.get(queue, ()) if one.is_alive for server in beat.about.servers]
@@ -260,7 +246,6 @@ TROUBLES: Final[Mapping[Code, Callable[[ServerFound, int], bool]]] = {
 
 
 def _by_queue(directors: Sequence[DirectorFound]) -> dict[QueueName, list[tuple[DirectorFound, Beat]]]:
-    """Group directors by queue, with their last heartbeat there. There may be a thousand of either."""
     found: dict[QueueName, list[tuple[DirectorFound, Beat]]] = {}
     for one in directors:
         for beat in one.beats:
@@ -288,7 +273,6 @@ MOST: Final = 100  # findings
 
 
 def find(situation: Situation) -> list[Finding]:
-    """Return what needs an operator: the worst of each kind, then the second of each, so that no kind hides another."""
     found = [finding for finder in FINDERS for finding in finder(situation)]
     found.sort(key=lambda one: (one.level != "bad", CODES.index(one.code), one.queue or ""))
     told = Counter[Code]()
@@ -300,7 +284,6 @@ def find(situation: Situation) -> list[Finding]:
 
 
 def away(reason: str) -> Finding:
-    """Return the finding for a Redis that does not answer, when nothing else can be seen."""
     return _found("redis_away", reason=reason)
 
 

@@ -1,8 +1,7 @@
 """Show operators the whole service at a moment: queues, directors, owed webhooks, and what needs an operator.
 
-It reads slices, and rests a hundred times as long as a look took, so that watching does not load Redis. The costly
-questions behind findings are asked of the few queues where the answer may show a fault. Every question is bounded, so a
-look costs about the same however much is wrong. Nothing is changed.
+It reads slices, and rests a hundred times as long as a look took, so that watching does not load Redis. Costly
+questions are asked only of the few queues where the answer may show a fault. Every question is bounded.
 """
 
 import time
@@ -46,17 +45,12 @@ REMEMBERED: Final = 10  # looks: the shortest is the closest to what Redis took,
 
 
 class OwedCount(Struct, frozen=True, kw_only=True):
-    """How many webhooks are owed. `late` ones are due and were not tried."""
-
     count: int
     late: int
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """The service within a moment. `more_queues` and `more_directors` count those left out, the last by name.
-
-    `findings` need an operator, the worst first.
-    """
+    """The service within a moment, the worst findings first. `more_queues`, `more_directors`: those left out."""
 
     at: str
     queues: Sequence[QueueView]
@@ -135,13 +129,10 @@ Stats = Mapping[QueueName, QueueStats]
 
 @dataclass(slots=True, eq=False)
 class CloserLook:
-    """Asks one Redis server. Raises BackendUnavailable while it cannot answer."""
-
     _redis: Redis
     _owed: Owed
 
     async def look(self, queues: Stats, *, owed: int) -> Closer:
-        """Look at queues whose numbers were just read. `owed` counts webhooks."""
         now_ms, answer_ms = await self._answered()
         return Closer(
             now_ms=now_ms,
@@ -174,7 +165,6 @@ class CloserLook:
         return found
 
     async def _heaviest(self, queues: Stats) -> dict[QueueName, Heaviest]:
-        """Find the heaviest account of the most crowded queues, unless a queue has too many accounts to read."""
         crowded = [queue for queue, stats in queues.items() if work_of(stats) >= findings.CROWDED]
         asked = sorted(crowded, key=lambda queue: (-work_of(queues[queue]), queue))[:MOST_CROWDED]
         accounts = await self._each([("hlen", (keys.queued(queue),)) for queue in asked])

@@ -1,7 +1,6 @@
 """Tell an autoscaler how many directors a queue wants, and how much could run or runs there.
 
-It never guesses: while Redis cannot answer there is no answer, since a wrong zero would end every director. Arrivals
-come from the queue's history; waiting and running are current.
+While Redis cannot answer there is no answer, since a wrong zero would end every director.
 """
 
 import re
@@ -30,8 +29,6 @@ MOST_OWNERS: Final = 1_000
 
 
 class Scale(Struct, frozen=True, kw_only=True):
-    """`wanted` counts directors, `runnable` and `running` count predictions."""
-
     wanted: int
     runnable: int
     running: int
@@ -39,8 +36,6 @@ class Scale(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class Scaling:
-    """Reads demand from Redis. All methods raise BackendUnavailable while Redis cannot answer."""
-
     _redis: Redis
     _scripts: Scripts
     _catalog: Catalog

@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from director.core.policy import Lane, Objective, Objectives
 
-# For a lane without an objective.
 DEFAULT: Final = Objective(share=0.95, within_s=60.0)
 MOST_SLOTS: Final = 10_000
 SHORTEST_S: Final = 0.001
@@ -87,10 +86,7 @@ def _runnable_by_lane(load: Load) -> dict[Lane, float]:
 
 
 def _erlang(busy: float, patience: float, miss: float) -> int:
-    """Return the fewest slots with which at most `miss` of the arrivals wait longer than `patience` times a run.
-
-    `busy` is the number of slots that arrivals fill on average.
-    """
+    """Return the fewest slots with which at most `miss` of the arrivals wait longer than `patience` times a run."""
     if busy <= 0:
         return 0
     blocked = 1.0  # Erlang's B for zero slots; each turn computes it for one more

@@ -1,6 +1,6 @@
 """Tell the story of one prediction: how it was accepted, who claimed it, why it waits, how it ended, what comes next.
 
-Pure. Input, output and all of a webhook's URL but its host are left out, since they may be secret.
+Input, output and all of a webhook's URL but its host are left out, since they may be secret.
 """
 
 from collections.abc import Iterator, Sequence
@@ -111,8 +111,6 @@ class Story(Struct, frozen=True, kw_only=True):
 
 
 class Stay(Struct, frozen=True):
-    """A claim in ms. `claimed` and `ended` are None if unknown."""
-
     number: int
     director: str
     claimed: int | None
@@ -157,7 +155,6 @@ def _revived(known: Known) -> int | None:
 
 
 def _held(known: Known) -> Iterator[Holding]:
-    """Yield claims, oldest first. Each waited from the end of the one before, the first from acceptance."""
     record, revived = known.record, _revived(known)
     starts = sorted(event.at for event in known.events if event.kind == "started")
     since: int | None = record.created
@@ -197,7 +194,6 @@ def _stays(known: Known) -> list[Stay]:
 
 
 def _last(known: Known, before: Sequence[Stay]) -> list[Stay]:
-    """Return the claim that continues or led to the end. Empty if it waits, or ended while it waited."""
     record = known.record
     if record.claimed is None:
         return []

@@ -1,8 +1,7 @@
 """Settle the compute that was reserved for a prediction once it has ended: by what its runs took, or to zero.
 
-Every reservation ends here, however the prediction ended. That includes predictions that were never created, because
-the process that reserved for them died. Whether an account may have more is decided elsewhere. Several cashiers do no
-harm: a settled reservation is gone.
+That includes predictions that were never created, because the process that reserved for them died. Several cashiers do
+no harm: a settled reservation is gone.
 """
 
 import asyncio
@@ -29,8 +28,6 @@ TOTALS: Final = (b"spent", b"reserved")
 
 @dataclass(slots=True, eq=False)
 class Cashier:
-    """Sweeps the partitions in which metered predictions ended."""
-
     _redis: Any  # redis-py says str or bytes; ours answers in bytes
     _scripts: Scripts
     _registry: Registry
@@ -69,7 +66,6 @@ class Cashier:
         return freed
 
     async def _reserved(self) -> AsyncIterator[tuple[str, list[PredictionId]]]:
-        """Yield accounts with reservations of a credit, and the predictions they are for, in slices."""
         names = sorted(text(name) for name in await ask(lambda: self._redis.smembers(keys.accounts())))
         for start in range(0, len(names), LIMIT):
             some = names[start : start + LIMIT]
@@ -82,7 +78,6 @@ class Cashier:
                     yield account, [PredictionId(text(name)) for name in held if name not in TOTALS]
 
     async def _without_end(self, account: str, ids: Sequence[PredictionId]) -> list[PredictionId]:
-        """Return the predictions that have no record and did not end."""
 
         def read(pipe: Any) -> None:
             for each in ids:

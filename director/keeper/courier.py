@@ -1,9 +1,7 @@
 """Deliver owed terminal webhooks: those that were not delivered at once, for as long as the schedule lasts.
 
-`director.webhooks` decides what is sent and when the next attempt is. Several couriers may work at once: `due` hands
-each attempt to one of them, and takes it back only after that courier must have given up. `Shares` bounds what a silent
-host occupies, so that other hosts wait a few rounds at most. While an endpoint is away, `Breakers` allows one attempt
-per interval.
+Several couriers may work at once: `due` hands each attempt to one of them, and takes it back only after that courier
+must have given up. `Shares` bounds what a silent host occupies. `Breakers` spares an endpoint that is away.
 """
 
 import asyncio
@@ -36,8 +34,7 @@ log = logging.getLogger(__name__)
 
 AFTER: Final = 5
 INTERVAL_S: Final = 30.0
-# Until then each delayed webhook gets an interval of its own. Later ones share a random time before it. A success makes
-# all of them due at once anyway.
+# Until then each delayed webhook gets an interval of its own. Later ones share a random time before it.
 LATEST_S: Final = 600.0
 # Added to each delay: the server's clock decides what is due, and that must not be too early for ours.
 LATER_S: Final = 0.05
@@ -54,10 +51,7 @@ class _Host:
 
 
 class Breakers:
-    """Endpoints that are away: after AFTER failures in a row an endpoint gets one attempt per interval.
-
-    Each keeper knows only what it has seen itself. An endpoint is forgotten once it answers.
-    """
+    """Endpoints that are away: after AFTER failures in a row, one attempt per interval until it answers."""
 
     def __init__(self, clock: Clock, *, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
@@ -76,10 +70,7 @@ class Breakers:
         return True
 
     def put_off_s(self, name: str, who: str) -> float:
-        """Return how long this webhook waits: until the first free interval.
-
-        It keeps that interval even if it was brought forward meanwhile, which would leave the interval no attempt.
-        """
+        """Return how long this webhook waits: until the first free interval, which it keeps in any case."""
         host, now_s = self._hosts.get(name), self._clock.monotonic()
         if host is None:  # it has answered since
             return LATER_S
@@ -104,13 +95,11 @@ class Breakers:
             del self._hosts[next(iter(self._hosts))]
 
     def answered(self, name: str) -> bool:
-        """Note that the endpoint answers. Return True if it had failed before."""
         return self._hosts.pop(name, None) is not None
 
 
 PLACES: Final = 256
 PLACES_PER_HOST: Final = 8
-# Long enough that a fast receiver always has webhooks in line until the next round begins.
 LONGEST_LINE: Final = 248
 
 
@@ -152,7 +141,6 @@ class Shares:
             del self._hosts[name]
 
     def place(self, name: str) -> asyncio.Semaphore:
-        """Return the places of this host. Each is for one attempt of the line."""
         return self._hosts[name].places
 
 
@@ -196,8 +184,6 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class Courier:
-    """Delivers what is owed in all partitions."""
-
     _redis: Redis
     _scripts: Scripts
     _registry: Registry
@@ -226,11 +212,9 @@ class Courier:
             await repeat(begin, role="courier", tick_s=TICK_S, clock=self._clock)
 
     async def run_once(self) -> Round:
-        """Try all that is due now, and return the outcomes."""
         return await self._deliver_all(*await self._take())
 
     async def drain(self) -> None:
-        """Take no more, and wait until what is under way has ended."""
         self._is_draining = True
         while not self._shares.are_empty:
             await self._clock.sleep(DRAIN_STEP_S)
@@ -318,7 +302,6 @@ class Courier:
             self._shares.leave(attempt.host)
 
     async def _learn(self, attempt: Attempt, noted: Noted) -> None:
-        """Note whether the receiver answers. When it answers again, all that it is owed is due at once."""
         if noted.host_answers is False:
             self._breakers.failed(attempt.endpoint, asked_s=noted.delay_s if noted.is_asked else None)
         elif noted.host_answers and self._breakers.answered(attempt.endpoint) and noted.outcome == "delivered":

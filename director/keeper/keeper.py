@@ -1,8 +1,4 @@
-"""Start, own and end the keeper's roles in one task group.
-
-While Redis is away the keeper waits, says so on /readyz, and continues when Redis is back. Any number of keepers may
-run at once, since each of their acts is one guarded script.
-"""
+"""Start, own and end the keeper's roles in one task group. Any number of keepers may run at once."""
 
 import hmac
 import logging
@@ -59,8 +55,7 @@ async def _serve(settings: KeeperSettings) -> None:
 async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> None:
     """Run until SIGTERM, SIGINT or cancellation, then drain. A second signal ends without draining.
 
-    `started` is called with the port of /livez and /readyz. Raises UnsafeBackend if the server would lose what it
-    accepts, and SettingsError for an invalid setting.
+    `started` is called with the port of /livez and /readyz. Raises UnsafeBackend and SettingsError.
     """
     with process.one_error(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with _keeper(settings) as keeper, anyio.create_task_group() as tasks:
@@ -74,7 +69,6 @@ async def run(settings: KeeperSettings, *, started: Callable[[int], None]) -> No
 
 @asynccontextmanager
 async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
-    """Build the keeper with its connections, and close them afterwards."""
     sender = Sender(AllowList.parse(settings.webhook_allow))
     redis = client(settings.redis_url, name="director-keeper")
     metering = Metering(most_queues=settings.metrics_queues)
@@ -91,8 +85,6 @@ async def _keeper(settings: KeeperSettings) -> AsyncGenerator["Keeper"]:
 
 
 class Keeper:
-    """The roles of one process and its health. The caller owns and closes the connections."""
-
     def __init__(
         self,
         settings: KeeperSettings,
@@ -118,7 +110,6 @@ class Keeper:
         reaper = Reaper(scripts, registry, time, lease_s, metering.reaped)
         recoverer = Recoverer(redis, scripts, registry, time, clock, lease_s, metering.recovered)
         reconciler = Reconciler(scripts, registry, clock, lease_s, metering.repaired)
-        # Each role: its name, one step of its work, and the rest after it in seconds.
         self._roles: list[tuple[str, Callable[[], Awaitable[object]], float]] = [
             ("reaper", reaper.run_once, min(1.0, lease_s / 10)),
             ("recoverer", recoverer.look_through, 2 * lease_s),
@@ -130,8 +121,7 @@ class Keeper:
             # More often than it samples: the look costs nothing extra beside other roles, and shows short-lived work.
             ("sampler", Sampler(scripts, registry, clock).run_once, 1.0),
             ("cashier", Cashier(redis, scripts, registry, clock).run_once, 1.0),
-            # Finishes suspensions and resumptions of accounts that were cut short, for up to 10 s an account, so that
-            # others get their turn. Without recent ones it is one look at an empty list.
+            # Without recent suspensions it is one look at an empty list. An account takes up to 10 s.
             ("warden", partial(services.suspensions.settle_all, within_s=10.0), 5.0),
             ("observer", observer.look_in_time, 1.0),
         ]
@@ -144,7 +134,6 @@ class Keeper:
         self._scale = scale_route(Scaling(redis, scripts, services.catalog, clock), settings.scale_token)
 
     async def keep(self) -> None:
-        """Check the server, then run every role forever."""
         await process.look_at_redis(self._redis, self._settings, self.health, self._clock)
         async with anyio.create_task_group() as roles:
             roles.start_soon(self.health.missing)  # logs a broken store before anyone asks for it
@@ -157,7 +146,6 @@ class Keeper:
         await Pulse(self._metering.registry, self._metering.redis, self._redis).run()
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
-        """Answer /livez, /readyz, /metrics and /scale forever."""
         app = self.health.app([self._scale])
         await serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
 
@@ -177,10 +165,7 @@ async def _draining() -> str:
 
 
 def scale_route(scaling: Scaling, token: str) -> Route:
-    """Return the route that answers an autoscaler, if it shows `token`. Without a token every request is rejected.
-
-    The answer is 503 while Redis cannot answer, so that the autoscaler keeps what it has.
-    """
+    """Return the route for an autoscaler: 503 while Redis cannot answer. Without a `token` it rejects every request."""
 
     async def answer(request: Request) -> Response:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

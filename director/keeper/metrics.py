@@ -1,8 +1,7 @@
 """Show at /metrics how all queues stand, what a keeper's roles did, and how Redis answers it.
 
 The observer looks at all queues every ten seconds, so that no scrape has to. A look takes at most about a hundredth of
-the server's time: after a longer look the next is later, up to a minute. What was seen of each queue is folded into a
-bounded number of series. Nothing is changed.
+the server's time: after a longer look the next is later, up to a minute.
 """
 
 import heapq
@@ -41,7 +40,7 @@ Fold = Callable[[float, float], float]
 class Seen(Struct, frozen=True):
     """One queue. `tenants` counts accounts with anything waiting, `largest` is the most of one: None if not counted.
 
-    `burnt` is how its objectives are kept, if it has any. `named` are the accounts with the most, if they may be named.
+    `burnt` is how its objectives are kept. `named` are the accounts with the most, if they may be named.
     """
 
     stats: QueueStats
@@ -75,7 +74,6 @@ OF_QUEUES: Final[Mapping[str, tuple[Callable[[Seen], float | None], Fold]]] = {
     "director_queue_tenants": (lambda seen: seen.tenants, max),
     "director_queue_largest_share": (lambda seen: seen.share, max),
 }
-# The same for one lane of a queue.
 OF_LANES: Final[Mapping[str, tuple[Callable[[QueueStats, Lane], float | None], Fold]]] = {
     "director_queue_waiting": (lambda stats, lane: getattr(stats, lane), add),
     "director_queue_accepted_total": (lambda stats, lane: stats.tally.get(f"accepted:{lane}", 0), add),
@@ -116,7 +114,6 @@ def folded(seen: Mapping[QueueName, Seen], names: QueueNames, whole: Mapping[str
 
 
 def families(state: State | None) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-    """Yield what a scrape shows of this state."""
     for row in METRICS:
         if state is not None and row.name in state:
             made = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
@@ -165,7 +162,6 @@ class Observer(Collector):
 
     @property
     def age_s(self) -> float:
-        """The age of the last look. Before the first look, the time since the start."""
         return self._clock.monotonic() - self._since_s
 
     @property
@@ -177,13 +173,11 @@ class Observer(Collector):
         return families(self.state)
 
     async def look_in_time(self) -> None:
-        """Look if the pause after the last look is over."""
         if self._clock.monotonic() >= self._next_s:
             await self.run_once()
             self._next_s = self._clock.monotonic() + self.pause_s
 
     async def run_once(self) -> State:
-        """Look now. Raises BackendUnavailable."""
         queues = await self._registry.queues()
         self._names.keep(queues)
         awake = set(await self._registry.awake("observer"))
@@ -201,7 +195,6 @@ class Observer(Collector):
         return self._state
 
     async def _look(self, queues: Sequence[QueueName]) -> None:
-        """Look at a slice of queues, in one to three writes."""
         found = {queue: stats for queue, stats in (await sweep(queues, self._stats)).items() if stats is not None}
         crowded = [queue for queue, stats in found.items() if stats.waiting + stats.delayed >= CROWD]
         counts = await pipelined(self._redis, lambda pipe: [pipe.hlen(keys.queued(queue)) for queue in crowded])
@@ -224,7 +217,6 @@ class Observer(Collector):
             return None
 
     async def _most(self, queues: Sequence[QueueName]) -> dict[QueueName, list[tuple[str, int]]]:
-        """Return the accounts with the most waiting, in that order."""
         replies = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.queued(queue)) for queue in queues])
         return {
             queue: heapq.nlargest(

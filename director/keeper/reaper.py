@@ -1,13 +1,9 @@
 """Recover the claims of directors that are gone: another attempt while any remain, else the dead letters.
 
 An expired lease is believed only after one lease of unbroken contact with the server. While a server is away no
-director can extend a lease, yet leases expire. A reaper that acts first after an outage would take everything from
-healthy directors. After one lease of contact every live director has extended its own.
-
-A step of the server's clock is such an outage too. So is a suspended machine: its monotonic clock stands still while
-the server's clock goes on. A lease ends by the server's clock, so every lease may have expired in one moment.
-
-Several keepers may do this: a claim that was recovered waits, and is not found twice.
+director can extend a lease, yet leases expire. A step of the server's clock is such an outage too. So is a suspended
+machine: its monotonic clock stands still while the server's clock goes on. Several keepers may do this: a claim that
+was recovered waits, and is not found twice.
 """
 
 import logging
@@ -51,19 +47,16 @@ class Contact:
 
     @property
     def is_proven(self) -> bool:
-        """Had contact lasted for a whole lease at the server's last answer?"""
         return self._since_s is not None and self._last_s - self._since_s >= self.lease_s
 
     @property
     def silence_s(self) -> float:
-        """The longest silence that does not begin a new contact."""
         return self.lease_s * LONGEST_SILENCE
 
     def heard(self, run_id: str, *, at_s: float, server_s: float, others_s: float = 0.0) -> None:
         """Note an answer of the server. Another run, a silence before, or a step of its clock begins a new contact.
 
-        `server_s` is the server's time. `others_s` says how long all keepers together have had contact with this run.
-        That holds here too, so a new contact begins that long ago.
+        `others_s`: how long all keepers together have had contact with this run, so a new contact begins that long ago.
         """
         passed_s = at_s - self._last_s
         has_stepped = abs(server_s - self._server_s - passed_s) > self.silence_s
@@ -74,7 +67,6 @@ class Contact:
         self._run_id, self._last_s, self._server_s = run_id, at_s, server_s
 
     def lost(self) -> None:
-        """Note a failed call."""
         self._since_s = None
 
 
@@ -88,10 +80,9 @@ class ServerTime:
         self._contact = Contact(lease_s=lease_s)
 
     async def proven_ms(self) -> int | None:
-        """Return the server's time now, or None while contact is too young. In a Cluster, it is with every master.
+        """Return the server's time now, or None while contact with it (every master of a Cluster) is too young.
 
-        Judge leases by this time, not by a script's clock: a server that freezes in between would run the script on
-        waking, when every lease has expired.
+        Judge leases by this time: a server that freezes runs a script on waking, when every lease has expired.
         """
         found = await infos(self._redis, "server")
         run_id = " ".join(sorted(str(info["run_id"]) for info in found))
@@ -129,7 +120,6 @@ class Reaper:
     on_reaped: Callable[[QueueName, Requeued], None] = ignored
 
     async def run_once(self) -> Reaped:
-        """Recover all claims that expired before the server answered just now."""
         async with self._time.proven() as now_ms:
             if now_ms is None:
                 return Reaped(is_held_off=True)
@@ -148,7 +138,6 @@ class Reaper:
 
 
 IDLE_LEASES: Final = 2
-# Between two rounds of a pass, so that a long list of pending entries leaves the server time for others.
 STEP_S: Final = 0.01
 START: Final = "0-0"
 # Pending entries of a queue in which nothing is accepted are only litter, so they may wait.
@@ -156,8 +145,6 @@ WHOLE_S: Final = 3600.0
 
 
 class Recovered(Reaped, frozen=True):
-    """The same of one round. `is_complete`: it ended the pass through every stream of every queue."""
-
     is_complete: bool = False
 
 
@@ -169,7 +156,6 @@ class Walk:
         self.cursor = START
 
     def went_to(self, cursor: str) -> None:
-        """Note where the call for the last stream that is left stopped."""
         self.cursor = cursor
         if cursor == START:
             self.left.pop()
@@ -189,7 +175,6 @@ class Recoverer:
     _walks: dict[QueueName, Walk] = field(default_factory=dict)
 
     async def look_through(self) -> None:
-        """Look through everything, with a rest between two rounds."""
         while True:
             recovered = await self.run_once()
             if recovered.is_complete or recovered.is_held_off:
@@ -204,7 +189,6 @@ class Recoverer:
             if not self._walks:
                 self._walks = await self._begin(await self._registry.awake("recoverer", whole_s=WHOLE_S))
             found = await sweep(self._walks, lambda queue: self._recover(queue, now_ms))
-            # A faulty queue is skipped until the next pass.
             self._walks = {queue: walk for queue, walk in self._walks.items() if queue in found and walk.left}
             claims = tuple(claim for batch in found.values() for claim in batch)
             return Recovered(claims, is_complete=not self._walks)

@@ -1,7 +1,6 @@
 """Know which queues exist, and which have work for a role: those in which anything is accepted and has not ended.
 
-A queue in which nothing is accepted has nothing due. So idle queues cost all roles together one look, not a call of
-each role. A role that is given one queue too many finds nothing there.
+Idle queues cost all roles together one look. A role that is given one queue too many finds nothing there.
 """
 
 import asyncio
@@ -20,7 +19,6 @@ from director.store.catalog import Catalog
 
 # Only a retry can be due sooner than this after acceptance, so the promoter takes a fresh look each time.
 GLANCE_S: Final = 1.0
-# Each role looks at every queue this often, so that it also sees what the look at keys does not show.
 WHOLE_S: Final = 60.0
 # Absent keys that one command asks for. If one of them exists now, each is asked for alone.
 AT_ONCE: Final = 64
@@ -55,10 +53,7 @@ class Registry:
         return self._queues
 
     async def awake(self, role: str, *, glance_s: float = GLANCE_S, whole_s: float = WHOLE_S) -> list[QueueName]:
-        """Return every queue with live predictions, by a look at most `glance_s` old.
-
-        The first time for each role, and every `whole_s` after that, every queue is returned.
-        """
+        """Return every queue with live predictions, by a look at most `glance_s` old; every queue each `whole_s`."""
         queues = await self.queues()
         now_s = self._clock.monotonic()
         if role not in self._whole_s or now_s - self._whole_s[role] >= whole_s:
@@ -67,12 +62,10 @@ class Registry:
         return await self._present_of(self._live, glance_s)
 
     async def owing(self) -> list[Partition]:
-        """Return every partition that owes a webhook."""
         await self.queues()
         return await self._present_of(self._owed)
 
     async def unspent(self) -> list[Partition]:
-        """Return every partition with ended predictions whose reserved compute is not settled."""
         await self.queues()
         return await self._present_of(self._unspent)
 
@@ -93,7 +86,6 @@ class Registry:
         self._glanced_s = None
 
     async def _present_of(self, named: Mapping[Place, str], glance_s: float = GLANCE_S) -> list[Place]:
-        """Return those whose key exists, by a look at all keys that is at most `glance_s` old."""
         async with self._glancing:
             now_s = self._clock.monotonic()
             if self._glanced_s is None or now_s - self._glanced_s >= min(glance_s, self.keep_s):
@@ -102,7 +94,6 @@ class Registry:
             return [place for place, key in named.items() if key in self._present]
 
     async def _look(self) -> set[str]:
-        """Ask with one command for many keys that were absent, and one by one for those that existed."""
         known = [[key] for of_slot in self._together for key in of_slot if key in self._present]
         absent = [[key for key in of_slot if key not in self._present] for of_slot in self._together]
         groups = [some[at : at + AT_ONCE] for some in absent for at in range(0, len(some), AT_ONCE)]
@@ -111,6 +102,5 @@ class Registry:
         return {key for (key,) in [*(group for group in found if len(group) == 1), *await self._existing(new)]}
 
     async def _existing(self, groups: list[list[str]]) -> list[list[str]]:
-        """Return the groups of which at least one key exists."""
         counts = await pipelined(self._redis, lambda pipe: [pipe.exists(*group) for group in groups])
         return [group for group, count in zip(groups, counts, strict=True) if count]

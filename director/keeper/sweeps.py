@@ -24,8 +24,7 @@ SLICE: Final = 200
 STEP_S: Final = 0.1
 
 
-def ignored(*_: object) -> None:
-    """The default of what counts the work of a role."""
+def ignored(*_: object) -> None: ...
 
 
 async def sweep_all(
@@ -58,8 +57,6 @@ async def promote(
 
 
 class Expired(Struct, frozen=True):
-    """How many `ended` in their queues, and of how many the director was notified (`told`)."""
-
     ended: int = 0
     told: int = 0
 
@@ -79,10 +76,9 @@ async def expire(scripts: Scripts, registry: Registry, on_expired: Callable[[int
 
 
 async def retire(scripts: Scripts, registry: Registry) -> dict[QueueName, list[str]]:
-    """Forget directors that have been silent for an hour and hold nothing, and return their names by queue.
+    """Forget directors that have been silent for an hour, and return their names by queue.
 
-    Pods come and go, and each leaves its name in every stream. A director with pending entries is kept, since entries
-    of a forgotten consumer would never be delivered again.
+    One with pending entries is kept, since entries of a forgotten consumer would never be delivered again.
     """
 
     async def one_of(queue: QueueName) -> str:
@@ -97,11 +93,7 @@ async def retire(scripts: Scripts, registry: Registry) -> dict[QueueName, list[s
 
 @dataclass(slots=True, eq=False)
 class Sampler:
-    """Records every ten seconds how each active queue stands: the history behind graphs and objectives.
-
-    A script ensures that each period of a queue is recorded once, however many keepers run. Once an idle period is
-    recorded, an idle queue is not asked about any more.
-    """
+    """Records every ten seconds how each active queue stands, once for each period, however many keepers run."""
 
     _scripts: Scripts
     _registry: Registry
@@ -123,8 +115,6 @@ class Sampler:
 
 
 class Reconciled(Struct, frozen=True):
-    """The result of one slice of every queue. `is_complete`: it was the last slice of each."""
-
     repairs: tuple[tuple[PredictionId, Repair], ...] = ()
     is_complete: bool = False
 
@@ -133,8 +123,7 @@ class Reconciled(Struct, frozen=True):
 class Reconciler:
     """Repairs predictions that are lost: accepted, not ended, and in no list that would bring them on.
 
-    Repairs only put a prediction where the other roles see it. Nothing is ended or run, and what is well is not
-    touched. `repaired` counts all repairs by kind.
+    Repairs only put a prediction where the other roles see it. `repaired` counts them by kind.
     """
 
     _scripts: Scripts
@@ -146,16 +135,13 @@ class Reconciler:
     _next: dict[QueueName, int] = field(default_factory=dict)
 
     async def compare_all(self) -> None:
-        """Compare everything, slice by slice."""
         while not (await self.run_once()).is_complete:
             await self._clock.sleep(STEP_S)
 
     async def run_once(self) -> Reconciled:
-        """Compare the next slice of every queue that has one left. After the last, all begin from the start."""
         if not self._next:
             self._next = dict.fromkeys(await self._registry.queues(), 0)
         slices = await sweep(self._next, self._reconcile)
-        # A faulty queue is skipped until the next pass.
         self._next = {queue: following for queue, (following, _) in slices.items() if following}
         repairs = tuple(repair for _, batch in slices.values() for repair in batch)
         return Reconciled(repairs, is_complete=not self._next)

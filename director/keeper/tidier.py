@@ -1,8 +1,7 @@
 """Delete files of predictions whose data is gone, and expired files of callers.
 
-A file of an output lives exactly as long as what names it: data in Redis, a prediction that may still finish, or a
-version that a training made of it. A file of a caller lives until Redis forgets it, and is left alone while it may
-still be arriving. Nothing is deleted while Redis cannot answer, and only a portion is looked at in one step.
+A file of an output lives as long as what names it: data in Redis, a prediction that may still finish, or a version made
+of it. A caller's file is left alone while it may still be arriving. Nothing is deleted while Redis cannot answer.
 """
 
 import logging
@@ -28,16 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class Tidied(Struct, frozen=True):
-    """The result of one sweep: predictions and callers' files that were seen, and how many of them were removed."""
-
     seen: int = 0
     removed: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Tidier:
-    """Sweeps a whole store."""
-
     _redis: Redis
     _scripts: Scripts
     _store: FileStore
@@ -72,7 +67,6 @@ class Tidier:
         return True
 
     async def _gone(self, holders: Sequence[PredictionId]) -> list[tuple[PredictionId, str]]:
-        """Return the predictions whose files may go, each with its account if known."""
 
         def read(pipe: Any) -> None:
             for prediction_id in holders:

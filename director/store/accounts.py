@@ -1,7 +1,7 @@
 """Store accounts and their tokens: who may ask, what they may use, and the secrets that sign their webhooks.
 
-Of tokens only digests are kept, so stored data cannot authenticate a caller. Redis expires a token by itself. Webhook
-secrets are kept as they are, because signing needs them: a reader of them can sign as this service does.
+Of tokens only digests are kept. Webhook secrets are kept as they are, because signing needs them: a reader of them can
+sign as this service does.
 """
 
 import hashlib
@@ -30,7 +30,6 @@ LAST: Final = 4
 LABEL: Final = r"^[A-Za-z0-9][A-Za-z0-9 ._@/-]{0,63}$"
 MOST_TOKENS: Final = 1_000  # of one account, since one answer lists them all
 LONGEST_MS: Final = 100 * 366 * 86_400_000  # a date after the year 9999 could not be shown
-# an entry of the list that has had no token for this long was never completed, or its token is gone
 HALF_MADE_MS: Final = 60_000
 
 
@@ -48,7 +47,6 @@ class Token(Struct, frozen=True, kw_only=True):
     digest: str
 
     def is_named(self, name: str) -> bool:
-        """Does an operator mean this token by its label, its last four characters or the start of its digest?"""
         is_prefix = len(name) >= LAST and self.digest.startswith(name.lower())
         return bool(name) and (name in (self.label, self.last4) or is_prefix)
 
@@ -149,7 +147,6 @@ class Tokens:
     async def of(self, account: str) -> list[Token]:
         """Return all tokens of this account, oldest first. Entries without a token are removed from the list."""
         listed = await ask(lambda: self._redis.zrange(keys.tokens(account), 0, -1, withscores=True))
-
         replies = await pipelined(
             self._redis, lambda pipe: [pipe.hgetall(keys.token(text(name))) for name, _ in listed]
         )
@@ -160,13 +157,11 @@ class Tokens:
         return [_token(text(name), texts(fields)) for (name, _), fields in zip(listed, replies, strict=True) if fields]
 
     async def remove(self, token: Token) -> bool:
-        """Revoke the token. Return False if it was not valid before."""
         is_gone = bool(await ask(lambda: self._redis.delete(keys.token(token.digest))))
         await self._take_off(token.account, [token.digest.encode()])
         return is_gone
 
     async def _take_off(self, account: str, gone: Sequence[bytes]) -> None:
-        """Take tokens off the list, but for those that were made again since they were looked for."""
         await ask(lambda: self._redis.zrem(keys.tokens(account), *gone))
         made = await pipelined(
             self._redis, lambda pipe: [pipe.hget(keys.token(text(name)), "created") for name in gone]
@@ -211,8 +206,6 @@ MOST_OVER: Final = 1_000  # expired files that are still counted; the next file 
 
 
 class Suspension(Struct, frozen=True, kw_only=True):
-    """Why an account may run nothing, since when, and what happens to its predictions."""
-
     policy: Policy
     reason: Reason
     since_ms: int
@@ -257,8 +250,6 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Accounts:
-    """`defaults` are the limits of accounts that have none of their own."""
-
     def __init__(self, redis: Redis, defaults: AccountLimits = UNLIMITED, clock: Clock | None = None) -> None:
         self._redis = redis
         self._defaults = defaults
@@ -337,7 +328,6 @@ class Accounts:
         return bool(await ask(lambda: self._redis.exists(keys.account(account))))
 
     async def refuse_unknown(self, account: str) -> None:
-        """Raises SettingsError if the account does not exist."""
         refuse_name(account)
         if not await self.exists(account):
             raise SettingsError(
@@ -369,10 +359,7 @@ class Accounts:
         await ask(write)
 
     async def set_limits(self, account: str, limits: Mapping[str, str]) -> None:
-        """Set limits of this account: a number, `none` or `default`. An API applies them once its cache has expired.
-
-        Raises SettingsError if the account does not exist. For an invalid value it names the limit and what is allowed.
-        """
+        """Set limits: a number, `none`, `default`. APIs apply them once their cache expires. Raises SettingsError."""
         await self.refuse_unknown(account)
         written = {name: value for name, value in limits.items() if value != DEFAULT}
         UNLIMITED.over({**(await self.written(account)).limits, **written})
@@ -391,7 +378,6 @@ class Accounts:
         await ask(write)
 
     async def usage(self, account: str, *, day: int) -> Usage:
-        """Return the usage of one account. `day` counts days since 1970."""
         [(_, usage)] = await self.seen([account], day=day)
         return usage
 
@@ -423,7 +409,6 @@ class Accounts:
         return {name: sum(int(size or 0) for size in each) for name, each in zip(files, sizes, strict=True)}
 
     async def signing(self, account: str) -> dict[str, str]:
-        """Return all secrets that sign its webhooks, in the form that `adopt` takes."""
         found = texts(await ask(lambda: self._redis.hgetall(keys.account(account))))
         return {field: value for field, value in found.items() if field.startswith(SIGNING)}
 
@@ -484,6 +469,5 @@ def _usage(found: Sequence[Any], *, day: int, over: int) -> Usage:
 
 
 def refuse_name(account: str) -> None:
-    """Raises SettingsError for an invalid account name."""
     if not re.fullmatch(ACCOUNT_NAME, account):
         raise SettingsError(f"{account!r} is no account name: use a-z, 0-9, - and _, at most 64, such as team-a.")

@@ -1,6 +1,6 @@
-"""Change accounts and tokens on behalf of operators, for commands and for HTTP requests alike.
+"""Change accounts and tokens on behalf of operators, whose rights the caller has checked.
 
-Every change is logged with its operator. Secrets are never logged. The caller has checked that the operator may.
+Every change is logged with its operator. Secrets are never logged.
 """
 
 import asyncio
@@ -25,14 +25,11 @@ from director.store.catalog import Catalog
 from director.store.changes import Changes
 from director.store.predictions import Predictions
 
-# Keep a suspended account from running anything, and let it run again. Any process may repeat every step.
-#
-# Once `suspend` has returned, nothing of the account is handed out in any queue. An API that does not know of the
-# suspension yet may still accept predictions, and they wait. Queues that an operator paused are not touched.
-#
-# The changes of an account are numbered. A queue follows the latest number that it has seen, so a late change undoes
-# nothing. A new queue is listed before it reads the suspensions, and a suspension is listed before it reads the
-# queues: one of the two sees the other.
+# Keep a suspended account from running anything, and let it run again. Any process may repeat every step. Once
+# `suspend` has returned, no queue hands out anything of the account. An API that does not know of it yet may still
+# accept predictions, which wait. A queue follows the latest number of a change, so a late one undoes nothing. A new
+# queue is listed before it reads the suspensions, and a suspension before it reads the queues: one of the two sees the
+# other.
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 CANCELS_AT_ONCE: Final = 100  # predictions per write that cancels
@@ -48,8 +45,6 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Suspensions:
-    """The next call continues what was cut short."""
-
     def __init__(self, redis: Redis, accounts: Accounts, catalog: Catalog, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # ours answers in bytes
         self._accounts = accounts
@@ -73,7 +68,6 @@ class Suspensions:
         await self.settle(account, within_s=0)
 
     async def settle(self, account: str, *, within_s: float) -> Ended:
-        """Bring every queue into line with what is stored of the account."""
         written = await self._accounts.written(account)
         revision, suspension = written.suspension_rev, written.suspension
         score = 2 * revision + (suspension is not None)
@@ -107,7 +101,6 @@ class Suspensions:
         await ask(lambda: self._redis.zadd(keys.settling(), {account: self._clock.now_ms()}))
 
     async def _end(self, account: str, queues: list[QueueName], within_s: float) -> Ended:
-        """Cancel its predictions, newest first, until as many were found as its queues count."""
         until, counts = self._clock.monotonic() + within_s, Counter[str]()
         here = await self._left(account, queues)
         for kind in KINDS:
@@ -138,8 +131,6 @@ OF_QUEUES: Final = frozenset({"weight", "max_running"})
 
 
 class MadeToken(Struct, frozen=True):
-    """`secret` is not shown again."""
-
     token: Token
     secret: str
 
@@ -172,7 +163,6 @@ class Administration:
             await self.accounts.set_type(name, kind)
 
     async def set_limits(self, name: str, limits: Mapping[str, str], *, by: str) -> Written:
-        """Store limits, and apply them in all queues. Return all that is then stored."""
         async with self._changes.noting("limits_set", by=by, account=name, limits=limits):
             await self.accounts.set_limits(name, limits)
             written = await self.accounts.written(name)
@@ -190,7 +180,6 @@ class Administration:
             await self._suspensions.resume(name)
 
     async def rotate_secret(self, name: str, *, keep_s: float, by: str) -> Rotated:
-        """Sign its webhooks with a new secret, and for `keep_s` also with the former one."""
         await self.accounts.refuse_unknown(name)
         async with self._changes.noting("secret_rotated", by=by, account=name, keep_s=keep_s) as noted:
             rotated = await self._scripts.rotate(name, secret=new_secret(), keep_s=keep_s)

@@ -1,7 +1,4 @@
-"""Store which models and versions there are, and the queue of each. Directors write this, and the API reads it.
-
-Nothing is cached here: the API keeps what it has read for a few seconds.
-"""
+"""Store which models and versions there are, and the queue of each. Directors write this, and the API reads it."""
 
 import re
 from collections.abc import Sequence
@@ -84,10 +81,10 @@ class Catalog:
     ) -> QueueName:
         """Register a version and return its queue. Several directors may do so at once and repeatedly.
 
-        A version becomes its model's latest when it is first registered, and again if `is_latest`. The queue is written
-        first and the model last: a reader of a name finds all that belongs to it. Nothing is written if all stands, so
-        a director can start beside a full server. Raises SettingsError for an invalid name or version, and UnknownModel
-        if the model is missing and `makes_model` is false.
+        A version becomes its model's latest when it is first registered, and again if `is_latest`. The model is written
+        last: a reader of a name finds all of it. If all stands nothing is written, so a director can start beside a
+        full server. Raises SettingsError for an invalid name or version, and UnknownModel for a missing model unless
+        `makes_model`.
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
@@ -120,7 +117,6 @@ class Catalog:
         return queue
 
     async def _make_known(self, model: str, latest: str | None, *, makes_model: bool) -> None:
-        """Store and list a model that has a version. What an account stored about the model stays."""
         pipe = self._redis.pipeline(transaction=True)
         if makes_model:
             pipe.hsetnx(keys.model(model), "created", str(self._clock.now_ms()))
@@ -134,7 +130,6 @@ class Catalog:
         await self.models.enlist(model, created_ms=int(created), latest_ms=int(latest_ms or created))
 
     async def version(self, model: str, version: str) -> Version | None:
-        """Return one version with the size of its queue, or None if it is not registered."""
         known = await self.versions(model, [version])
         return known[0] if known else None
 
@@ -171,11 +166,9 @@ class Catalog:
         return sorted(QueueName(text(name)) for name in await ask(lambda: self._redis.smembers(keys.queues())))
 
     async def partitions(self) -> list[Partition]:
-        """Return every partition that has ever had a queue."""
         return [Partition(int(number)) for number in await ask(lambda: self._redis.smembers(keys.partitions()))]
 
     async def version_ids(self, model: str) -> list[str]:
-        """Newest first."""
         return [version for _, version in await self.dated_versions(model)]
 
     async def dated_versions(self, model: str) -> list[tuple[int, str]]:
@@ -208,7 +201,6 @@ class Catalog:
         )
 
     async def note_setup(self, model: str, version: str, setup: SetupRun) -> bool:
-        """Store the last setup of its model servers. Return False if the version does not exist yet."""
         return await self._scripts.note_setup(model, version, msgspec.json.encode(setup))
 
     async def setup_run(self, model: str, version: str) -> SetupRun | None:
@@ -249,7 +241,6 @@ class Catalog:
         policy: Policy,
         is_latest: bool = False,
     ) -> QueueName:
-        """Register directors for this kind of run of a version, and return their queue. Safe to repeat."""
         if not kind or await self.version(model, version) is None:
             mine = Policy() if kind else policy
             predictions = await self.register(

@@ -1,7 +1,7 @@
-"""Log what operators change: who, when and what. Commands and HTTP requests write to the same log.
+"""Log what operators change: who, when and what. The log holds no secret.
 
 A change is logged before it is made, so that none is missing. If it is then refused, or changes nothing, a `void` entry
-with the same id follows. The log holds no secret. Callers pass only names of what may hold one.
+with the same id follows.
 """
 
 import logging
@@ -66,8 +66,6 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class Noted:
-    """A change that is logged. `void` says that nothing changed after all."""
-
     def __init__(self) -> None:
         self.is_void = False
 

@@ -1,7 +1,6 @@
 """List, show, revive and drop dead letters: predictions that used up their attempts and wait for an operator.
 
-Letters come newest first, over all queues, in pages. A letter that dies again while all are revived is newer than the
-start of that walk, so it is not revived twice.
+Newest first, over all queues. A letter that dies again during a walk is newer than its start: none is revived twice.
 """
 
 import asyncio
@@ -55,8 +54,6 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """One dead letter with the input that it would run on again. The input is None once it was removed."""
-
     letter: DeadLetter
     input: Raw | None
 
@@ -91,14 +88,11 @@ class Done(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The letters that an operator means: those of some ids, or all letters of one queue or of every queue."""
-
     ids: Sequence[PredictionId] = ()
     queue: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The entry for the log of changes. The log of each partition names every letter."""
         return {"ids": self.ids[:MOST_NOTED], "count": len(self.ids)} if self.ids else {"all": True}
 
 
@@ -130,7 +124,6 @@ class DeadLetters:
         return Letters(letters, str(places[count - 1]) if more else None)
 
     async def show(self, prediction_id: PredictionId) -> Shown | None:
-        """Return one letter, or None if the prediction is not a dead letter."""
         [place] = await self.named([prediction_id])
         letters = await self._letters([place]) if place.died_ms else []
         if not letters:
@@ -151,7 +144,6 @@ class DeadLetters:
             before = places[-1]
 
     async def revive(self, slices: Slices, **how: Unpack[How]) -> Done:
-        """Return letters to their queues, until all are revived or the time is up."""
         return await self._change("letters_revived", slices, lambda place: self._scripts.revive(place.id), **how)
 
     async def drop(self, slices: Slices, **how: Unpack[How]) -> Done:
@@ -186,7 +178,6 @@ class DeadLetters:
         return Done(done, tuple(refused))
 
     async def _places(self, queues: Sequence[QueueName], before: Place | None, count: int) -> list[Place]:
-        """Merge the queues. Each queue contributes up to `count`, since many may have died in the same millisecond."""
         found: list[Place] = []
         ranks = dict(zip(queues, await self._ranks(queues, before), strict=True))
         while ranks:
@@ -220,7 +211,6 @@ class DeadLetters:
         return await pipelined(self._redis, read)
 
     async def _letters(self, places: Sequence[Place]) -> list[DeadLetter]:
-        """Read the letters at these places. A letter without a record is removed from its list."""
         letters = []
         records = await pipelined(self._redis, lambda pipe: [pipe.hgetall(keys.record(place.id)) for place in places])
         for place, fields in zip(places, records, strict=True):

@@ -1,9 +1,7 @@
 """Move what waits in a queue to a queue of the same model on another Redis server, so that each prediction runs once.
 
-Each prediction takes three steps, and each step is one call that may be repeated. It leaves its queue, so that no
-director can claim it. It arrives there. A tombstone here says that it moved. If the move is cut short between two
-steps, the same command continues from there. Only scripts write to a server, except for the name that is given to it. A
-claimed prediction is never moved.
+Each prediction takes three steps that may be repeated: it leaves its queue, so that no director can claim it; it
+arrives there; a tombstone here says so. The same command continues a move that was cut short. No claim is moved.
 """
 
 import asyncio
@@ -41,7 +39,7 @@ class Site(Struct, frozen=True):
 
 
 class Left(Struct, frozen=True, kw_only=True):
-    """Progress so far: `moved` and `stayed` (put back). The others are of the last pass, and stay here.
+    """Progress so far: `moved` and `stayed` (put back). The others stay here, as of the last pass.
 
     `claimed`: they run. `held`: their account is paused. `strange`: it is unknown there. `elsewhere`: for others.
     """
@@ -65,20 +63,16 @@ class _Packed(Struct, frozen=True):
 
 
 async def named_site(redis: Redis) -> str:
-    """Return the name of this server, after giving it one if it has none."""
     await ask(lambda: redis.set(keys.site(), secrets.token_hex(8), nx=True))
     return await server_name(redis)
 
 
 async def server_name(redis: Redis) -> str:
-    """Return the name that an earlier move gave this server, or '' if there was none."""
     [name] = await pipelined(redis, lambda pipe: [pipe.get(keys.site())])
     return text(name or b"")
 
 
 class Departure:
-    """Moves from one queue here to one there. Raises BackendUnavailable while either server cannot answer."""
-
     def __init__(self, here: Site, there: Site, queue: QueueName, to: QueueName) -> None:
         if model_and_kind(queue) != model_and_kind(to):
             raise SettingsError(f"{queue} and {to} are not of one model, or not for one kind of run.")
@@ -90,10 +84,9 @@ class Departure:
         self._limits: dict[str, tuple[AccountLimits, int] | None] = {}
 
     async def steps(self, *, only_asks: bool = False) -> AsyncIterator[Left]:
-        """Finish what an earlier call left on its way, then move all that waits. Yield the progress after each slice.
+        """Move all that waits, and yield the progress after each slice. With `only_asks` nothing moves.
 
-        With `only_asks` nothing moves, and the progress says what would. The queue is searched until a pass moves
-        nothing, at most ten times: a queue that fills faster must be stopped first.
+        The queue is searched until a pass moves nothing, at most ten times: stop a queue that fills faster first.
         """
         await self._meet()
         if not await ask(lambda: self._there.redis.exists(keys.meta(self._to))):
@@ -178,7 +171,6 @@ class Departure:
         return [next(told) if is_known else "strange" for is_known in known]
 
     async def _carry(self, ids: Sequence[PredictionId], answers: Sequence[str]) -> int:
-        """Bring the leaving predictions there, in the order in which they were accepted. Return how many moved."""
         leaving = [name for name, answer in zip(ids, answers, strict=True) if answer == "leaving"]
         came = [int(arrival or 0) for (arrival,) in await self._fields(leaving, "arrival")]
         in_order = [name for _, name in sorted(zip(came, leaving, strict=True))]

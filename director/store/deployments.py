@@ -1,8 +1,4 @@
-"""Store deployments: an account's own names for versions of models, with numbered releases.
-
-A deployment has no queue of its own: it uses the queue of its version. Whether the version exists and who may use it is
-checked by the caller.
-"""
+"""Store deployments: an account's own names for versions, with numbered releases. Callers check versions and rights."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -23,8 +19,6 @@ AT_ONCE: Final = 100  # accounts, or deployments, that one write to the socket a
 
 
 class Release(Struct, frozen=True, kw_only=True):
-    """The version that a deployment stands for from a moment on. `by` is the account that made the release."""
-
     number: int
     model: str
     version: str
@@ -36,8 +30,6 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    """`owner` is the account."""
-
     owner: str
     name: str
     created_ms: int
@@ -115,7 +107,6 @@ class Deployments:
     async def release(
         self, was: Deployment, *, by: str, version: str, hardware: str, min_instances: int, max_instances: int
     ) -> tuple[Deployed, Deployment]:
-        """Make the next release. If nothing would change, the current release stays."""
         changes = {
             "version": version,
             "hardware": hardware,
@@ -130,7 +121,6 @@ class Deployments:
         return await self._write(was, becomes), becomes
 
     async def delete(self, was: Deployment) -> Deployed:
-        """Predictions created by it continue."""
         return await self._write(was, None)
 
     async def _write(self, was: Deployment | None, becomes: Deployment | None) -> Deployed:

@@ -1,7 +1,4 @@
-"""Read which directors there are from their heartbeats: since when, how their model servers stand, what they hold.
-
-No director is asked. A silent director is shown as silent until a keeper removes it.
-"""
+"""Read which directors there are from their heartbeats. A silent one is shown as silent until a keeper removes it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -23,8 +20,6 @@ LOOP: Final = 2  # failed starts in a row; fewer may be an accident
 
 
 class ServerFound(Struct, frozen=True, kw_only=True):
-    """One model server as its director sees it. `failed_starts` counts starts in a row that could run nothing."""
-
     url: str
     state: str
     since_ms: int
@@ -65,7 +60,6 @@ class DirectorFound(Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int | None:
-        """The number of its claims, or None if its release does not report it."""
         told = [beat.about.held for beat in self.beats if beat.about.held is not None]
         return sum(told) if told else None
 

@@ -1,7 +1,6 @@
 """Store what is said about each model: description, visibility, examples, configuration; and collections of models.
 
-Every account may see a public model; its owner and operators may see a private one. Only this module has that rule.
-Versions are known by name only.
+Every account may see a public model; only its owner and operators a private one. Only this module has that rule.
 """
 
 import re
@@ -66,7 +65,6 @@ class Model(Struct, frozen=True, kw_only=True):
         return self.owner == account.name or "admin" in account.scopes
 
 
-# Field of the hash → field of the struct.
 READ: Final = {"created" if name == "created_ms" else name: name for name in Model.__struct_fields__ if name != "name"}
 
 
@@ -77,7 +75,6 @@ class Models:
         self._clock = clock
 
     async def make(self, name: str, said: Mapping[str, str]) -> bool:
-        """Create a model with these fields. Return False if it exists."""
         now_ms = self._clock.now_ms()
         # The registry first: readers skip a listed model without a record, but cannot find a model that is not listed.
         await self._list_new(name, now_ms)
@@ -91,7 +88,6 @@ class Models:
         return await self._scripts.amend(name, "change", said=_with_gist(said)) == "done"
 
     async def remove(self, name: str) -> bool:
-        """Remove a model and its examples. Return False while it has a version."""
         if await self._scripts.withdraw(name, "model") != "done":
             return False
 
@@ -110,7 +106,6 @@ class Models:
             await self._list(name, order, at_ms, only_new=True)
 
     async def enlist(self, name: str, *, created_ms: int, latest_ms: int) -> None:
-        """List the model in the registry, with the time at which its latest version was made."""
         await self._list(name, "created", created_ms, only_new=True)
         await self._list(name, "latest", latest_ms)
 
@@ -166,7 +161,6 @@ class Models:
 
 
 def _with_gist(said: Mapping[str, str]) -> Mapping[str, str]:
-    """Add the beginning of the readme. A search reads thousands of these, and no readme in full."""
     return {**said, "gist": said["readme"][:GIST]} if "readme" in said else said
 
 
@@ -179,9 +173,6 @@ def _model(name: str, values: Sequence[bytes | None]) -> Model | None:
     return msgspec.convert({**said, "name": name}, Model, strict=False)
 
 
-# Operators write configurations of models, and directors read them. Every change is logged with its operator and the
-# names of the fields. Values are not logged, since a template may be confidential. The caller checks the operator.
-
 OF_CONFIG: Final = ("created", "config_rev", "config", "config_at", "config_by")
 NO_CONFIG: Final = ModelConfig()
 
@@ -191,6 +182,7 @@ class ConfigChanged(SettingsError):
 
 
 class ModelConfigs:
+    # A change is logged with the names of its fields, not their values: a template may be confidential.
     def __init__(self, redis: Redis, scripts: Scripts, clock: Clock) -> None:
         self._redis: Any = redis  # ours answers in bytes
         self._scripts = scripts
@@ -214,10 +206,7 @@ class ModelConfigs:
             raise SettingsError(f"The configuration of {model} cannot be read here: {exc}") from exc
 
     async def put(self, model: str, config: ModelConfig, *, by: str, was: int | None = None) -> int:
-        """Replace the configuration read as revision `was`, and return the new revision.
-
-        Raises UnknownModel, ConfigChanged, and SettingsError for a configuration that no director could apply.
-        """
+        """Replace revision `was`, and return the new one. Raises UnknownModel, ConfigChanged and SettingsError."""
         judge(config)
         text = b"" if config == NO_CONFIG else msgspec.json.encode(config)
         said = sorted(msgspec.to_builtins(config))
@@ -232,12 +221,10 @@ class ModelConfigs:
         return revision
 
     async def remove(self, model: str, *, by: str, was: int | None = None) -> int:
-        """Remove the configuration, and return the new revision. Raises UnknownModel and ConfigChanged."""
         return await self.put(model, NO_CONFIG, by=by, was=was)
 
 
 # A collection is one value, and the last write wins. It may name any model: visibility is not checked.
-
 SLUG: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 # Until an operator names the hardware, clients need something to choose.
 HARDWARE: Final = {"cpu": "CPU", "gpu": "GPU"}
@@ -246,8 +233,6 @@ Name = Annotated[str, Meta(pattern=MODEL_NAME)]
 
 
 class Collection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Models under a headline, in the order in which they are shown."""
-
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     description: Annotated[str, Meta(max_length=2_000)] = ""
     full_description: Annotated[str, Meta(max_length=20_000)] = ""
@@ -259,7 +244,6 @@ class Collections:
         self._redis: Any = redis  # ours answers in bytes
 
     async def slugs(self) -> list[str]:
-        """Sorted. The collections of some may be gone."""
         return sorted(text(slug) for slug in await ask(lambda: self._redis.smembers(keys.collections())))
 
     async def get(self, slug: str) -> Collection | None:
@@ -272,7 +256,6 @@ class Collections:
         return [None if one is None else msgspec.json.decode(one, type=Collection) for one in written]
 
     async def put(self, slug: str, collection: Collection) -> None:
-        """Create or replace a collection. Raises SettingsError for an invalid slug."""
         _refuse(slug, "a slug")
 
         async def write() -> None:
@@ -283,7 +266,6 @@ class Collections:
         await ask(write)
 
     async def remove(self, slug: str) -> None:
-        """Remove a collection. Its models stay."""
 
         async def write() -> None:
             await self._redis.delete(keys.collection(slug))
@@ -294,12 +276,10 @@ class Collections:
         await ask(write)
 
     async def hardware(self) -> dict[str, str]:
-        """Return SKU → name, sorted."""
         written = texts(await ask(lambda: self._redis.hgetall(keys.hardware())))
         return dict(sorted((written or HARDWARE).items()))
 
     async def put_hardware(self, sku: str, name: str) -> None:
-        """Raises SettingsError for an invalid SKU."""
         _refuse(sku, "a SKU")
         await ask(lambda: self._redis.hset(keys.hardware(), sku, name))
 
@@ -317,10 +297,7 @@ MOST_EXAMPLE_BYTES: Final = 256 * 1024  # every answer that shows the model carr
 
 
 class Examples:
-    """Copies of predictions that operators show with a model, without webhook and stream address (a permission).
-
-    Raises SettingsError for a prediction that cannot be shown.
-    """
+    """Copies of predictions that operators show, without webhook and stream address. Raises SettingsError if unfit."""
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self._redis: Any = redis  # ours answers in bytes
@@ -341,7 +318,6 @@ class Examples:
             raise SettingsError(f"there is no model {model}.")
 
     async def hide(self, model: str, prediction_id: PredictionId) -> bool:
-        """Remove this prediction from its model's examples. Return False if it was not one."""
         return bool(await ask(lambda: self._redis.hdel(keys.examples(model), prediction_id)))
 
 

@@ -1,7 +1,4 @@
-"""Read which webhooks are owed: how many, since when, to which hosts. The courier delivers them; this changes nothing.
-
-All owed webhooks are counted. Hosts are told apart only among those looked at: those whose next attempt comes first.
-"""
+"""Read which webhooks are owed. All are counted; hosts are told apart only among those with the next attempts."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -102,7 +99,6 @@ class Owed:
         ]
 
     async def count(self) -> tuple[int, int]:
-        """Return (how many are owed, how many of them are late)."""
         count, late, _ = await self._counted()
         return count, late
 
@@ -154,7 +150,6 @@ def _view(name: PredictionId, at_ms: int, fields: Sequence[str]) -> OwedWebhook 
 
 
 def _by_host(found: Sequence[OwedWebhook]) -> list[OwedHost]:
-    """Group by host, most owed first. `found` is in the order of next attempts."""
     of_host: dict[str, list[OwedWebhook]] = {}
     for one in found:
         of_host.setdefault(one.host, []).append(one)

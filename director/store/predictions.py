@@ -1,4 +1,4 @@
-"""Read the live predictions of a queue, the runs that an account has, idempotency keys, and messages of an end."""
+"""Read live predictions of a queue, the runs of an account, idempotency keys, and messages of an end."""
 
 import re
 from collections.abc import Sequence
@@ -73,11 +73,9 @@ class Predictions:
     async def ids(
         self, account: str, kind: Kind = "", *, low: str = "-", high: str = "+", count: int, newest_first: bool = True
     ) -> list[PredictionId]:
-        """Return at most `count` ids of an account's runs of one kind between two bounds, from one end on.
+        """Return at most `count` ids of an account's runs of one kind between two bounds in Redis's notation.
 
-        Bounds are in Redis's notation: `[id` includes the id, `(id` excludes it, `-` and `+` mean no bound. Ids may be
-        of predictions that were refused or whose record is gone, so readers skip what they do not find. No accepted one
-        is missing, since `enlist` writes it before the enqueue.
+        Skip ids without a record: their predictions were refused or removed. No accepted one is missing.
         """
         key = keys.listing(account, kind)
         if newest_first:
@@ -131,7 +129,6 @@ class Predictions:
         start = 0
         if after is not None:
             rank = await ask(lambda: self._redis.zrank(index, after.id))
-            # A prediction that ended meanwhile stood beside those of its own moment.
             start = (
                 await ask(lambda: self._redis.zcount(index, "-inf", f"({after.score}")) if rank is None else rank + 1
             )
@@ -179,10 +176,8 @@ def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
 
 
-# Read the message with which a prediction's end reaches the API process that holds its caller's response open.
-#
-# `lua/lib/settle.lua` writes it: a line of words, then the texts whose sizes the line gives. If the end is too large
-# for a message, the id comes alone. A newer release adds words and texts after those known here.
+# The message of a prediction's end, as `lua/lib/settle.lua` writes it: a line of words, then the texts whose sizes the
+# line gives. If the end is too large, the id comes alone. A newer release adds words and texts after those known here.
 
 WORDS: Final = 4  # id, status, started, completed
 TEXTS: Final = 5  # code, error, metrics, output, logs
@@ -191,8 +186,6 @@ OF_RECORD: Final = ("status", "started", "completed", "code", "error", "metrics"
 
 
 class Ending(Struct, frozen=True, kw_only=True):
-    """The facts that the end adds to a prediction that was just accepted."""
-
     status: Status
     started: int | None
     completed: int
@@ -240,7 +233,6 @@ def _ending(words: Sequence[str], rest: bytes) -> Ending | None:
 
 
 def _terminal(word: str) -> Status:
-    """Raises ValueError for a status that is unknown or not terminal."""
     status = Status(word)
     if status not in TERMINAL:
         raise ValueError(word)

@@ -1,4 +1,4 @@
-"""Read queues as an operator names and sees them, and change them: pause, drain, resize, bound, migrate."""
+"""Read queues as an operator sees them, and change them: pause, drain, resize, bound, migrate."""
 
 import asyncio
 import heapq
@@ -28,8 +28,7 @@ SCAN: Final = 1_000  # accounts that one call reads: there may be a hundred thou
 class Tenant(Struct, frozen=True):
     """The predictions of one account in one queue. `waiting` includes delayed ones, `running` counts claims.
 
-    `is_paused` is set by an operator for this queue, `is_suspended` for all queues. `weight` and `max_running` are
-    those that the queue applies.
+    `is_paused` is set by an operator for this queue, `is_suspended` for all queues.
     """
 
     name: str
@@ -129,7 +128,6 @@ class Queues:
 
 
 def _limits(known: bytes | None) -> tuple[float, int | None]:
-    """Parse what the queue keeps: `<weight> <most running> <revision>`."""
     weight, most = text(known or b"1  0").split(" ")[:2]
     return float(weight), int(most) if most else None
 
@@ -143,16 +141,12 @@ PASSES: Final = 10
 
 
 class Moved(Struct, frozen=True, kw_only=True):
-    """Progress so far. `claimed` and `held` are of the last pass and stay: they run, or their account is paused."""
-
     moved: int = 0
     claimed: int = 0
     held: int = 0
 
 
 class Migration:
-    """Moves what waits in a queue to another queue of the same model. A claimed prediction ends where it is."""
-
     def __init__(self, scripts: Scripts, queue: QueueName, to: QueueName) -> None:
         if queue == to:
             raise SettingsError("That is the same queue twice.")
@@ -194,7 +188,6 @@ class QueueAdministration:
         self._changes = changes
 
     async def pause(self, queue: QueueName, *, account: str = "", by: str) -> None:
-        """Hand nothing out, of one account or at all. Claimed predictions continue."""
         async with self._changes.noting("queue_paused", by=by, queue=queue, account=account):
             await self._scripts.pause(queue, paused=True, tenant=account)
 
@@ -216,22 +209,18 @@ class QueueAdministration:
             return await self._scripts.resize(queue, streams=streams)
 
     async def bound(self, queue: QueueName, *, mode: Admission, max_queued: int | None, by: str) -> None:
-        """Set what the queue does with more than it can run. `max_queued` goes with `bounded`."""
         async with self._changes.noting("queue_bounded", by=by, queue=queue, mode=mode, max_queued=max_queued):
             await self._scripts.bound(queue, mode=mode, max_queued=max_queued)
 
     async def migrate(
         self, queue: QueueName, to: QueueName, *, by: str, only_asks: bool = False
     ) -> AsyncGenerator[Moved]:
-        """Move what waits, as `Migration` does. Raises SettingsError for a queue of another model."""
         migration = Migration(self._scripts, queue, to)
         noted = self._changes.noting("queue_migrated", by=by, queue=queue, to=to)
         async with nullcontext() if only_asks else noted:
             async for moved in migration.steps(only_asks=only_asks):
                 yield moved
 
-
-# Read how queues stood during the last hour, for graphs, rates and burn rates. The keeper writes these samples.
 
 HISTORIES_AT_ONCE: Final = 50  # queues per write to the socket: an hour of one is about 25 KB
 

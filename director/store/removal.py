@@ -1,9 +1,7 @@
 """Remove unused versions from the catalogue, and add versions that trainings make.
 
-The next removal completes one that was cut short. The caller checks visibility and deployments.
-
-A director may register the version at the same time. The `meta` of its queue then exists again, so it is looked for
-after the registries were written. What is registered later, the director finds missing itself and writes again.
+The next removal completes one that was cut short. A director may register the version at the same time: the queue's
+`meta` is looked for after the registries were written, and what is registered later the director writes again.
 """
 
 from collections.abc import Sequence
@@ -35,10 +33,7 @@ class Removal:
         self._catalog = catalog
 
     async def remove(self, model: str, version: str) -> Unregistered:
-        """Remove a version if its queues are empty and no director serves it, else say why it stays. Safe to repeat.
-
-        A prediction that is accepted meanwhile keeps the queue and so the version. Later ones are refused.
-        """
+        """Remove a version if its queues are empty and no director serves it, else say why it stays. Safe to repeat."""
         base = queue_name(model, version)
         # A version has a queue for each kind. The queue of predictions stands for the version, so it goes last.
         names = {*await self._catalog.queues(), base}  # a removal that was cut short may have left it in no registry
@@ -83,7 +78,6 @@ class Removal:
         return True
 
     async def _settle_latest(self, name: str) -> None:
-        """Make the newest version that is left the latest. Each concurrent removal looks again after its write."""
         for _ in range(TRIES):
             model = await self._catalog.model(name)
             left = await self._catalog.version_ids(name)
@@ -101,17 +95,12 @@ MOST_ADDRESS: Final = 2_000
 
 
 class Trained(Struct, frozen=True):
-    """The output of a training, as callers know it. `version` is owner/name:id."""
-
     version: str
     weights: str | None
 
 
 class TrainedVersions:
-    """Makes the version that a training produces, named after the training, so making it twice makes one version.
-
-    The weights of the first attempt stay, and live as long as the version. `store` holds files of outputs, if any.
-    """
+    """Makes the version that a training produces, named after the training, so making it twice makes one version."""
 
     def __init__(self, redis: Redis, catalog: Catalog, removal: Removal, *, store: OutputStore | None) -> None:
         self._redis: Any = redis  # ours answers in bytes
@@ -145,10 +134,7 @@ class TrainedVersions:
         return Trained(f"{training.destination}:{name}", stands or weights)
 
     async def _kept(self, training: Record, weights: str, *, version: str) -> str:
-        """Return the address of the weights, which is valid as long as the version if they are a file of this training.
-
-        Return '' for anything but an address, such as the weights themselves, since a version stays in memory.
-        """
+        """Return the weights' address, valid as long as the version if a file of this training; '' if no address."""
         if not weights.startswith(("https://", "http://", "s3://", "gs://")) or len(weights) > MOST_ADDRESS:
             return ""
         name = FileName.parse(urlsplit(weights).path.rpartition("/")[2])

@@ -55,6 +55,5 @@ class Services:
         self.administration = Administration(self.accounts, self.catalog, scripts, self.suspensions, self.changes)
 
     async def aclose(self) -> None:
-        """Wait for calls that are under way, then close the client."""
         await self.gatherer.aclose()
         await self.redis.aclose()

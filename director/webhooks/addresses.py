@@ -1,7 +1,7 @@
-"""Decide where a webhook may go: to public addresses over https, and where the operator allows.
+"""Decide where a webhook may go: to public addresses over https, and where the operator allows. Nothing here connects.
 
-The spelling of a host is never judged. The host is resolved, every answer is checked, and the one address to connect to
-is returned, so that a second answer for the same name is never used. Nothing here connects.
+The host is resolved, every answer is checked, and the one address to connect to is returned, so that a second answer
+for the same name is never used.
 """
 
 import asyncio
@@ -64,9 +64,8 @@ EMBEDDED_V4: Final = (
 
 LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
-# Threads of their own, since a lookup cannot be canceled and callers choose the names. A few dead name servers would
-# otherwise hold every thread of asyncio's default pool, which has six on a small machine. As many as one sender sends
-# at once.
+# Threads of their own, since a lookup cannot be canceled: a few dead name servers that callers choose would otherwise
+# hold every thread of asyncio's default pool, which has six on a small machine.
 _LOOKUPS: Final = ThreadPoolExecutor(max_workers=256, thread_name_prefix="webhook-lookup")
 
 
@@ -87,8 +86,6 @@ class Unresolved(DirectorError):
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """A URL and the one checked address that it may be sent to."""
-
     url: WebhookUrl
     ip: str
 
@@ -149,8 +146,7 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
 async def checked_address(url: str, allow: AllowList, *, resolve: Resolve = system_resolve) -> Target:
     """Return the target of this URL, which must be https unless the operator allows its host.
 
-    Raises Refused with the rule that is broken, or Unresolved. A single answer that is not public refuses the host,
-    since a connection might use any of them.
+    Raises Refused or Unresolved. One answer that is not public refuses the host: a connection might use any.
     """
     try:
         parsed = read_webhook_url(url)

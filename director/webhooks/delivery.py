@@ -1,7 +1,6 @@
 """Send the webhooks of predictions, note the outcome of the terminal one, and schedule its next attempt.
 
-The director's first attempt at a terminal webhook and the courier's later ones use the same code. It never decides when
-an attempt is due: the note in Redis says that.
+The director's first attempt at a terminal webhook and the courier's later ones use the same code.
 """
 
 import logging
@@ -43,10 +42,7 @@ UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Noted(Struct, frozen=True):
-    """The outcome of one attempt. No other follows if `delay_s` is None. `is_asked`: the receiver asked for the delay.
-
-    `host_answers`: as of the delivery.
-    """
+    """The outcome of one attempt. None follows if `delay_s` is None. `is_asked`: the receiver asked for the delay."""
 
     outcome: Outcome
     delay_s: float | None = None
@@ -103,8 +99,7 @@ REVIVED: Final = Noted("revived")
 def message_id(prediction_id: PredictionId, event: str, *, revivals: int = 0) -> str:
     """Return the `webhook-id`, by which a receiver recognises a repetition: it is the same for all attempts.
 
-    `event` is `completed` for the terminal webhook, and for others a name that is used once in a prediction. A revived
-    prediction starts and ends again, so its `revivals` are in the id: its webhooks are not repetitions.
+    `event`: `completed`, or a name used once. A revived prediction ends again, so its `revivals` are in the id.
     """
     life = f"_r{revivals}" if revivals else ""
     return f"msg_{prediction_id}{life}_{event}"
@@ -123,10 +118,7 @@ class Webhooks:
     on_told: Callable[[Outcome], None] = lambda outcome: None
 
     async def send(self, stored: Stored, event: str, *, attempt: int = 1) -> Delivery:
-        """Send the prediction as GET shows it now, with a span of its trace if tracing is on. `attempt` counts from 1.
-
-        The span names no more of the receiver than its host.
-        """
+        """Send the prediction as GET shows it now. `attempt` counts from 1. Its span names only the receiver's host."""
         record, tracing, delivery = stored.record, self._tracing, None
         secrets = await self._accounts.webhook_secrets(record.account)
         facts: Facts | None = None
@@ -203,7 +195,6 @@ class Webhooks:
         return result
 
     async def forward(self, partition: Partition, host: str) -> None:
-        """Make some webhooks that wait for this host due now: it answers again."""
         await self._scripts.forward(partition, host, limit=FORWARD)
 
 

@@ -1,8 +1,7 @@
 """Notify one caller about one prediction, in order: start, then the newest output and logs, then completed.
 
-The outbox works beside the run and never holds its slot. Intermediate webhooks are sent once, at most one per interval,
-and the newest replaces one that waits. Only `completed` follows the end. The terminal webhook is owed from `finish` on:
-the director tries it at once, the keeper's courier later.
+The outbox never holds a slot. Intermediate webhooks are sent once, at most one per interval. The terminal webhook is
+owed from `finish` on: the director tries it at once, the keeper's courier later.
 """
 
 import asyncio
@@ -33,8 +32,6 @@ class Post(Struct, frozen=True):
 
 
 class Outbox:
-    """The webhooks of one claim. `snapshot` returns the prediction as it is when a body is made."""
-
     def __init__(self, record: Record, post: Post, snapshot: Callable[[int | None], Stored]) -> None:
         self._record = record
         self._post = post
@@ -55,7 +52,6 @@ class Outbox:
 
     @property
     def is_wanted(self) -> bool:
-        """Does the caller want any webhook?"""
         return bool(self._record.webhook)
 
     def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
@@ -76,7 +72,6 @@ class Outbox:
             await self._task
 
     def drop(self) -> None:
-        """Send nothing more, and cancel what is being sent."""
         self._is_dropped = True
         if self._task is not None:
             self._task.cancel()
@@ -100,7 +95,6 @@ class Outbox:
             self._news.clear()
             if self._is_over():
                 return
-            # One body for all events that wait: it is the whole prediction as it is now.
             self._sent += 1
             event = f"{self._wanted[0]}_{self._record.claims}_{self._sent}"
             self._wanted.clear()

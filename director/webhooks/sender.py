@@ -70,17 +70,14 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     @property
     def host_answers(self) -> bool | None:
-        """False: no answer, or one that it cannot serve now, so other webhooks would fail there too.
-
-        None: the host was not asked.
-        """
+        """False: no answer, or an error that other webhooks would get too. None: the host was not asked."""
         if self.refused or not self.was_sent:
             return None
         return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
 
 
 class Sender:
-    """Sends for many callers at once. A wait for a free connection is no failure, and takes no time from an attempt.
+    """Sends for many callers at once. A wait for a free connection takes no time from an attempt.
 
     `tls`: the authorities to trust, by default the public ones. `on_sent` gets success and time of each webhook.
     """
@@ -119,10 +116,7 @@ class Sender:
         now_s: float,
         trace: TraceHeaders = NO_TRACE,
     ) -> Delivery:
-        """POST `body` to `url`, with the headers of its `trace`. `now_s` is the unix time of this call.
-
-        Raises ValueError only for a malformed secret or id.
-        """
+        """POST `body` to `url` at the unix time `now_s`. Raises ValueError only for a malformed secret or id."""
         try:
             host = read_webhook_url(url).authority
         except ValueError as exc:
@@ -142,7 +136,6 @@ class Sender:
             return delivery
 
     async def aclose(self) -> None:
-        """Close the connections. Deliveries in progress fail."""
         await self._transport.aclose()
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes, sent_at_s: float) -> Delivery:
