@@ -546,10 +546,8 @@ def test_failed_moderated_run_shows_no_output(outcome: Outcome) -> None:
 
 
 def test_a_success_without_an_output_needs_no_verdict() -> None:
-    assert (
-        finish(storing(is_moderated=True), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).status
-        is Status.SUCCEEDED
-    )
+    ended = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))
+    assert finish(storing(is_moderated=True), ended).status is Status.SUCCEEDED
 
 
 def test_progress_before_a_restart_is_not_in_the_end() -> None:
