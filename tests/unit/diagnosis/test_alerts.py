@@ -227,19 +227,22 @@ def test_a_command_that_there_is_not_is_found() -> None:
 def case(name: str, fault: Fault | None, harmless: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return a promtool test of what is well, of one fault, or of what only looks like one."""
     given = WELL | (fault.series if fault else {}) | dict(harmless or {})
-    expected = {"eval_time": fault.at if fault else "80m", "alertname": name, "exp_alerts": []}
-    if fault:
-        words = {
-            what: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: fault.labels[match[1]], text)
-            for what, text in RULES[name]["annotations"].items()
-        }
-        expected["exp_alerts"] = [{"exp_labels": RULES[name]["labels"] | fault.labels, "exp_annotations": words}]
+    expected = [told(name, fault)] if fault else []
     return {
         "name": f"{name}: {'fault' if fault else 'harmless' if harmless else 'well'}",
         "interval": "1m",
         "input_series": [{"series": each, "values": values} for each, values in given.items() if values != ABSENT],
-        "alert_rule_test": [expected],
+        "alert_rule_test": [{"eval_time": fault.at if fault else "80m", "alertname": name, "exp_alerts": expected}],
     }
+
+
+def told(name: str, fault: Fault) -> dict[str, Any]:
+    rule = RULES[name]
+    words = {
+        what: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: fault.labels[match[1]], text)
+        for what, text in rule["annotations"].items()
+    }
+    return {"exp_labels": rule["labels"] | fault.labels, "exp_annotations": words}
 
 
 @pytest.mark.promtool
