@@ -20,13 +20,13 @@ def body_of(problem: Problem) -> Any:
     return json.loads(bytes(problem.response().body))
 
 
-async def answer_to(error: Exception, *, path: str = "/", method: str = "GET") -> httpx.Response:
+async def answer_to(error: Exception, *, raises: bool = False) -> httpx.Response:
     async def endpoint(_request: Request) -> Response:
         raise error
 
-    transport = httpx.ASGITransport(door_to(endpoint), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(door_to(endpoint), raise_app_exceptions=raises)
     async with httpx.AsyncClient(transport=transport, base_url="http://director") as client:
-        return await client.request(method, path)
+        return await client.get("/")
 
 
 class TestReplicatesOwnBodiesAreKeptToTheLetter:
@@ -57,24 +57,15 @@ class TestReplicatesOwnBodiesAreKeptToTheLetter:
         assert problem.response().status_code == body["status"]
 
     def test_of_invalid_fields(self) -> None:
-        problem = refusals.invalid_input(
-            [
-                InvalidField("required", "input", "prompt is required"),
-                InvalidField("number_lte", "input.num_inference_steps", "Must be less than or equal to 4"),
-            ]
-        )
-        assert body_of(problem) == {
+        fields = [
+            ("required", "input", "prompt is required"),
+            ("number_lte", "input.num_inference_steps", "Must be less than or equal to 4"),
+        ]
+        assert body_of(refusals.invalid_input(InvalidField(*field) for field in fields)) == {
             "detail": "- input: prompt is required\n- input.num_inference_steps: Must be less than or equal to 4\n",
             "status": 422,
             "title": "Input validation failed",
-            "invalid_fields": [
-                {"type": "required", "field": "input", "description": "prompt is required"},
-                {
-                    "type": "number_lte",
-                    "field": "input.num_inference_steps",
-                    "description": "Must be less than or equal to 4",
-                },
-            ],
+            "invalid_fields": [dict(zip(("type", "field", "description"), field, strict=True)) for field in fields],
         }
 
 
@@ -104,14 +95,8 @@ class TestTooManyRequests:
         answer = await answer_to(QueueRefused(code, limit=3, retry_after_s=7, eta_s=12.5))
         assert answer.status_code == status
         assert answer.headers["retry-after"] == "7"
-        assert answer.json() == {
-            "detail": detail,
-            "status": status,
-            "code": code,
-            "limit": 3,
-            "retry_after": 7,
-            "eta_s": 12.5,
-        }
+        facts = {"limit": 3, "retry_after": 7, "eta_s": 12.5}
+        assert answer.json() == {"detail": detail, "status": status, "code": code, **facts}
 
     def test_of_a_queue_leave_out_what_is_not_known(self) -> None:
         assert {"limit", "eta_s"}.isdisjoint(body_of(refusals.problem_of(QueueRefused("breaker_open"))))
@@ -134,16 +119,13 @@ class TestFieldNames:
         assert body["detail"].count("\n") == 20
 
 
-class TestWhatATrialMayBeRepeatedAfter:
-    def test_is_told_in_whole_seconds(self) -> None:
-        problem = refusals.unavailable(retry_after=7)
-        assert problem.response().headers["retry-after"] == "7"
-        assert body_of(problem)["retry_after"] == 7
-
-    def test_may_have_been_done_and_how_it_is_repeated_safely_is_said(self) -> None:
-        detail = body_of(refusals.unavailable(retry_after=7))["detail"]
-        assert "may have been accepted" in detail
-        assert "Idempotency-Key" in detail
+def test_unavailable_service_says_when_and_how_to_repeat_safely() -> None:
+    problem = refusals.unavailable(retry_after=7)
+    body = body_of(problem)
+    assert problem.response().headers["retry-after"] == "7"
+    assert body["retry_after"] == 7
+    assert "may have been accepted" in body["detail"]
+    assert "Idempotency-Key" in body["detail"]
 
 
 @pytest.mark.parametrize(
@@ -167,14 +149,8 @@ async def test_raised_error_becomes_a_problem_without_its_text(error: Exception,
 
 
 async def test_a_fault_of_ours_still_reaches_the_server_which_logs_it() -> None:
-    async def endpoint(_request: Request) -> Response:
-        raise RuntimeError("broken")
-
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(door_to(endpoint)), base_url="http://director"
-    ) as client:
-        with pytest.raises(RuntimeError, match="broken"):
-            await client.get("/")
+    with pytest.raises(RuntimeError, match="broken"):
+        await answer_to(RuntimeError("broken"), raises=True)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,8 @@ def paced(*parts: float, less_is_better: bool = False) -> Result:
 
 def test_only_values_of_one_round_are_compared() -> None:
     found = ratio([50, 100, 25, 200, 50], PROTOTYPE)
-    assert (found.median, found.low, found.high, found.rounds) == (
-        pytest.approx(0.5),
-        pytest.approx(0.5),
-        pytest.approx(0.5),
-        5,
-    )
+    assert (found.median, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert found.rounds == 5
 
 
 def test_rounds_that_disagree_widen_the_interval() -> None:
@@ -96,11 +92,8 @@ def test_what_was_not_measured_before_is_not_judged() -> None:
 
 
 def test_a_figure_that_is_too_unsteady_is_not_judged() -> None:
-    def tail(part: float) -> dict[str, Result]:
-        rounds = {"ours": [part] * 3, "direct": [1.0] * 3}
-        return latest([result(Measured(name="p99", unit="ms", rounds=rounds, less_is_better=True, is_judged=False))])
-
-    assert changes(tail(1), tail(9)) == []
+    before, now = (latest([result(beside("p99", part, less_is_better=True, is_judged=False))]) for part in (1, 9))
+    assert changes(before, now) == []
 
 
 def test_what_is_measured_once_more_is_judged_by_the_rounds_of_both() -> None:
@@ -112,16 +105,13 @@ def test_what_is_measured_once_more_is_judged_by_the_rounds_of_both() -> None:
     assert not changes(before, latest([both]))[0].is_regression
 
 
-def test_the_worst_change_is_told_first() -> None:
-    def both(pace: float, latency: float) -> dict[str, Result]:
-        return latest(
-            [
-                result(Measured(name="pace", unit="", rounds={"ours": [pace] * 3, "direct": [1.0] * 3})),
-                result(Measured(name="ms", unit="", rounds={"ours": [latency] * 3, "direct": [1.0] * 3}), bench="e2e"),
-            ]
-        )
+def beside(name: str, ours: float, **options: bool) -> Measured:
+    return Measured(name=name, unit="", rounds={"ours": [ours] * 3, "direct": [1.0] * 3}, **options)
 
-    lines = told(changes(both(2, 5), both(1, 5))).splitlines()
+
+def test_the_worst_change_is_told_first() -> None:
+    before, now = (latest([result(beside("pace", pace)), result(beside("ms", 5), bench="e2e")]) for pace in (2, 1))
+    lines = told(changes(before, now)).splitlines()
     assert [line.split()[:2] for line in lines] == [["FAIL", "drain:"], ["ok", "e2e:"]]
     assert "100% worse" in lines[0]
 
@@ -138,15 +128,12 @@ def test_results_are_kept_and_the_last_of_each_bench_counts(tmp_path: Path) -> N
 
 def test_a_target_is_judged_by_the_ratio_or_by_the_value_alone() -> None:
     results = latest([paced(0.7, 0.7, 0.7, 0.7, 0.7)])
-    least = Target(what="x", bench="drain", figure="runs a second", bound=0.6, beside="prototype", is_least=True)
-    most = Target(what="x", bench="drain", figure="runs a second", bound=60)
+    figure = {"what": "x", "bench": "drain", "figure": "runs a second"}
+    least = Target(**figure, bound=0.6, beside="prototype", is_least=True)
     assert verdict(least, results).is_reached is True
-    assert verdict(most, results).is_reached is False  # its median is 70
+    assert verdict(Target(**figure, bound=60), results).is_reached is False  # its median is 70
     assert verdict(least, {}).is_reached is None
-    assert (
-        verdict(Target(what="x", bench="drain", figure="runs a second", bound=1, beside="taskiq"), results).found
-        is None
-    )
+    assert verdict(Target(**figure, bound=1, beside="taskiq"), results).found is None
 
 
 def test_the_tables_name_every_target_and_every_side() -> None:

@@ -48,9 +48,9 @@ def faults(seed: int, *, seconds: float = 600.0, lease_s: float = 3.0) -> list[P
     return schedule(seed, seconds=seconds, lease_s=lease_s, stage=STAGE)
 
 
-def test_the_same_seed_gives_the_same_orders():
-    assert load(1, 100) == load(1, 100)
-    assert load(1, 100) != load(2, 100)
+@pytest.mark.parametrize("drawn", [lambda seed: load(seed, 100), faults], ids=["orders", "faults"])
+def test_only_the_same_seed_gives_the_same(drawn):
+    assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_a_shorter_run_has_the_first_orders_of_a_longer_one():
@@ -86,15 +86,11 @@ def test_only_canceled_runs_hang():
     assert {order.plan for order in load(7) if order.script.outcome == "hang"} == {"cancel"}
 
 
-def test_one_of_ten_is_to_start_within_seconds():
+def test_one_of_ten_starts_within_seconds_and_one_of_ten_is_followed():
     asked = [order.start_by_s for order in load(7) if order.plan == "start_by"]
-    assert len(asked) / 5_000 == pytest.approx(0.1, abs=0.02)
-    assert set(asked) == {1, 2, 3, 4, 5}
-
-
-def test_one_of_ten_is_followed_and_most_of_these_stream_output():
     followed = [order for order in load(7) if order.is_followed]
-    assert len(followed) / 5_000 == pytest.approx(0.1, abs=0.02)
+    assert [len(asked) / 5_000, len(followed) / 5_000] == pytest.approx([0.1, 0.1], abs=0.02)
+    assert set(asked) == {1, 2, 3, 4, 5}
     assert sum(order.script.outputs > 1 for order in followed) > len(followed) / 2
 
 
@@ -129,11 +125,6 @@ def test_large_outputs_of_each_model_end_in_one_moment():
     assert len({(order.part, order.number) for order in wanted}) == len(wanted)
     assert set(Counter(order.model for order in wanted).values()) == {4}
     assert sum(order.script.fill for order in wanted) < 50_000_000, "twice in a run, output and event each"
-
-
-def test_the_same_seed_has_the_same_faults():
-    assert faults(1) == faults(1)
-    assert faults(1) != faults(2)
 
 
 def test_a_long_run_has_every_kind_of_fault():
@@ -193,14 +184,8 @@ def test_a_run_without_libfaketime_has_no_clock_steps():
 
 def test_rollout_replaces_each_process_once_under_load():
     planned = rollout("/other", seconds=20, stage=STAGE)
-    assert [fault.target for fault in planned] == [
-        "keeper-0",
-        "director-0",
-        "api-0",
-        "keeper-1",
-        "director-1",
-        "director-2",
-    ]
+    targets = [fault.target for fault in planned]
+    assert targets == ["keeper-0", "director-0", "api-0", "keeper-1", "director-1", "director-2"]
     assert {(fault.kind, fault.detail) for fault in planned} == {(REPLACE, "/other")}
     assert [fault.at_ms for fault in planned] == [0, 2_000, 4_000, 6_000, 8_000, 10_000]
 

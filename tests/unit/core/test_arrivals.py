@@ -1,6 +1,7 @@
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ def client_of(arrivals: Arrivals) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", trust_env=False)
 
 
+@asynccontextmanager
+async def receiving(most: int) -> AsyncGenerator[tuple[httpx.AsyncClient, Run, Arrivals]]:
+    """Expect files of the run "one", at most so many bytes."""
+    arrivals, run = Arrivals("secret"), Run()
+    async with client_of(arrivals) as client:
+        with arrivals.expect("one", run.told.append, most=most):
+            yield client, run, arrivals
+
+
 async def put(
     client: httpx.AsyncClient, content: bytes | AsyncIterator[bytes], *, run: str = "one", kind: str = "image/png"
 ) -> httpx.Response:
@@ -37,10 +47,8 @@ async def put(
 
 
 async def test_server_is_answered_with_the_name_of_the_file() -> None:
-    arrivals, run = Arrivals("secret"), Run()
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
-            answer = await put(client, b"0123456789")
+    async with receiving(BLOCK_BYTES) as (client, run, _):
+        answer = await put(client, b"0123456789")
     [received] = run.told
     assert isinstance(received, Received)
     assert (answer.status_code, answer.headers["location"]) == (201, received.name)
@@ -49,7 +57,6 @@ async def test_server_is_answered_with_the_name_of_the_file() -> None:
 
 
 async def test_files_are_reported_in_the_order_of_their_beginnings(caplog: Any) -> None:
-    arrivals, run = Arrivals("secret"), Run()
     begun, rest = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -62,22 +69,19 @@ async def test_files_are_reported_in_the_order_of_their_beginnings(caplog: Any) 
         yield b"second"
         rest.set()  # only now, with all of this one sent, may the other one end
 
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=2 * BLOCK_BYTES):
-            first = asyncio.create_task(put(client, slow()))
-            await begun.wait()
-            await put(client, quick())
-            await first
+    async with receiving(2 * BLOCK_BYTES) as (client, run, _):
+        first = asyncio.create_task(put(client, slow()))
+        await begun.wait()
+        await put(client, quick())
+        await first
     assert await run.contents() == [b"first, slowly", b"second"]
     assert caplog.messages == ["files of a run come at the same time: coglet may not list them in the model's order"]
 
 
 async def test_concurrent_files_are_kept_apart() -> None:
-    arrivals, run = Arrivals("secret"), Run()
     large = [bytes([i]) * (3 << 20) for i in range(3)]
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=10 << 20):
-            await asyncio.gather(*(put(client, data) for data in large))
+    async with receiving(10 << 20) as (client, run, _):
+        await asyncio.gather(*(put(client, data) for data in large))
     assert await run.contents() == large
 
 
@@ -96,10 +100,8 @@ async def test_files_of_a_run_have_a_total_limit() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"x"], ids=["empty", "a byte"])
 async def test_small_files_count_as_whole_blocks(content: bytes) -> None:
-    arrivals, run = Arrivals("secret"), Run()
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=3 * BLOCK_BYTES):
-            answers = [(await put(client, content)).status_code for _ in range(4)]
+    async with receiving(3 * BLOCK_BYTES) as (client, _, _):
+        answers = [(await put(client, content)).status_code for _ in range(4)]
     assert answers == [201, 201, 201, 413]
 
 
@@ -120,12 +122,10 @@ async def test_broken_upload_frees_its_disk_space() -> None:
 
 
 async def test_file_without_an_id_belongs_to_the_only_run() -> None:
-    arrivals, run = Arrivals("secret"), Run()
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
-            assert (await client.put(PATH, content=b"x")).status_code == 201
-            with arrivals.expect("two", run.told.append, most=BLOCK_BYTES):
-                assert (await client.put(PATH, content=b"x")).status_code == 404
+    async with receiving(BLOCK_BYTES) as (client, run, arrivals):
+        assert (await client.put(PATH, content=b"x")).status_code == 201
+        with arrivals.expect("two", run.told.append, most=BLOCK_BYTES):
+            assert (await client.put(PATH, content=b"x")).status_code == 404
     assert len(run.told) == 1
 
 
@@ -141,10 +141,8 @@ async def test_file_without_an_id_belongs_to_the_only_run() -> None:
     ],
 )
 async def test_invalid_media_types_are_replaced(said: str, kept: str) -> None:
-    arrivals, run = Arrivals("secret"), Run()
-    async with client_of(arrivals) as client:
-        with arrivals.expect("one", run.told.append, most=BLOCK_BYTES):
-            await put(client, b"x", kind=said)
+    async with receiving(BLOCK_BYTES) as (client, run, _):
+        await put(client, b"x", kind=said)
     [received] = run.told
     assert isinstance(received, Received)
     assert received.file.content_type == kept

@@ -112,26 +112,21 @@ def test_outputs_fold_to_the_list_of_them(values: list[object]) -> None:
     assert logs == ""
 
 
-def test_logs_fold_to_one_text_beside_the_rest() -> None:
-    events = [
-        Event(1, "started", 0),
-        Event(2, "logs", 0, b'"a\\n"'),
-        Event(3, "metric", 0, b"1"),
-        Event(4, "logs", 0, b'"b"'),
-    ]
-    assert fold(events) == (None, "a\nb")
-
-
-@pytest.mark.parametrize("restart", ["retried", "released"])
-def test_another_attempt_empties_both(restart: str) -> None:
-    events = [
-        Event(1, "output", 0, b"1"),
-        Event(2, "logs", 0, b'"a"'),
-        Event(3, restart, 0),
-        Event(4, "output", 0, b"2"),
-    ]
-    output, logs = fold(events)
-    assert (bytes(output or b""), logs) == (b"[2]", "")
+@pytest.mark.parametrize(
+    ("events", "output", "logs"),
+    [
+        ([("started", b""), ("logs", b'"a\\n"'), ("metric", b"1"), ("logs", b'"b"')], None, "a\nb"),
+        *(
+            ([("output", b"1"), ("logs", b'"a"'), (restart, b""), ("output", b"2")], Raw(b"[2]"), "")
+            for restart in ("retried", "released")
+        ),
+    ],
+    ids=["logs beside the rest", "retried", "released"],
+)
+def test_events_fold_to_the_output_and_logs_of_the_last_attempt(
+    events: list[tuple[str, bytes]], output: Raw | None, logs: str
+) -> None:
+    assert fold([Event(seq, kind, 0, data) for seq, (kind, data) in enumerate(events, 1)]) == (output, logs)
 
 
 @given(st.integers(0, 4_000_000_000_000))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from msgspec import Struct
+from msgspec import Struct, field
 
 from director.cli.main import main
 from tests.support.rules import LABELS_OF, strangers
@@ -24,19 +24,30 @@ OF_Q = f'queue="{Q}"'
 
 
 class Fault(Struct, frozen=True):
-    """Series as promtool writes them, one value a minute; when it is looked at; the labels of the alert."""
+    """Series as promtool writes them, one value a minute; the time of the check; the labels of the alert."""
 
     series: dict[str, str]
-    at: str
-    labels: dict[str, str]
+    at: str = "20m"
+    labels: dict[str, str] = field(default_factory=lambda: {"queue": Q})
 
 
+def by_keepers(name: str, values: str) -> dict[str, str]:
+    lane = ', lane="normal"' if name == "director_queue_waiting" else ""
+    return {f'{name}{{{OF_Q}{lane}, instance="{k}"}}': values for k in ("k1", "k2")}
+
+
+NO_DIRECTORS = by_keepers("director_queue_directors", "0x90")
+NOTHING_WAITS = by_keepers("director_queue_waiting", "0x90")
+A_CROWD = by_keepers("director_queue_waiting", "900x90")
+ONE_HAS_MOST = {f"director_queue_largest_share{{{OF_Q}}}": "0.95x90"}
+BURNS = {f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90"}
+BURNT = {name.replace("5m", "1h"): values for name, values in BURNS.items()}
 ABSENT = "absent"
 # A healthy service: two keepers, work that waits a little, runs that end
 WELL = {
     'director_info{process="keeper", instance="k1"}': "1x90",
-    **{f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "3x90" for k in ("k1", "k2")},
-    **{f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "2x90" for k in ("k1", "k2")},
+    **by_keepers("director_queue_waiting", "3x90"),
+    **by_keepers("director_queue_directors", "2x90"),
     f"director_queue_paused{{{OF_Q}}}": "0x90",
     f"director_queue_setup_failed{{{OF_Q}}}": "0x90",
     f"director_queue_breaker_open{{{OF_Q}}}": "0x90",
@@ -78,78 +89,53 @@ WELL = {
 HERE = {"job": "api", "instance": "a1"}
 # Series that differ in each fault
 FAULTS = {
-    "DirectorQueueNotServed": Fault(
-        {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "2x9 0x80" for k in ("k1", "k2")}, "20m", {"queue": Q}
-    ),
-    "DirectorSetupFailing": Fault({f"director_queue_setup_failed{{{OF_Q}}}": "0x9 1x80"}, "20m", {"queue": Q}),
-    "DirectorServersUnwell": Fault({f'director_servers{{{OF_Q}, state="resting"}}': "0x9 1x80"}, "20m", {"queue": Q}),
-    "DirectorBreakerOpen": Fault({f"director_queue_breaker_open{{{OF_Q}}}": "0x9 1x80"}, "20m", {"queue": Q}),
-    "DirectorQueuePaused": Fault({f"director_queue_paused{{{OF_Q}}}": "0x9 1x80"}, "50m", {"queue": Q}),
-    "DirectorObjectiveBurning": Fault(
-        {
-            f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90",
-            f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="1h"}}': "18x90",
-        },
-        "70m",
-        {"queue": Q, "lane": "normal"},
-    ),
-    "DirectorTenantFlooding": Fault(
-        {
-            f"director_queue_largest_share{{{OF_Q}}}": "0.95x90",
-            **{f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "900x90" for k in ("k1", "k2")},
-        },
-        "20m",
-        {"queue": Q},
-    ),
-    "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "2x29 3x60"}, "35m", {"queue": Q}),
+    "DirectorQueueNotServed": Fault(by_keepers("director_queue_directors", "2x9 0x80")),
+    "DirectorSetupFailing": Fault({f"director_queue_setup_failed{{{OF_Q}}}": "0x9 1x80"}),
+    "DirectorServersUnwell": Fault({f'director_servers{{{OF_Q}, state="resting"}}': "0x9 1x80"}),
+    "DirectorBreakerOpen": Fault({f"director_queue_breaker_open{{{OF_Q}}}": "0x9 1x80"}),
+    "DirectorQueuePaused": Fault({f"director_queue_paused{{{OF_Q}}}": "0x9 1x80"}, "50m"),
+    "DirectorObjectiveBurning": Fault(BURNS | BURNT, "70m", {"queue": Q, "lane": "normal"}),
+    "DirectorTenantFlooding": Fault(ONE_HAS_MOST | A_CROWD),
+    "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "2x29 3x60"}, "35m"),
     "DirectorPoisonInput": Fault(
-        {f'director_given_back_total{{{OF_Q}, error="infrastructure", became="dead"}}': "0x29 1x60"},
-        "35m",
-        {"queue": Q},
+        {f'director_given_back_total{{{OF_Q}, error="infrastructure", became="dead"}}': "0x29 1x60"}, "35m"
     ),
     "DirectorModelFailing": Fault(
-        {f'director_ends_total{{{OF_Q}, status="failed", error="model_failed"}}': "0+500x90"}, "40m", {"queue": Q}
+        {f'director_ends_total{{{OF_Q}, status="failed", error="model_failed"}}': "0+500x90"}, "40m"
     ),
-    "DirectorLost": Fault({f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x29 8x60"}, "35m", {"queue": Q}),
+    "DirectorLost": Fault({f'director_reaped_total{{{OF_Q}, became="waiting"}}': "5x29 8x60"}, "35m"),
     "DirectorRepairing": Fault({'director_repaired_total{repair="placed"}': "0x29 1x60"}, "35m", {"repair": "placed"}),
     "DirectorWebhooksOwedLong": Fault({"director_webhooks_owed_oldest_seconds{}": "30+60x90"}, "30m", {}),
     "DirectorWebhooksGivenUp": Fault({'director_webhooks_total{outcome="given_up"}': "0x29 1x60"}, "35m", {}),
     "DirectorRefusing": Fault(
-        {'director_api_refusals_total{code="queue_full"}': "0+600x90"}, "20m", {"code": "queue_full"}
+        {'director_api_refusals_total{code="queue_full"}': "0+600x90"}, labels={"code": "queue_full"}
     ),
-    "DirectorApiFailing": Fault({'director_api_requests_total{status="503"}': "0+100x90"}, "20m", {}),
-    "DirectorRedisUnavailable": Fault({'director_redis_up{job="api", instance="a1"}': "1x9 0x80"}, "20m", HERE),
-    "DirectorRedisSlow": Fault({'director_redis_round_trip_seconds_bucket{le="0.05"}': "0+900x90"}, "20m", {}),
-    "DirectorRedisFull": Fault({"director_redis_memory_bytes{}": "95x90"}, "20m", {}),
-    "DirectorDurabilityUnsafe": Fault({"director_redis_durable{}": "1x9 0x80"}, "20m", {}),
+    "DirectorApiFailing": Fault({'director_api_requests_total{status="503"}': "0+100x90"}, labels={}),
+    "DirectorRedisUnavailable": Fault({'director_redis_up{job="api", instance="a1"}': "1x9 0x80"}, labels=HERE),
+    "DirectorRedisSlow": Fault({'director_redis_round_trip_seconds_bucket{le="0.05"}': "0+900x90"}, labels={}),
+    "DirectorRedisFull": Fault({"director_redis_memory_bytes{}": "95x90"}, labels={}),
+    "DirectorDurabilityUnsafe": Fault({"director_redis_durable{}": "1x9 0x80"}, labels={}),
     "DirectorKeeperAbsent": Fault(
-        {'director_info{process="keeper", instance="k1"}': ABSENT}, "20m", {"process": "keeper"}
+        {'director_info{process="keeper", instance="k1"}': ABSENT}, labels={"process": "keeper"}
     ),
-    "DirectorStateOld": Fault({'director_state_age_seconds{instance="k1"}': "8+60x90"}, "20m", {}),
+    "DirectorStateOld": Fault({'director_state_age_seconds{instance="k1"}': "8+60x90"}, labels={}),
     "DirectorLoopLag": Fault(
-        {'director_loop_lag_seconds_bucket{job="api", instance="a1", le="0.25"}': "0+100x90"}, "20m", HERE
+        {'director_loop_lag_seconds_bucket{job="api", instance="a1", le="0.25"}': "0+100x90"}, labels=HERE
     ),
 }
 # The same faults, seen otherwise
 OTHERWISE = {
-    "DirectorSetupFailing": Fault(
-        {f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1x80"}, "20m", {"queue": Q}
-    ),
-    "DirectorPoisonInput": Fault({f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x29 1x60"}, "35m", {"queue": Q}),
-    "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "_x29 1x60"}, "35m", {"queue": Q}),
+    "DirectorSetupFailing": Fault({f'director_servers{{{OF_Q}, state="setup_failed"}}': "0x9 1x80"}),
+    "DirectorPoisonInput": Fault({f'director_reaped_total{{{OF_Q}, became="dead"}}': "0x29 1x60"}, "35m"),
+    "DirectorDeadLettersGrowing": Fault({f"director_queue_dead{{{OF_Q}}}": "_x29 1x60"}, "35m"),
 }
-NO_DIRECTORS = {f'director_queue_directors{{{OF_Q}, instance="{k}"}}': "0x90" for k in ("k1", "k2")}
-NOTHING_WAITS = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "0x90" for k in ("k1", "k2")}
-A_CROWD = {f'director_queue_waiting{{{OF_Q}, lane="normal", instance="{k}"}}': "900x90" for k in ("k1", "k2")}
-ONE_HAS_MOST = {f"director_queue_largest_share{{{OF_Q}}}": "0.95x90"}
-BURNS = {f'director_objective_burn_rate{{{OF_Q}, lane="normal", window="5m"}}': "18x90"}
 # Series that look like a fault and are harmless
 HARMLESS = {
     "nothing waits where no director is": ("DirectorQueueNotServed", NO_DIRECTORS | NOTHING_WAITS),
     "it is paused": ("DirectorQueueNotServed", NO_DIRECTORS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
     "paused without work": ("DirectorQueuePaused", NOTHING_WAITS | {f"director_queue_paused{{{OF_Q}}}": "1x90"}),
     "it burns since a moment": ("DirectorObjectiveBurning", BURNS),
-    "it burnt before": ("DirectorObjectiveBurning", {name.replace("5m", "1h"): each for name, each in BURNS.items()}),
+    "it burnt before": ("DirectorObjectiveBurning", BURNT),
     "few wait": ("DirectorTenantFlooding", ONE_HAS_MOST),
     "no other account waits": (
         "DirectorTenantFlooding",
@@ -239,20 +225,14 @@ def test_a_command_that_there_is_not_is_found() -> None:
 
 
 def case(name: str, fault: Fault | None, harmless: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """One test as promtool takes it: of what is well, or of one fault in it, or of what only looks like one."""
-    given = {**WELL, **(fault.series if fault else {}), **(harmless or {})}
-    tests = [
-        {
-            "eval_time": fault.at if fault else "80m",
-            "alertname": name,
-            "exp_alerts": [told(name, fault)] if fault else [],
-        }
-    ]
+    """Return a promtool test of what is well, of one fault, or of what only looks like one."""
+    given = WELL | (fault.series if fault else {}) | dict(harmless or {})
+    expected = [told(name, fault)] if fault else []
     return {
         "name": f"{name}: {'fault' if fault else 'harmless' if harmless else 'well'}",
         "interval": "1m",
         "input_series": [{"series": each, "values": values} for each, values in given.items() if values != ABSENT],
-        "alert_rule_test": tests,
+        "alert_rule_test": [{"eval_time": fault.at if fault else "80m", "alertname": name, "exp_alerts": expected}],
     }
 
 

@@ -94,27 +94,19 @@ def test_too_old_server_fails() -> None:
     ],
 )
 def test_server_on_the_network_must_require_a_password(url: str, config: dict[str, str] | None, expected: str) -> None:
-    look = replace(
-        SOUND,
-        settings=CommonSettings(redis_url=url),
-        config=None if config is None else {**(SOUND.config or {}), **config},
-    )
-    assert verdict("password", look) == expected
+    whole = None if config is None else {**(SOUND.config or {}), **config}
+    assert verdict("password", replace(SOUND, settings=CommonSettings(redis_url=url), config=whole)) == expected
+
+
+def cluster(state: str, slots: str) -> dict[str, Any]:
+    return {"cluster": {"cluster_state": state, "cluster_slots_assigned": slots, "cluster_slots_ok": slots}}
 
 
 CONDITIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "slow": ("latency", {"ping_ms": [30.0] * 50}, "warn"),
     "skewed": ("clock", {"skew_s": -1.5}, "warn"),
-    "half a cluster": (
-        "cluster",
-        {"cluster": {"cluster_state": "fail", "cluster_slots_assigned": "9000", "cluster_slots_ok": "9000"}},
-        "fail",
-    ),
-    "a whole cluster": (
-        "cluster",
-        {"cluster": {"cluster_state": "ok", "cluster_slots_assigned": "16384", "cluster_slots_ok": "16384"}},
-        "ok",
-    ),
+    "half a cluster": ("cluster", cluster("fail", "9000"), "fail"),
+    "a whole cluster": ("cluster", cluster("ok", "16384"), "ok"),
     "a log that cannot be written": ("fsync", {"info": {**SOUND.info, "aof_last_write_status": "err"}}, "fail"),
     "nearly full": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.95}}, "fail"),
     "filling": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.8}}, "warn"),

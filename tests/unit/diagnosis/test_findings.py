@@ -187,12 +187,8 @@ def test_findings_are_bounded_and_no_kind_hides_another() -> None:
     queues |= {Q: replace(WELL, dead=1), QueueName("acme/z:0123456789ab"): replace(WELL, paused=True)}
     findings = find(Situation(queues=queues, directors=[director()], closer=Closer(now_ms=NOW)))
     assert len(findings) == MOST
-    assert [one.code for one in findings[:4]] == [
-        "queue_not_served",
-        "queue_paused",
-        "dead_letters",
-        "queue_not_served",
-    ]
+    codes = [one.code for one in findings[:4]]
+    assert codes == ["queue_not_served", "queue_paused", "dead_letters", "queue_not_served"]
     assert [one.queue for one in findings[3:]] == [queue for queue in sorted(queues) if "/m" in queue][1 : MOST - 2]
 
 

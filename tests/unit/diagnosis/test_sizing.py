@@ -33,10 +33,6 @@ def waiting(count: int, *, running: int = 0) -> Load:
     return replace(IDLE, waiting={"normal": count}, runnable=count, running=running)
 
 
-def test_idle_queue_wants_no_director() -> None:
-    assert wanted(IDLE, SOON) == 0
-
-
 @given(load=loads, objectives=objectives, least=st.integers(0, 9), most=st.none() | st.integers(0, 9))
 def test_queue_with_work_wants_at_least_one(load: Load, objectives: Objectives, least: int, most: int | None) -> None:
     has_work = load.running or (load.runnable and not load.is_paused)
@@ -95,31 +91,27 @@ def test_random_arrivals_start_in_time(arrivals_s: float, within_s: float, expec
     assert wanted(load, {"normal": Objective(share=0.95, within_s=within_s)}) == expected
 
 
-def test_director_counts_with_all_its_slots() -> None:
-    assert wanted(replace(waiting(100), slots_each=4.0), SOON) == math.ceil(10 / 4)
+ONE_A_S = {"normal": 1.0}
+BLOCKED = replace(IDLE, waiting={"normal": 10_000}, runnable=2, running=2, arrivals_s={"normal": 50.0})
+RELAXED = replace(IDLE, waiting={"high": 2, "low": 600}, runnable=602)
+LANES: Objectives = {"high": Objective(share=0.95, within_s=1), "low": Objective(share=0.95, within_s=600)}
 
 
-def test_unseen_run_is_assumed_to_last_the_objective() -> None:
-    assert wanted(replace(waiting(8), service_s=None, slots_each=None), SOON) == 4
-
-
-def test_arrivals_do_not_count_before_a_run_was_seen() -> None:
-    load = replace(waiting(1), service_s=None, arrivals_s={"normal": 1.0})
-    assert wanted(load, SOON) == 1
-    assert wanted(replace(IDLE, service_s=None, arrivals_s={"normal": 1.0}), SOON) == 0
-
-
-def test_relaxed_lane_adds_no_directors_for_urgent_ones() -> None:
-    hurried: Objectives = {"high": Objective(share=0.95, within_s=1), "low": Objective(share=0.95, within_s=600)}
-    load = replace(IDLE, waiting={"high": 2, "low": 600}, runnable=602)
-    assert wanted(load, hurried) == 2
-    assert wanted(replace(load, waiting={"high": 602, "low": 0}), hurried) == 301
-
-
-def test_arrivals_of_blocked_accounts_want_no_more_directors() -> None:
-    flood = replace(IDLE, waiting={"normal": 10_000}, runnable=2, running=2, arrivals_s={"normal": 50.0})
-    assert wanted(flood, SOON) == 2
-
-
-def test_minimum_holds_for_an_idle_queue() -> None:
-    assert wanted(IDLE, SOON, Bounds(least=2)) == 2
+@pytest.mark.parametrize(
+    ("load", "objectives", "least", "expected"),
+    [
+        pytest.param(IDLE, SOON, 0, 0, id="idle"),
+        pytest.param(IDLE, SOON, 2, 2, id="minimum of an idle queue"),
+        pytest.param(replace(waiting(100), slots_each=4.0), SOON, 0, 3, id="all slots of a director count"),
+        pytest.param(replace(waiting(8), service_s=None, slots_each=None), SOON, 0, 4, id="unseen lasts the objective"),
+        pytest.param(replace(waiting(1), service_s=None, arrivals_s=ONE_A_S), SOON, 0, 1, id="unseen, one waits"),
+        pytest.param(replace(IDLE, service_s=None, arrivals_s=ONE_A_S), SOON, 0, 0, id="unseen, none waits"),
+        pytest.param(RELAXED, LANES, 0, 2, id="relaxed lane"),
+        pytest.param(replace(RELAXED, waiting={"high": 602, "low": 0}), LANES, 0, 301, id="urgent lane"),
+        pytest.param(BLOCKED, SOON, 0, 2, id="arrivals of blocked accounts"),
+    ],
+)
+def test_directors_are_wanted_for_work_that_can_run(
+    load: Load, objectives: Objectives, least: int, expected: int
+) -> None:
+    assert wanted(load, objectives, Bounds(least=least)) == expected

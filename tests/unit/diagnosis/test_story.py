@@ -6,7 +6,7 @@ import pytest
 from director.core.ids import QueueName, new_prediction_id
 from director.core.schema import Event, Known, Outlook, Record
 from director.core.states import Status
-from director.diagnosis.story import Coming, Holding, Story, tell
+from director.diagnosis.story import Coming, Story, tell
 
 BORN = 1_800_000_000_000
 AT = "2027-01-15T08:00:"  # the minute of all times here; BORN is its second 00
@@ -35,9 +35,7 @@ OF_THE_QUEUE = ("attempts", "due", "lease", "owed", "is_dead", "outlook")
 def known(
     *happened: tuple[str, float] | tuple[str, float, str], log: tuple[Event, ...] | None = None, **facts: Any
 ) -> Known:
-    """Return what is known 30 s after creation. Facts that are not of the queue are of the record. `log` sets all
-    events.
-    """
+    """Return the knowledge 30 s after creation, of the record unless OF_THE_QUEUE has it. `log` sets all events."""
     lines = [("created", 0.0, ""), *((*event, "")[:3] for event in happened)]
     seen = tuple(Event(place, kind, s(at), data.encode()) for place, (kind, at, data) in enumerate(lines, start=1))
     of_the_queue = {"attempts": 3, **{name: facts.pop(name) for name in OF_THE_QUEUE if name in facts}}
@@ -88,11 +86,8 @@ def test_slow_redis_is_shown_only_when_slow() -> None:
     assert tell(known(), took_ms=4).redis_ms is msgspec.UNSET
 
 
-def test_prediction_of_an_older_release_has_no_first_estimate() -> None:
+def test_first_estimate_is_shown_as_far_as_known() -> None:
     assert tell(known(outlook=TURN)).submitted.told is None
-
-
-def test_place_without_estimate_has_no_eta() -> None:
     told = tell(known(outlook=TURN, place="1 0")).submitted.told
     assert told is not None
     assert told.eta_s is None
@@ -124,21 +119,10 @@ def test_start_by_counts_until_the_first_start() -> None:
 
 def test_running_prediction_shows_director_and_times() -> None:
     story = tell(known(("started", 9), attempt=1, lease=s(40), **RUNS))
-    assert story.held == (
-        Holding(
-            number=1,
-            director="d2",
-            waited_s=8.0,
-            claimed_at=f"{AT}08.000Z",
-            started_at=f"{AT}09.000Z",
-            ended_at=None,
-            held_s=22.0,
-            how="",
-            is_spent=True,
-        ),
-    )
+    assert held(story) == [(1, "d2", 8.0, 22.0, "", True)]
+    [run] = story.held
+    assert (run.claimed_at, run.started_at, run.ended_at) == (f"{AT}08.000Z", f"{AT}09.000Z", None)
     assert comes(story) == [("end", None), ("lease", f"{AT}40.000Z")]
-    assert story.next[1].detail == "without a heartbeat until then, attempt 2 of 3 begins"
 
 
 def test_claimed_prediction_starts_next() -> None:
@@ -146,15 +130,21 @@ def test_claimed_prediction_starts_next() -> None:
     assert story.next[0] == Coming("start", None, "d1 starts attempt 1 of 3")
 
 
-def test_lost_last_attempt_becomes_a_dead_letter() -> None:
-    story = tell(known(attempt=3, lease=s(40), **RUNS))
-    assert story.next[1].detail == "without a heartbeat until then, it is a dead letter"
+SILENT = "its director went silent: a keeper takes it back, and attempt 2 of 3 begins"
 
 
-@pytest.mark.parametrize("lease", [s(29), None], ids=["ran out", "lost"])
-def test_silent_director_is_named_as_the_next_step(lease: int | None) -> None:
-    coming = tell(known(attempt=1, lease=lease, **RUNS)).next[1]
-    assert coming.detail == "its director went silent: a keeper takes it back, and attempt 2 of 3 begins"
+@pytest.mark.parametrize(
+    ("attempt", "lease", "detail"),
+    [
+        (1, s(40), "without a heartbeat until then, attempt 2 of 3 begins"),
+        (3, s(40), "without a heartbeat until then, it is a dead letter"),
+        (1, s(29), SILENT),
+        (1, None, SILENT),
+    ],
+    ids=["not the last", "the last", "ran out", "lost"],
+)
+def test_lease_shows_what_follows_its_end(attempt: int, lease: int | None, detail: str) -> None:
+    assert tell(known(attempt=attempt, lease=lease, **RUNS)).next[1].detail == detail
 
 
 def test_requested_cancel_is_next() -> None:
@@ -178,10 +168,7 @@ def test_release_by_an_older_version_has_no_claim_time() -> None:
 
 
 def test_revived_prediction_waits_and_counts_from_its_revival() -> None:
-    events = (
-        Event(1, "revived", s(20)),
-        Event(2, "released", s(22), f"drain d1 {s(21)}".encode()),
-    )
+    events = (Event(1, "revived", s(20)), Event(2, "released", s(22), f"drain d1 {s(21)}".encode()))
     history = ";".join(f"{n} d1 {s(n * 2)} {s(n * 2 + 1)} broken" for n in (1, 2, 3))
     story = tell(known(log=events, history=history, revivals=1, outlook=TURN, claimed=s(21), holder="d1"))
     assert (story.submitted.revivals, story.submitted.revived_at) == (1, f"{AT}20.000Z")
@@ -192,11 +179,16 @@ def test_revived_prediction_waits_and_counts_from_its_revival() -> None:
 DONE = {"status": Status.SUCCEEDED, "holder": "d2", "claimed": s(8), "started": s(9), "begun": True, "ended": "t"}
 
 
-def test_ended_prediction_shows_total_and_run_time() -> None:
-    story = tell(known(("started", 9), attempt=1, completed=s(12.5), **DONE))
+@pytest.mark.parametrize(
+    ("facts", "how"),
+    [({}, "succeeded"), ({"status": Status.CANCELED, "ended": ""}, "canceled")],
+    ids=["by itself", "canceled"],
+)
+def test_ended_prediction_shows_total_and_run_time(facts: dict[str, Any], how: str) -> None:
+    story = tell(known(("started", 9), attempt=1, completed=s(12.5), **DONE | facts))
     assert story.ended is not None
-    assert (story.ended.status, story.ended.total_s, story.ended.ran_s) == ("succeeded", 12.5, 3.5)
-    assert held(story) == [(1, "d2", 8.0, 4.5, "succeeded", True)]
+    assert (story.ended.status, story.ended.total_s, story.ended.ran_s) == (how, 12.5, 3.5)
+    assert held(story) == [(1, "d2", 8.0, 4.5, how, True)]
     assert comes(story) == [("nothing", None)]
 
 
@@ -208,20 +200,14 @@ def test_prediction_that_ended_while_waiting_has_no_last_claim() -> None:
     assert held(after_a_try) == [(1, "d1", 2.0, 3.0, "director_lost", True)]
 
 
-def test_canceled_run_was_claimed_until_its_end() -> None:
-    facts = {**DONE, "status": Status.CANCELED, "ended": ""}
-    assert held(tell(known(attempt=1, completed=s(12), **facts))) == [(1, "d2", 8.0, 4.0, "canceled", True)]
-
-
 def test_dead_letter_waits_for_an_operator() -> None:
     facts = {**DONE, "status": Status.FAILED, "ended": "", "completed": s(12), "code": "broken", "error": "It broke."}
     story = tell(known(("started", 9), history=f"3 d2 {s(8)} {s(12)} broken", attempt=3, is_dead=True, **facts))
     assert held(story) == [(3, "d2", 8.0, 4.0, "broken", True)]
     assert story.ended is not None
     assert (story.ended.code, story.ended.error) == ("broken", "It broke.")
-    assert story.next == (
-        Coming("dead_letter", None, "it is a dead letter: its attempts ended with broken. An operator may revive it"),
-    )
+    detail = "it is a dead letter: its attempts ended with broken. An operator may revive it"
+    assert story.next == (Coming("dead_letter", None, detail),)
 
 
 def test_without_events_only_the_record_counts() -> None:
@@ -241,13 +227,8 @@ def test_webhook_shows_host_and_progress_but_no_secret() -> None:
     assert webhook is not None
     assert (webhook.host, webhook.events) == ("receiver.example:8443", ("start", "completed"))
     assert (webhook.is_owed, webhook.attempts, webhook.last) == (True, 2, "failed")
-    assert story.next == (
-        Coming(
-            "webhook",
-            f"{AT}59.000Z",
-            "attempt 3 to deliver its webhook, at the latest; receiver.example:8443 failed the last one",
-        ),
-    )
+    detail = "attempt 3 to deliver its webhook, at the latest; receiver.example:8443 failed the last one"
+    assert story.next == (Coming("webhook", f"{AT}59.000Z", detail),)
     assert b"secret" not in msgspec.json.encode(story)
 
 

@@ -188,19 +188,14 @@ async def test_follower_of_a_lost_claim_continues_and_can_be_canceled() -> None:
     assert run.following.cancelled()
 
 
-async def test_run_that_has_not_begun_is_released_at_once() -> None:
-    run = await started(began=False)
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "not begun"])
+async def test_run_without_a_claim_or_a_start_is_released_without_a_cancel(is_lost: bool) -> None:
+    run = await started(began=is_lost)
+    if is_lost:
+        run.held.lose()
     run.held.stop(Stop.USER)
     await run.over()
-    assert run.held.never_began
-    assert run.runner.cancels == 0
-
-
-async def test_lost_claim_releases_its_run_without_a_cancel() -> None:
-    run = await started()
-    run.held.lose()
-    run.held.stop(Stop.USER)
-    await run.over()
+    assert run.held.never_began is not is_lost
     assert run.runner.let_go.is_set()
     assert run.runner.cancels == 0
 

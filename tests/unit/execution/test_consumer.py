@@ -1,4 +1,5 @@
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,9 +28,9 @@ OLD = QueueName("acme/echo:b2b2b2b2b2b2")
 
 
 class Counter:
-    """A queue, its bell and an executor, as a test wants them. `answers` are used up by one claim each: how many it
-    brings, or why it brings none. `heard` counts the waits at the bell; `depth` is what waits in a queue, where a test
-    has it, instead of `answers`.
+    """A queue, its bell and an executor. Each claim takes one of `answers`: a count, or why it brings nothing.
+
+    `heard` counts the waits at the bell. `depth` has the length of each queue, and replaces `answers`.
     """
 
     def __init__(
@@ -40,25 +41,31 @@ class Counter:
         gather_s: float = 0,
         also: Sequence[QueueName] = (),
         carries: bool = False,
+        answers: Sequence[int | Ceased | Exception | asyncio.Event] = (),
+        depth: dict[QueueName, int] | None = None,
+        cost: float = 1,
+        away: Sequence[Exception] = (),
+        run_s: float = math.inf,
+        places: int = 0,
     ) -> None:
-        self.answers: list[int | Ceased | Exception | asyncio.Event] = []
+        self.answers = list(answers)
         self.asked: list[tuple[str, int]] = []
-        self.depth: dict[QueueName, int] = {}
+        self.depth = depth or {}
         self.queues: list[QueueName] = []
         self.bounds: list[tuple[float | None, bool]] = []
-        self.cost = 1.0
+        self.cost = cost
         self.heard = 0
         self.carries = carries
         self.carried: list[object] = []
         self.released: list[Claim | str] = []
         self.executed: list[Claim] = []
         self.registered = 0
-        self.away: list[Exception] = []
+        self.away = list(away)
         self.bell = asyncio.Event()
         self.run_ends = asyncio.Event()
         self.clock = FakeClock()
         ready = Health(status=HealthStatus.READY)
-        self.servers = Servers([Server(ScriptedRunner(), slots, health=ready)])
+        self.servers = Servers([Server(ScriptedRunner(), slots, health=ready, places=places, run_s=run_s)])
         parts: Any = {"scripts": self, "executor": self, "wakeup": self}
         self.consumer = Consumer(
             queue=QUEUE,
@@ -140,6 +147,13 @@ class Counter:
         self.run_ends.set()
         await asyncio.wait_for(consuming, 5)
 
+    @asynccontextmanager
+    async def waiting(self) -> AsyncGenerator["Counter"]:
+        """Consume, from the first wait at the bell on."""
+        async with self.consuming():
+            await eventually(lambda: self.heard, "it waits at the bell", until=(1).__eq__)
+            yield self
+
     async def all_released(self) -> None:
         self.run_ends.set()
         await eventually(lambda: self.servers.permits.busy, "permits are released", until=(0).__eq__)
@@ -153,8 +167,7 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_claim_asks_for_all_permits_and_releases_the_unused() -> None:
-    counter = Counter(slots=3)
-    counter.answers = [2]
+    counter = Counter(slots=3, answers=[2])
     assert await counter.consumer.run_once() == 2
     assert [count for _, count in counter.asked] == [3]
     await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
@@ -163,9 +176,7 @@ async def test_claim_asks_for_all_permits_and_releases_the_unused() -> None:
 
 
 async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
-    counter = Counter(slots=2)
-    counter.servers.all[0].run_s = 0.1
-    counter.answers = [2, 1]
+    counter = Counter(slots=2, run_s=0.1, answers=[2, 1])
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: len(counter.executed), "two run and one waits", until=(3).__eq__)
     assert [count for _, count in counter.asked] == [2, 1]
@@ -177,8 +188,7 @@ async def test_short_run_is_claimed_ahead_when_more_waits() -> None:
 
 @pytest.mark.parametrize("answers", [[1], [2, 0]], ids=["not all that was asked for", "nothing ahead"])
 async def test_empty_queue_gets_no_claim_ahead(answers: list[int | Ceased | Exception | asyncio.Event]) -> None:
-    counter = Counter(slots=2)
-    counter.servers.all[0].run_s = 0.1
+    counter = Counter(slots=2, run_s=0.1)
     asked = len(answers)
     counter.answers = answers
     if asked == 1:  # and then another one rings, which takes the last slot
@@ -187,25 +197,20 @@ async def test_empty_queue_gets_no_claim_ahead(answers: list[int | Ceased | Exce
     async with counter.consuming():
         await eventually(lambda: len(counter.executed), "both run", until=(2).__eq__)
         await eventually(lambda: len(counter.answers), "all was asked", until=(0).__eq__)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await anyio.wait_all_tasks_blocked()
         assert counter.heard == (asked == 1), "only while a slot was free"
 
 
 async def test_where_costs_are_bounded_nothing_is_claimed_ahead() -> None:
-    counter = Counter(slots=1, planner=ClaimPlanner(batch_cost=5))
-    counter.servers.all[0].run_s = 0.1
-    counter.answers = [1, 1]
+    counter = Counter(slots=1, planner=ClaimPlanner(batch_cost=5), run_s=0.1, answers=[1, 1])
     async with counter.consuming():
         await eventually(lambda: counter.executed, "it runs")
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await anyio.wait_all_tasks_blocked()
         assert len(counter.asked) == 1
 
 
 async def test_without_a_permit_nothing_is_asked_for() -> None:
-    counter = Counter()
-    counter.answers = [1]
+    counter = Counter(answers=[1])
     async with counter.consuming():
         await eventually(lambda: counter.executed, "it runs")
         await asyncio.sleep(0.01)
@@ -215,8 +220,7 @@ async def test_without_a_permit_nothing_is_asked_for() -> None:
 
 
 async def test_unanswered_claim_is_repeated_with_its_nonce_and_permits() -> None:
-    counter = Counter(slots=2)
-    counter.answers = [BackendUnavailable("lost"), 2]
+    counter = Counter(slots=2, answers=[BackendUnavailable("lost"), 2])
     claiming = asyncio.create_task(counter.consumer.run_once())
     await eventually(lambda: len(counter.asked), "it asked once", until=(1).__eq__)
     counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))  # no new permits meanwhile
@@ -229,8 +233,7 @@ async def test_unanswered_claim_is_repeated_with_its_nonce_and_permits() -> None
 
 
 async def test_every_claim_has_a_nonce_of_its_own() -> None:
-    counter = Counter(slots=2)
-    counter.answers = [1, 1]
+    counter = Counter(slots=2, answers=[1, 1])
     await counter.consumer.run_once()
     await counter.consumer.run_once()
     assert len({nonce for nonce, _ in counter.asked}) == 2
@@ -238,11 +241,7 @@ async def test_every_claim_has_a_nonce_of_its_own() -> None:
 
 
 async def test_new_prediction_in_an_empty_queue_waits_for_company() -> None:
-    counter = Counter(slots=4, gather_s=0.002)
-    counter.servers.all[0].places = 8
-    counter.answers = [1, 2]
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "the queue is empty", until=(1).__eq__)
+    async with Counter(slots=4, gather_s=0.002, places=8, answers=[1, 2]).waiting() as counter:
         assert len(counter.asked) == 1, "none waited before"
         counter.bell.set()
         await asyncio.sleep(0.01)
@@ -265,21 +264,13 @@ async def test_unknown_queue_is_registered_again_despite_an_outage() -> None:
 
 
 async def test_broken_claim_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
-    counter = Counter()
-    counter.answers = [ValueError("an unexpected answer"), 1]
+    counter = Counter(answers=[ValueError("an unexpected answer"), 1])
     async with counter.consuming():
         await eventually(lambda: caplog.records, "it is logged")
         assert "an unexpected answer" in caplog.text
         assert counter.servers.permits.busy == 0
         counter.clock.pass_time(1)
         await eventually(lambda: counter.executed, "it runs")
-
-
-async def test_stopped_after_a_claim_that_broke_it_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    counter = Counter()
-    counter.answers = [ValueError("an unexpected answer")]
-    async with counter.consuming():
-        await eventually(lambda: caplog.records, "it is logged")
 
 
 async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
@@ -302,16 +293,12 @@ async def test_what_a_claim_under_way_brings_still_runs_after_stop() -> None:
 
 
 async def test_partly_filled_claim_is_followed_by_a_wait() -> None:
-    counter = Counter(slots=2)
-    counter.answers = [1]
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
+    async with Counter(slots=2, answers=[1]).waiting() as counter:
         assert (len(counter.asked), len(counter.executed)) == (1, 1)
 
 
 async def test_queue_that_may_have_more_is_asked_before_waiting() -> None:
-    counter = Counter(slots=4, also=[OLD])
-    counter.depth = {QUEUE: 4, OLD: 1}
+    counter = Counter(slots=4, also=[OLD], depth={QUEUE: 4, OLD: 1})
     async with counter.consuming():
         await eventually(lambda: len(counter.executed), "all slots are used", until=(4).__eq__)
         assert counter.heard == 0
@@ -319,10 +306,7 @@ async def test_queue_that_may_have_more_is_asked_before_waiting() -> None:
 
 @pytest.mark.parametrize("why", ["empty", "paused", "open"])
 async def test_queue_without_claims_is_asked_again_at_a_wakeup(why: Ceased) -> None:
-    counter = Counter()
-    counter.answers = [why]
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "it waits at the bell", until=(1).__eq__)
+    async with Counter(answers=[why]).waiting() as counter:
         assert len(counter.asked) == 1
         counter.answers = [1]
         counter.bell.set()
@@ -331,9 +315,7 @@ async def test_queue_without_claims_is_asked_again_at_a_wakeup(why: Ceased) -> N
 
 @pytest.mark.usefixtures("no_poll")
 async def test_prediction_over_the_budget_is_claimed_when_a_run_ends() -> None:
-    counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
-    counter.cost = 3
-    counter.answers = [1, "budget", 1]
+    counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4), cost=3, answers=[1, "budget", 1])
     async with counter.consuming():
         await eventually(lambda: len(counter.asked), "it asked for another beside it", until=(2).__eq__)
         assert counter.bounds == [(4, True), (1, False)]
@@ -347,8 +329,7 @@ async def test_prediction_over_the_budget_is_claimed_when_a_run_ends() -> None:
 
 @pytest.mark.usefixtures("no_poll")
 async def test_while_the_batch_is_full_nothing_is_asked_for() -> None:
-    counter = Counter(slots=2, planner=ClaimPlanner(batch_size=1))
-    counter.answers = [1, 1]
+    counter = Counter(slots=2, planner=ClaimPlanner(batch_size=1), answers=[1, 1])
     async with counter.consuming():
         await eventually(lambda: counter.executed, "one runs")
         await asyncio.sleep(0.01)
@@ -360,8 +341,7 @@ async def test_while_the_batch_is_full_nothing_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("no_poll")
 async def test_run_that_ends_during_the_claim_is_not_awaited() -> None:
-    counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4))
-    counter.cost = 3
+    counter = Counter(slots=2, planner=ClaimPlanner(batch_cost=4), cost=3)
     asked = counter.claim
 
     async def claim(*args: Any, **options: Any) -> Claims:
@@ -378,10 +358,9 @@ async def test_run_that_ends_during_the_claim_is_not_awaited() -> None:
         assert counter.heard <= 1
 
 
-@pytest.mark.parametrize("answers", [[], [BackendUnavailable("away")], ["budget"]])
+@pytest.mark.parametrize("answers", [[], [BackendUnavailable("away")], ["budget"], [ValueError("unexpected")]])
 async def test_stopped_while_it_waits_it_ends_at_once(answers: list[Any]) -> None:
-    counter = Counter()
-    counter.answers = answers
+    counter = Counter(answers=answers)
     consuming = asyncio.create_task(counter.consumer.run())
     await eventually(lambda: counter.asked, "it asked")
     counter.consumer.stop()
@@ -400,8 +379,7 @@ async def test_canceled_consumer_raises_the_cancellation() -> None:
 
 
 async def test_what_is_abandoned_is_over_afterwards() -> None:
-    counter = Counter()
-    counter.answers = [1]
+    counter = Counter(answers=[1])
     await counter.consumer.run_once()
     await eventually(lambda: counter.executed, "it runs")
     await asyncio.wait_for(counter.consumer.abandon(), 5)
@@ -409,8 +387,7 @@ async def test_what_is_abandoned_is_over_afterwards() -> None:
 
 
 async def test_free_permits_are_shared_between_the_queues() -> None:
-    counter = Counter(slots=4, also=[OLD])
-    counter.depth = {QUEUE: 9, OLD: 9}
+    counter = Counter(slots=4, also=[OLD], depth={QUEUE: 9, OLD: 9})
     assert await counter.consumer.run_once() == 4
     assert counter.depth == {QUEUE: 7, OLD: 7}
     await eventually(lambda: len(counter.executed), "they run", until=(4).__eq__)
@@ -426,17 +403,14 @@ async def test_free_permits_are_shared_between_the_queues() -> None:
 
 @pytest.mark.parametrize("empty", [QUEUE, OLD])
 async def test_what_one_queue_has_no_use_for_the_other_gets(empty: QueueName) -> None:
-    counter = Counter(slots=4, also=[OLD])
-    counter.depth = {QUEUE: 9, OLD: 9} | {empty: 0}
+    counter = Counter(slots=4, also=[OLD], depth={QUEUE: 9, OLD: 9} | {empty: 0})
     async with counter.consuming():
         await eventually(lambda: len(counter.executed), "all permits are used", until=(4).__eq__)
         assert {claim.record.queue for claim in counter.executed} == {QUEUE, OLD} - {empty}
 
 
 async def test_a_batch_that_one_claim_fills_is_of_one_queue() -> None:
-    counter = Counter(slots=2, also=[OLD])
-    counter.servers.all[0].places = 4
-    counter.depth = {QUEUE: 2, OLD: 2}
+    counter = Counter(slots=2, also=[OLD], places=4, depth={QUEUE: 2, OLD: 2})
     batches = []
     for _ in range(2):
         assert await counter.consumer.run_once() == 2
@@ -459,9 +433,7 @@ async def test_another_queue_that_is_gone_is_told_once_and_holds_up_nothing(capl
 
 
 async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> None:
-    counter = Counter(slots=4, planner=ClaimPlanner(batch_cost=4), also=[OLD])
-    counter.cost = 3
-    counter.answers = [1, "budget"]
+    counter = Counter(slots=4, planner=ClaimPlanner(batch_cost=4), also=[OLD], cost=3, answers=[1, "budget"])
     assert await counter.consumer.run_once() == 1
     assert counter.bounds == [(4, True), (1, False)]
     await eventually(lambda: counter.executed, "it runs")
@@ -469,9 +441,7 @@ async def test_batches_of_both_queues_together_cost_no_more_than_one_may() -> No
 
 
 async def test_claim_behind_a_wakeup_holds_no_permit() -> None:
-    counter = Counter(slots=2, carries=True)
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    async with Counter(slots=2, carries=True).waiting() as counter:
         assert counter.servers.permits.busy == 0
         counter.answers = [1]
         counter.bell.set()
@@ -481,9 +451,7 @@ async def test_claim_behind_a_wakeup_holds_no_permit() -> None:
 
 
 async def test_lost_claim_behind_a_wakeup_is_repeated_with_its_nonce() -> None:
-    counter = Counter(slots=2, carries=True)
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    async with Counter(slots=2, carries=True).waiting() as counter:
         counter.answers, counter.away = [1], [exceptions.ConnectionError("lost")]
         counter.bell.set()
         await eventually(lambda: counter.executed, "it runs")
@@ -491,9 +459,7 @@ async def test_lost_claim_behind_a_wakeup_is_repeated_with_its_nonce() -> None:
 
 
 async def test_failed_wait_is_not_repeated_at_once() -> None:
-    counter = Counter(slots=2, carries=True)
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    async with Counter(slots=2, carries=True).waiting() as counter:
         counter.away = [exceptions.ConnectionError("no more clients") for _ in range(3)]
         counter.bell.set()
         for heard in (1, 2, 3):
@@ -504,9 +470,7 @@ async def test_failed_wait_is_not_repeated_at_once() -> None:
 
 
 async def test_queue_removed_during_a_wait_is_registered_again(caplog: pytest.LogCaptureFixture) -> None:
-    counter = Counter(slots=2, carries=True)
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    async with Counter(slots=2, carries=True).waiting() as counter:
         counter.answers = [UnknownQueue(QUEUE), UnknownQueue(QUEUE)]
         counter.bell.set()
         await eventually(lambda: counter.registered, "it is made known", until=(1).__eq__)
@@ -523,9 +487,7 @@ async def test_stopped_consumer_asks_for_nothing_more_than_its_waiting_claim() -
 
 
 async def test_claims_without_a_ready_server_are_released_unspent() -> None:
-    counter = Counter(slots=2, carries=True)
-    async with counter.consuming():
-        await eventually(lambda: counter.heard, "it waits", until=(1).__eq__)
+    async with Counter(slots=2, carries=True).waiting() as counter:
         counter.servers.saw(counter.servers.all[0], Health(status=HealthStatus.UNREACHABLE))
         counter.answers = [2]
         counter.bell.set()

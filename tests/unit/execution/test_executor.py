@@ -198,29 +198,38 @@ async def test_nothing_of_an_attempt_is_told_once_another_one_may_begin(bench: B
     assert receiver.received == []
 
 
+def failing_finish(driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, *, is_done: bool, times: int) -> None:
+    """Let the first calls of `finish` fail. `is_done` lets Redis do them and loses the answers."""
+    finish, left = driver.scripts.finish, [None] * times
+
+    async def fail(*args: Any, **options: Any) -> bool:
+        finished = await finish(*args, **options) if is_done or not left else False
+        if left:
+            left.pop()
+            raise BackendUnavailable("it is away")
+        return finished
+
+    monkeypatch.setattr(driver.scripts, "finish", fail)
+
+
+async def left_to_the_courier(driver: QueueDriver, claim: Claim) -> bool:
+    owed = keys.owed(partition_of(claim.id))
+    left = list(await driver.members(owed))
+    await driver.redis.delete(owed)
+    return left == [claim.id]
+
+
 async def test_late_end_is_left_to_the_courier(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("director.execution.executor.GRACE_S", TELL_S + AWAY_S / 2)
-    finish, asked = driver.scripts.finish, 0
-
-    async def lose_the_first_answer(*args: Any, **options: Any) -> bool:
-        nonlocal asked
-        asked += 1
-        finished = await finish(*args, **options)
-        if asked == 1:
-            raise BackendUnavailable("the answer was lost")
-        return finished
-
-    monkeypatch.setattr(driver.scripts, "finish", lose_the_first_answer)
+    failing_finish(driver, monkeypatch, is_done=True, times=1)
     async with sink() as receiver:
         claim = await claimed(driver, webhook=receiver.url, events="completed")
         await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED)), claim)
     assert (await driver.record(claim.id)).status == "succeeded"
     assert receiver.received == [], "its grace is over: a courier may be at it"
-    owed = keys.owed(partition_of(claim.id))
-    assert list(await driver.members(owed)) == [claim.id]
-    await driver.redis.delete(owed)
+    assert await left_to_the_courier(driver, claim)
 
 
 class Hurried(SystemClock):
@@ -232,16 +241,7 @@ class Hurried(SystemClock):
 
 
 async def test_retries_of_ends_are_spread(bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish, asked = driver.scripts.finish, 0
-
-    async def fail_twice(*args: Any, **options: Any) -> bool:
-        nonlocal asked
-        asked += 1
-        if asked < 3:
-            raise BackendUnavailable("it is away")
-        return await finish(*args, **options)
-
-    monkeypatch.setattr(driver.scripts, "finish", fail_twice)
+    failing_finish(driver, monkeypatch, is_done=False, times=2)
     claim, clock = await claimed(driver), Hurried()
     runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED))
     await bench.execute(runner, claim, clock=clock, dice=iter((0.0, 1.0)).__next__)
@@ -250,11 +250,7 @@ async def test_retries_of_ends_are_spread(bench: Bench, driver: QueueDriver, mon
 
 
 async def test_run_shorter_than_a_write_sends_start_and_end_in_order(bench: Bench, driver: QueueDriver) -> None:
-    events: list[RunEvent] = [
-        Began(),
-        Produced(Raw(b'"x"'), 0),
-        Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'["x"]')),
-    ]
+    events = [Began(), Produced(Raw(b'"x"'), 0), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'["x"]'))]
     async with sink() as receiver:
         claim = await claimed(driver, webhook=receiver.url, events="start,output,logs,completed")
         await bench.execute(ScriptedRunner(*events), claim)
@@ -469,9 +465,7 @@ async def test_end_beyond_the_bounds_is_left_to_the_courier(
         claim = await claimed(driver, webhook=receiver.url, events="completed")
         await bench.execute(ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED)), claim)
     assert (await driver.record(claim.id)).status == "succeeded"
-    owed = keys.owed(partition_of(claim.id))
-    assert list(await driver.members(owed)) == [claim.id]
-    await driver.redis.delete(owed)
+    assert await left_to_the_courier(driver, claim)
 
 
 @pytest.mark.parametrize(("is_left", "began"), [(True, False), (False, True)])

@@ -131,15 +131,8 @@ async def test_changed_standing_of_servers_is_reported_at_once() -> None:
     beating = Beating()
     async with beating.running():
         await eventually(lambda: beating.beats, "it beats", until=(1).__eq__)
-        for status in (
-            HealthStatus.STARTING,
-            HealthStatus.SETUP_FAILED,
-            HealthStatus.SETUP_FAILED,
-            HealthStatus.READY,
-            HealthStatus.BUSY,
-            HealthStatus.UNREACHABLE,
-        ):
-            beating.see(status)
+        for status in ("starting", "setup_failed", "setup_failed", "ready", "busy", "unreachable"):
+            beating.see(HealthStatus(status))
             await asyncio.sleep(0.01)
         await eventually(lambda: beating.told[-1], "the last is told", until=(0, "starting").__eq__)
     assert beating.told == [(0, "starting"), (0, "setup_failed"), (2, "ready"), (0, "starting")]

@@ -18,6 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
 
+Finished = Callable[..., Awaitable[None]]
 STARTED: NewEvent = ("started", b"")
 
 
@@ -85,26 +86,32 @@ def log(number: int) -> NewEvent:
     return ("logs", b'"%d"' % number)
 
 
-async def finish(driver: QueueDriver, claim: Claim, progress: Progress) -> None:
-    left = await progress.close()
-    assert await driver.finish(claim, Status.SUCCEEDED, seq=progress.seq, events=left, ran_ms=1)
+@pytest.fixture
+def finished(driver: QueueDriver, claim: Claim, progress: Progress) -> Finished:
+    """Return a function that writes the end, and compares the kinds of all events between creation and end."""
+
+    async def finish(*kinds: str) -> None:
+        left = await progress.close()
+        assert await driver.finish(claim, Status.SUCCEEDED, seq=progress.seq, events=left, ran_ms=1)
+        assert await driver.kinds(claim.id) == ["created", "started", *kinds, "completed"]
+
+    return finish
 
 
 async def test_simultaneous_events_are_one_write(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
+    claim: Claim, progress: Progress, wire: Wire, finished: Finished
 ) -> None:
     for event in (STARTED, output(0), output(1)):
         progress.add((event,))
     await eventually(lambda: progress.seq, "it is written", until=lambda seq: seq == claim.record.seq + 3)
     assert wire.sent == [[STARTED, output(0), output(1)]]
-    await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+    await finished("output", "output")
 
 
+@pytest.mark.usefixtures("by_hand")
 async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    claim: Claim, progress: Progress, wire: Wire, finished: Finished
 ) -> None:
-    monkeypatch.setattr(director.execution.active_claims, "GATHER_S", 60.0)
     progress.add((STARTED,))
     await asyncio.sleep(0.01)
     assert wire.sent == []
@@ -114,15 +121,13 @@ async def test_output_after_a_quiet_while_is_written_without_waiting_for_more(
     progress.add((output(1),))
     await asyncio.sleep(0.01)
     assert len(wire.sent) == 1, "what follows at once is gathered"
-    await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "output", "output", "completed"]
+    await finished("output", "output")
 
 
 @pytest.mark.usefixtures("by_hand")
 async def test_a_write_whose_answer_was_lost_is_not_written_twice(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    progress: Progress, wire: Wire, finished: Finished
 ) -> None:
-    monkeypatch.setattr("director.execution.active_claims.GATHER_S", 3600)  # only this test writes
     wire.after.append(lose_the_answer)
     progress.add((STARTED, log(0)))
     with pytest.raises(BackendUnavailable):
@@ -130,26 +135,20 @@ async def test_a_write_whose_answer_was_lost_is_not_written_twice(
     progress.add((log(1),))
     assert await progress.run_once() == "held"
     assert wire.sent == [[STARTED, log(0)], [STARTED, log(0), log(1)]]
-    await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
-    stored = await driver.scripts.get(claim.id)
-    assert stored is not None
+    await finished("logs", "logs")
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_last_write_repeats_nothing_written(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire
-) -> None:
+async def test_last_write_repeats_nothing_written(progress: Progress, wire: Wire, finished: Finished) -> None:
     wire.after.append(lose_the_answer)
     progress.add((STARTED, log(0)))
     with pytest.raises(BackendUnavailable):
         await progress.run_once()
     progress.add((log(1),))
-    await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
+    await finished("logs", "logs")
 
 
-async def test_closing_waits_for_a_write(driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire) -> None:
+async def test_closing_waits_for_a_write(claim: Claim, progress: Progress, wire: Wire) -> None:
     written, answered = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
@@ -169,22 +168,20 @@ async def test_closing_waits_for_a_write(driver: QueueDriver, claim: Claim, prog
     assert len(wire.sent) == 1
 
 
-async def test_short_run_has_no_extra_write(driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire) -> None:
+async def test_short_run_has_no_extra_write(progress: Progress, wire: Wire, finished: Finished) -> None:
     progress.add((STARTED, output(0)))
-    await finish(driver, claim, progress)
+    await finished("output")
     assert wire.sent == []
-    assert await driver.kinds(claim.id) == ["created", "started", "output", "completed"]
 
 
 async def test_own_fault_in_a_write_leaves_all_to_the_last_write(
-    driver: QueueDriver, claim: Claim, progress: Progress, wire: Wire, caplog: Any
+    progress: Progress, wire: Wire, caplog: Any, finished: Finished
 ) -> None:
     wire.after.append(fail)
     progress.add((STARTED, log(0)))
     await eventually(lambda: "writing progress failed" in caplog.messages, "it is logged")
     progress.add((log(1),))
-    await finish(driver, claim, progress)
-    assert await driver.kinds(claim.id) == ["created", "started", "logs", "logs", "completed"]
+    await finished("logs", "logs")
 
 
 @pytest.mark.usefixtures("by_hand")

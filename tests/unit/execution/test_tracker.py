@@ -66,8 +66,12 @@ LASTING = [outcome for outcome in Outcome if outcome not in FAULTS or not RULES[
 PASSING = [outcome for outcome in Outcome if outcome not in LASTING]
 
 
-def tracker(*, output: int = 1000, logs: int = 1000) -> Tracker:
-    return Tracker(RECORD, Limits(output=output, logs=logs))
+def tracker(*, output: int = 1000, logs: int = 1000, is_moderated: bool = False, **limits: int) -> Tracker:
+    return Tracker(RECORD, Limits(output=output, logs=logs, **limits), is_moderated=is_moderated)
+
+
+def storing(*, output: int = 1000, is_moderated: bool = False) -> Tracker:
+    return tracker(output=output, inline=100, is_moderated=is_moderated)
 
 
 def follow(run: Tracker, *events: RunEvent) -> list[Effect]:
@@ -202,18 +206,18 @@ def test_a_refused_run_never_began() -> None:
     assert run.ran_ms(99.0) is None
 
 
-def test_the_end_tells_what_the_progress_did_not() -> None:
-    end = finish(tracker(), Produced(Raw(b"1"), 0), Logged("early\n"), ENDED_BY_ITSELF)
-    assert (end.output, end.logs) == (b'"done"', "said\n")
-
-
-def test_what_the_server_did_not_tell_at_the_end_is_what_progress_showed() -> None:
-    end = finish(tracker(), Produced(Raw(b"1"), 0), Logged("early\n"), Ended(outcome=Outcome.FAILED, error="x"))
-    assert (end.output, end.logs) == (b"[1]", "early\n")
-
-
-def test_null_output_is_stored_as_empty() -> None:
-    assert finish(tracker(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).output == b""
+@pytest.mark.parametrize(
+    ("ended", "output", "logs"),
+    [
+        (ENDED_BY_ITSELF, b'"done"', "said\n"),
+        (Ended(outcome=Outcome.FAILED, error="x"), b"[1]", "early\n"),
+        (Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null")), b"", "early\n"),
+    ],
+    ids=["all at the end", "nothing at the end", "null"],
+)
+def test_the_end_replaces_what_progress_showed(ended: Ended, output: bytes, logs: str) -> None:
+    end = finish(tracker(), Produced(Raw(b"1"), 0), Logged("early\n"), ended)
+    assert (end.output, end.logs) == (output, logs)
 
 
 def test_output_beyond_its_limit_halts_the_run_once_and_fails_it() -> None:
@@ -234,15 +238,16 @@ def test_the_limit_is_the_largest_output_that_is_kept(size: int, status: Status)
     assert in_parts.stopped == (None if status is Status.SUCCEEDED else Stop.TOO_LARGE)
 
 
-def test_output_that_is_too_large_only_at_the_end_says_how_large() -> None:
-    end = finish(tracker(output=1000), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"1" * 1500)))
-    assert end.code == "output_too_large"
-    assert end.error == "The output has 1,500 bytes: more than the 1,000 that are kept."
-
-
-def test_failure_keeps_its_error_despite_a_too_large_output() -> None:
-    end = finish(tracker(output=10), Ended(outcome=Outcome.FAILED, error="mine", output=Raw(b"1" * 11)))
-    assert (end.code, end.error, end.output) == ("model_failed", "mine", b"")
+@pytest.mark.parametrize(
+    ("outcome", "code", "error"),
+    [
+        (Outcome.SUCCEEDED, "output_too_large", "The output has 1,500 bytes: more than the 1,000 that are kept."),
+        (Outcome.FAILED, "model_failed", "mine"),
+    ],
+)
+def test_output_too_large_at_the_end_says_how_large(outcome: Outcome, code: str, error: str) -> None:
+    end = finish(tracker(), Ended(outcome=outcome, error="mine", output=Raw(b"1" * 1500)))
+    assert (end.code, end.error, end.output) == (code, error, b"")
 
 
 def test_logs_that_are_too_long_lose_their_beginning_by_whole_lines() -> None:
@@ -311,12 +316,12 @@ URL = "http://director.test/v1/outputs/a.png"
 FILE = Raw(b'"%b"' % URL.encode())
 
 
-def storing(*, output: int = 1000) -> Tracker:
-    return Tracker(RECORD, Limits(output=output, logs=1000, inline=100))
+def uploads(effects: Sequence[Effect]) -> list[Upload]:
+    return [effect for effect in effects if isinstance(effect, Upload)]
 
 
-def upload(effects: Sequence[Effect]) -> Upload:
-    [upload] = [effect for effect in effects if isinstance(effect, Upload)]
+def only(effects: Sequence[Effect]) -> Upload:
+    [upload] = uploads(effects)
     return upload
 
 
@@ -328,7 +333,7 @@ def test_an_output_is_shown_once_its_files_are_stored() -> None:
     run = storing()
     effects = follow(run, Produced(PNG, 0))
     assert effects[:2] == [STARTED, Tell(WebhookEvent.START)]
-    assert [file.content_type for file in upload(effects).files] == ["image/png"]
+    assert [file.content_type for file in only(effects).files] == ["image/png"]
     assert run.output is None
     assert run.apply(Uploaded(0, (URL,)), 0.0) == [Write((("output", bytes(FILE)),)), Tell(WebhookEvent.OUTPUT)]
 
@@ -350,7 +355,7 @@ def test_the_end_waits_for_every_file() -> None:
     effects = follow(run, Began(), Produced(PNG, 0), ended)
     assert (run.is_over, run.ended) == (True, False)
     assert not [effect for effect in effects if isinstance(effect, Finish | GiveBack)]
-    *_, last = [effect for effect in effects if isinstance(effect, Upload)]
+    *_, last = uploads(effects)
     assert len(last.files) == 2
     assert run.apply(Uploaded(last.number, (URL, None)), 0.0) == []
     *_, end = run.apply(Uploaded(0, (URL,)), 0.0)
@@ -362,7 +367,7 @@ def test_an_output_is_as_large_as_it_is_with_its_addresses() -> None:
     run = storing(output=100)
     large = Raw(b'"data:image/png;base64,%b"' % (b"AAAA" * 100))
     effects = follow(run, Ended(outcome=Outcome.SUCCEEDED, output=large))
-    [end] = run.apply(Uploaded(upload(effects).number, (URL,)), 0.0)
+    [end] = run.apply(Uploaded(only(effects).number, (URL,)), 0.0)
     assert isinstance(end, Finish)
     assert (end.status, end.output) == (Status.SUCCEEDED, bytes(FILE))
 
@@ -375,17 +380,6 @@ def test_run_with_an_unstored_file_stops_once_and_fails() -> None:
     assert follow(run, Produced(PNG, 3)) == []
     end = finish(run, Ended(outcome=Outcome.CANCELED, output=Raw(b"[1,%b]" % PNG)))
     assert (end.status, end.code, end.output) == (Status.FAILED, "output_not_stored", b"[1]")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code"), [(Outcome.SUCCEEDED, "output_not_stored"), (Outcome.FAILED, "model_failed")]
-)
-def test_an_end_whose_file_cannot_be_stored_is_a_failure(outcome: Outcome, code: str) -> None:
-    run = storing()
-    effects = follow(run, Began(), Ended(outcome=outcome, output=PNG, error="because"))
-    [end] = run.apply(Uploaded(upload(effects).number, None), 0.0)
-    assert isinstance(end, Finish)
-    assert (end.status, end.code, end.output) == (Status.FAILED, code, b"")
 
 
 async def contents() -> AsyncGenerator[bytes, None]:
@@ -401,9 +395,9 @@ RECEIVED = ServerFile(content_type="image/png", size=9, digest="0" * 64, blocks=
 def test_separate_file_is_stored_once_an_output_names_it() -> None:
     run = storing()
     assert follow(run, Received(NAME, RECEIVED)) == [STARTED, Tell(WebhookEvent.START)]
-    assert upload(follow(run, Produced(NAMED, 0))).files == (RECEIVED,)
+    assert only(follow(run, Produced(NAMED, 0))).files == (RECEIVED,)
     assert run.apply(Uploaded(0, (URL,)), 0.0) == [Write((("output", bytes(FILE)),)), Tell(WebhookEvent.OUTPUT)]
-    assert upload(follow(run, Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"[%b]" % NAMED)))).files == (RECEIVED,)
+    assert only(follow(run, Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"[%b]" % NAMED)))).files == (RECEIVED,)
 
 
 def test_name_without_a_file_stays_text() -> None:
@@ -442,7 +436,7 @@ def filing(most: int) -> Tracker:
 def test_files_without_end_are_not_stored_without_end() -> None:
     run = filing(20_000)
     effects = follow(run, Produced(LARGE, 0), Produced(LARGE, 1), Produced(LARGE, 2), Produced(LARGE, 3))
-    assert len([effect for effect in effects if isinstance(effect, Upload)]) == 2
+    assert len(uploads(effects)) == 2
     assert [effect for effect in effects if isinstance(effect, Halt)] == [Halt(Stop.TOO_LARGE)]
     end = finish(run, Ended(outcome=Outcome.CANCELED))
     assert (end.status, end.code) == (Status.FAILED, "output_too_large")
@@ -451,21 +445,23 @@ def test_files_without_end_are_not_stored_without_end() -> None:
 def test_the_smallest_file_takes_a_block_of_the_disk() -> None:
     run = filing(10_000)
     effects = follow(run, *(Produced(PNG, number) for number in range(5)))
-    assert len([effect for effect in effects if isinstance(effect, Upload)]) == 2
+    assert len(uploads(effects)) == 2
 
 
-@pytest.mark.parametrize(
-    ("outcome", "code"), [(Outcome.SUCCEEDED, "output_too_large"), (Outcome.FAILED, "model_failed")]
-)
-def test_an_end_with_more_files_than_may_be_stored_is_a_failure(outcome: Outcome, code: str) -> None:
-    *_, end = follow(filing(5000), Ended(outcome=outcome, output=LARGE, error="because"))
+@pytest.mark.parametrize(("outcome", "code"), [(Outcome.SUCCEEDED, ""), (Outcome.FAILED, "model_failed")])
+@pytest.mark.parametrize("why", ["output_not_stored", "output_too_large"])
+def test_an_end_whose_files_cannot_be_kept_is_a_failure(why: str, outcome: Outcome, code: str) -> None:
+    run = filing(5000)
+    output = PNG if why == "output_not_stored" else LARGE
+    *_, last = follow(run, Began(), Ended(outcome=outcome, output=output, error="because"))
+    end = run.apply(Uploaded(last.number, None), 0.0)[0] if isinstance(last, Upload) else last
     assert isinstance(end, Finish)
-    assert (end.status, end.code, end.output) == (Status.FAILED, code, b"")
+    assert (end.status, end.code, end.output) == (Status.FAILED, code or why, b"")
 
 
 def test_a_file_that_the_end_names_again_counts_once() -> None:
     effects = follow(filing(10_000), Produced(LARGE, 0), Ended(outcome=Outcome.SUCCEEDED, output=LARGE))
-    assert len([effect for effect in effects if isinstance(effect, Upload)]) == 2
+    assert len(uploads(effects)) == 2
 
 
 @pytest.mark.parametrize("outcome", PASSING)
@@ -494,15 +490,11 @@ def test_run_time_ends_before_its_files_are_stored() -> None:
     assert (run.ran_ms(9.0), run.over_ms(9.0)) == (8000, 6000)
 
 
-def moderated() -> Tracker:
-    return Tracker(RECORD, Limits(output=1000, logs=1000, inline=100), is_moderated=True)
-
-
 SUCCEEDED = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"[1]"), logs="said", metrics={"n": Raw(b"1")})
 
 
 def test_nothing_of_a_moderated_output_is_shown_before_it_was_allowed() -> None:
-    run = moderated()
+    run = storing(is_moderated=True)
     effects = follow(run, Began(), Produced(Raw(b"1"), 0), Logged("said"), SUCCEEDED)
     assert written(effects, "output") == []
     assert Tell(WebhookEvent.OUTPUT) not in effects
@@ -516,75 +508,60 @@ def test_nothing_of_a_moderated_output_is_shown_before_it_was_allowed() -> None:
 
 
 def test_an_output_is_judged_with_its_addresses() -> None:
-    run = moderated()
+    run = storing(is_moderated=True)
     effects = follow(run, Began(), Produced(PNG, 0), Ended(outcome=Outcome.SUCCEEDED))
-    assert run.apply(Uploaded(upload(effects).number, (URL,)), 0.0) == [Ask(b"[%b]" % FILE)]
+    assert run.apply(Uploaded(only(effects).number, (URL,)), 0.0) == [Ask(b"[%b]" % FILE)]
 
 
 @pytest.mark.parametrize(("reason", "error"), [("too cheerful", "too cheerful"), ("", "The output was refused.")])
 def test_a_refused_output_is_a_failure_without_it(reason: str, error: str) -> None:
-    run = moderated()
+    run = storing(is_moderated=True)
     follow(run, Began(), SUCCEEDED)
     [end] = run.apply(Judged(Verdict.REFUSED, reason), 0.0)
     assert end == Finish(status=Status.FAILED, code="moderation_refused", error=error, logs="said", metrics=b'{"n":1}')
 
 
 @pytest.mark.parametrize(
-    ("stop", "status", "code"),
+    ("stop", "end"),
     [
-        (None, Status.FAILED, "moderation_unavailable"),
-        (Stop.DEADLINE, Status.FAILED, "moderation_unavailable"),
-        (Stop.USER, Status.CANCELED, ""),
+        (None, ("failed", "moderation_unavailable", b"")),
+        (Stop.DEADLINE, ("failed", "moderation_unavailable", b"")),
+        (Stop.USER, ("canceled", "", b"")),
+        (Stop.DRAIN, DRAINED),
     ],
 )
-def test_output_without_a_verdict_is_not_shown(stop: Stop | None, status: Status, code: str) -> None:
-    run = moderated()
+def test_output_without_a_verdict_is_not_shown(stop: Stop | None, end: object) -> None:
+    run = storing(is_moderated=True)
     follow(run, Began(), SUCCEEDED)
-    if stop is not None:
-        assert run.stop(stop)
-    [end] = run.apply(Judged(Verdict.UNKNOWN), 0.0)
-    assert isinstance(end, Finish)
-    assert (end.status, end.code, end.output) == (status, code, b"")
-
-
-def test_output_without_a_verdict_is_released_by_a_drain() -> None:
-    run = moderated()
-    follow(run, Began(), SUCCEEDED)
-    assert run.stop(Stop.DRAIN)
-    assert run.apply(Judged(Verdict.UNKNOWN), 0.0) == [DRAINED]
+    assert stop is None or run.stop(stop)
+    [found] = run.apply(Judged(Verdict.UNKNOWN), 0.0)
+    assert ((found.status, found.code, found.output) if isinstance(found, Finish) else found) == end
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in LASTING if outcome is not Outcome.SUCCEEDED])
 def test_failed_moderated_run_shows_no_output(outcome: Outcome) -> None:
-    end = finish(moderated(), Produced(Raw(b"1"), 0), Ended(outcome=outcome, output=Raw(b"[1]"), error="because"))
+    ended = Ended(outcome=outcome, output=Raw(b"[1]"), error="because")
+    end = finish(storing(is_moderated=True), Produced(Raw(b"1"), 0), ended)
     assert (end.status, end.output, end.error) == (Status.FAILED, b"", "because")
 
 
 def test_a_success_without_an_output_needs_no_verdict() -> None:
-    assert finish(moderated(), Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))).status is Status.SUCCEEDED
+    ended = Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"))
+    assert finish(storing(is_moderated=True), ended).status is Status.SUCCEEDED
 
 
 def test_progress_before_a_restart_is_not_in_the_end() -> None:
     run = tracker()
-    effects = follow(
-        run, Began(), Produced(Raw(b"1"), 0), Logged("a"), Restarted("stream_lagged"), Produced(Raw(b"2"), 0)
-    )
-    assert [kind for effect in effects if isinstance(effect, Write) for kind, _ in effect.events] == [
-        "started",
-        "output",
-        "logs",
-        "restarted",
-        "output",
-    ]
+    first, second = Produced(Raw(b"1"), 0), Produced(Raw(b"2"), 0)
+    effects = follow(run, Began(), first, Logged("a"), Restarted("stream_lagged"), second)
+    kinds = [kind for effect in effects if isinstance(effect, Write) for kind, _ in effect.events]
+    assert kinds == ["started", "output", "logs", "restarted", "output"]
     end = finish(run, Logged("b"), Ended(outcome=Outcome.SUCCEEDED))
     assert (end.output, end.logs) == (b"[2]", "b")
 
 
 def test_file_from_before_a_restart_is_not_awaited() -> None:
-    run = Tracker(RECORD, Limits(output=1000, logs=1000, inline=10))
-    picture = Raw(b'"data:image/png;base64,aGk="')
-    *_, upload = follow(run, Produced(picture, 0))
-    assert isinstance(upload, Upload)
-    follow(run, Restarted("stream_lagged"))
-    assert run.apply(Uploaded(upload.number, ("https://example.com/a.png",)), at=0.0) == []
+    run = storing()
+    follow(run, Produced(PNG, 0), Restarted("stream_lagged"))
+    assert run.apply(Uploaded(0, (URL,)), at=0.0) == []
     assert finish(run, Produced(Raw(b"2"), 0), Ended(outcome=Outcome.SUCCEEDED)).output == b"[2]"

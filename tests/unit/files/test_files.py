@@ -195,13 +195,11 @@ async def test_address_is_valid_for_its_file_until_it_expires(redis: Redis) -> N
         return await Links(redis, clock).are_good(name, of=MINE, expires=expires, signature=signature)
 
     assert await good()
+    for expires in (str(expires_s + 1), "", "9" * 400):
+        assert not await good(expires=expires)
+    for changed in (signature[:-1] + ("0" if signature[-1] != "0" else "1"), "é", ""):
+        assert not await good(signature=changed)
     assert not await good(name="b.png")
-    assert not await good(expires=str(expires_s + 1))
-    assert not await good(expires="")
-    assert not await good(expires="9" * 400)
-    assert not await good(signature=signature[:-1] + ("0" if signature[-1] != "0" else "1"))
-    assert not await good(signature="é")
-    assert not await good(signature="")
     clock.pass_time(61)
     assert not await good()
     await redis.hset(keys.output_data(MINE), "output", "1")

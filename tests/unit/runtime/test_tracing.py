@@ -62,18 +62,18 @@ def test_every_process_begins_where_it_is_not_installed() -> None:
     assert said.stdout == "False\n"
 
 
-def test_missing_extra_is_logged_and_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("protocol", "message"),
+    [("", "tracing is off: it is not installed"), ("grpc", "tracing is off: its protocol is not supported")],
+)
+def test_missing_extra_or_protocol_is_logged_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str, message: str
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert tracing_of("api", accounts=False, environ={ENDPOINT: URL}) is OFF
-    assert [record.message for record in caplog.records] == ["tracing is off: it is not installed"]
-
-
-def test_unsupported_protocol_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    environ = {ENDPOINT: URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    if not protocol:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    environ = {ENDPOINT: URL, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
     assert tracing_of("api", accounts=False, environ=environ) is OFF
-    assert [record.message for record in caplog.records] == ["tracing is off: its protocol is not supported"]
+    assert [record.message for record in caplog.records] == [message]
 
 
 @pytest.mark.parametrize(

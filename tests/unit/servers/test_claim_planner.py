@@ -48,17 +48,12 @@ def test_remote_run_gets_a_permit_of_its_own_server() -> None:
     there = Server(Running(), 1, health=Health(status=HealthStatus.READY))
     new, taken_over = Claim(RECORD, Raw(b"{}")), Claim(replace(RECORD, remote="job 7"), Raw(b"{}"))
     free = [*permits(1, there), *permits(1)]
-    assert [permit.server for permit in ClaimPlanner().take(ClaimRequest(count=2), [new, taken_over], free)] == [
-        SERVER,
-        there,
-    ]
+    taken = ClaimPlanner().take(ClaimRequest(count=2), [new, taken_over], free)
+    assert [permit.server for permit in taken] == [SERVER, there]
 
 
-def test_only_permits_bound_a_claim_without_a_batch() -> None:
+def test_only_permits_and_a_maximum_bound_a_claim_without_a_batch() -> None:
     assert asked(ClaimPlanner(), 5) == ClaimRequest(count=5)
-
-
-def test_one_claim_asks_for_only_a_few_of_many_permits() -> None:
     assert asked(ClaimPlanner(), MOST_AT_ONCE + 1).count == MOST_AT_ONCE
 
 
@@ -118,31 +113,27 @@ def test_many_permits_skip_no_more_than_single_ones() -> None:
     assert (asked(planner, 20).count, asked(planner, 20).warm) == (MOST_SKIPS, "b")
 
 
-def another_server() -> Server:
-    return Server(ScriptedRunner(), 2, health=Health(status=HealthStatus.READY))
-
-
-def warmed(planner: ClaimPlanner, key: str, server: Server) -> None:
-    request = planner.next(permits(1, server))
-    assert request is not None
-    leave(*planner.take(request, claims(key), permits(1, server)))
+def warm(*keys: str) -> tuple[ClaimPlanner, Server, Server]:
+    """Return a planner and two servers that are warm for these keys, or for the last of theirs."""
+    planner = ClaimPlanner()
+    first, second = (Server(ScriptedRunner(), 2, health=Health(status=HealthStatus.READY)) for _ in "12")
+    for key, server in zip(keys, (first, second, second), strict=False):
+        request = planner.next(permits(1, server))
+        assert request is not None
+        leave(*planner.take(request, claims(key), permits(1, server)))
+    return planner, first, second
 
 
 def test_each_server_is_asked_for_what_it_ran_itself() -> None:
-    planner, first, second = ClaimPlanner(), another_server(), another_server()
-    warmed(planner, "a", first)
-    warmed(planner, "b", second)
+    planner, first, second = warm("a", "b")
     assert planner.next(permits(1, first)) == ClaimRequest(count=1, warm="a")
     assert planner.next(permits(1, second)) == ClaimRequest(count=1, warm="b")
-    assert planner.next([*permits(1, first), *permits(2, second)]) == ClaimRequest(count=1, warm="a"), (
-        "the others are asked for next"
-    )
+    both = [*permits(1, first), *permits(2, second)]
+    assert planner.next(both) == ClaimRequest(count=1, warm="a"), "the others are asked for next"
 
 
 def test_what_has_come_goes_to_the_server_that_is_warm_for_it() -> None:
-    planner, first, second = ClaimPlanner(), another_server(), another_server()
-    warmed(planner, "a", first)
-    warmed(planner, "b", second)
+    planner, first, second = warm("a", "b")
     free = [*permits(1, first), *permits(2, second)]
     taken = planner.take(ClaimRequest(count=3), claims("", "b", "a"), free)
     assert [permit.server for permit in taken] == [second, second, first]
@@ -150,12 +141,8 @@ def test_what_has_come_goes_to_the_server_that_is_warm_for_it() -> None:
 
 
 def test_what_is_warm_on_another_server_is_no_hit() -> None:
-    planner, first, second = ClaimPlanner(), another_server(), another_server()
-    warmed(planner, "a", first)
-    warmed(planner, "a", second)
-    assert planner.figures == {"warm_hit_ratio": "0.000"}
-    warmed(planner, "a", second)
-    assert planner.figures == {"warm_hit_ratio": "0.333"}
+    assert warm("a", "a")[0].figures == {"warm_hit_ratio": "0.000"}
+    assert warm("a", "a", "a")[0].figures == {"warm_hit_ratio": "0.333"}
 
 
 def test_restarted_server_is_warm_for_no_key() -> None:

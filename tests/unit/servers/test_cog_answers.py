@@ -13,11 +13,8 @@ ID = "a" * 26
 
 def read(status: int, body: object, *, retry_after: str | None = None, coglet: bool = True) -> Ended | Again:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return read_answer(
-        Answer(status=status, body=raw, headers={"retry-after": retry_after} if retry_after else {}),
-        prediction_id=ID,
-        coglet=coglet,
-    )
+    headers = {"retry-after": retry_after} if retry_after else {}
+    return read_answer(Answer(status=status, body=raw, headers=headers), prediction_id=ID, coglet=coglet)
 
 
 def ended(status: int, body: object, *, retry_after: str | None = None, coglet: bool = True) -> Ended:
@@ -45,29 +42,22 @@ def test_a_success_without_output_has_null(body: object) -> None:
     assert ended(200, body) == Ended(outcome=Outcome.SUCCEEDED, output=Raw(b"null"), logs="")
 
 
-def test_model_failure_loses_the_prefixes_of_coglet() -> None:
-    told = ended(200, failed("Prediction failed: Prediction failed: ValueError: it went wrong"))
-    assert (told.outcome, told.error) == (Outcome.FAILED, "ValueError: it went wrong")
-    assert told.metrics == {"predict_time": Raw(b"0.1")}
-    assert not told.server_is_dead
-
-
-def test_empty_logs_of_a_coglet_failure_say_nothing() -> None:
-    told = ended(200, failed("Prediction failed: no"))
-    assert (told.logs, told.output) == (None, None)
-
-
-def test_python_server_failure_keeps_logs_and_partial_output() -> None:
-    told = ended(200, failed("no", logs="Traceback\n", output=["a"]), coglet=False)
-    assert (told.logs, told.output) == ("Traceback\n", Raw(b'["a"]'))
-
-
-def test_failure_without_a_message_gets_one() -> None:
-    assert ended(200, failed("")).error == "The model failed without saying why"
-
-
-def test_a_million_prefixes_are_stripped_at_once() -> None:
-    assert ended(200, failed("Prediction failed: " * 1_000_000 + "x")).error == "x"
+@pytest.mark.parametrize(
+    ("body", "coglet", "error", "logs", "output"),
+    [
+        (failed("Prediction failed: Prediction failed: ValueError: no"), True, "ValueError: no", None, None),
+        (failed("no", logs="Traceback\n", output=["a"]), False, "no", "Traceback\n", Raw(b'["a"]')),
+        (failed(""), True, "The model failed without saying why", None, None),
+        (failed("Prediction failed: " * 1_000_000 + "x"), True, "x", None, None),
+    ],
+    ids=["prefixes of coglet", "Python server", "no message", "a million prefixes"],
+)
+def test_model_failure_keeps_what_the_model_said(
+    body: object, coglet: bool, error: str, logs: str | None, output: Raw | None
+) -> None:
+    metrics = {"predict_time": Raw(b"0.1")}
+    failure = Ended(outcome=Outcome.FAILED, error=error, logs=logs, output=output, metrics=metrics)
+    assert ended(200, body, coglet=coglet) == failure
 
 
 @pytest.mark.parametrize(
@@ -154,17 +144,10 @@ def test_not_ready_is_refused_with_retry_after(header: str | None, seconds: floa
     assert told == Ended(outcome=Outcome.REFUSED, error="Setup has not finished yet.", retry_after_s=seconds)
 
 
-def test_a_500_is_a_python_server_whose_worker_died() -> None:
-    told = ended(500, b"Internal Server Error")
-    assert (told.outcome, told.server_is_dead) == (Outcome.LOST, True)
-    assert told.error == "The model server answered 500: Internal Server Error"
-
-
-@pytest.mark.parametrize("status", [301, 404, 405, 418, 502, 999])
-def test_unknown_answer_is_lost_but_does_not_doubt_the_server(status: int) -> None:
-    told = ended(status, b"what?")
-    assert (told.outcome, told.server_is_dead) == (Outcome.LOST, False)
-    assert told.error == f"The model server answered {status}: what?"
+@pytest.mark.parametrize("status", [301, 404, 405, 418, 500, 502, 999])
+def test_unknown_answer_is_lost_and_only_a_500_doubts_the_server(status: int) -> None:
+    error = f"The model server answered {status}: what?"
+    assert ended(status, b"what?") == Ended(outcome=Outcome.LOST, error=error, server_is_dead=status == 500)
 
 
 @pytest.mark.parametrize(

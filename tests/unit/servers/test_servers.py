@@ -1,4 +1,5 @@
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -15,12 +16,18 @@ from tests.support.scripted_runner import ScriptedRunner
 READY = Health(status=HealthStatus.READY)
 
 
-def server(slots: int, *, health: Health = READY, rests_after: int | None = None, places: int = 0) -> Server:
-    server = Server(ScriptedRunner(), slots, health=health, since="first")
-    server.places = places
+def server(
+    slots: int, *, health: Health = READY, rests_after: int | None = None, places: int = 0, run_s: float = math.inf
+) -> Server:
+    server = Server(ScriptedRunner(), slots, health=health, since="first", places=places, run_s=run_s)
     if rests_after is not None:
         server.trust = Trust(rests_after)
     return server
+
+
+def alone(slots: int, **options: Any) -> tuple[Server, Servers]:
+    one = server(slots, **options)
+    return one, Servers([one])
 
 
 async def taken(servers: Servers) -> list[Permit]:
@@ -37,8 +44,7 @@ async def test_every_free_permit_comes_from_the_least_busy_server_first() -> Non
 
 @pytest.mark.parametrize("status", [status for status in HealthStatus if not Health(status=status).can_run])
 async def test_a_server_that_is_not_ready_has_no_permits_until_it_is(status: HealthStatus) -> None:
-    one = server(1, health=Health(status=status))
-    servers = Servers([one])
+    one, servers = alone(1, health=Health(status=status))
     waiting = asyncio.create_task(servers.permits.wait())
     servers.saw(one, replace(one.health, detail="seen again"))
     await asyncio.sleep(0)
@@ -59,21 +65,17 @@ async def test_releasing_a_permit_twice_frees_one_slot() -> None:
     assert servers.permits.busy == 1
 
 
-async def test_a_doubted_server_gets_no_work() -> None:
-    servers = Servers([server(2)])
+async def test_doubt_keeps_work_from_this_start_of_a_server() -> None:
+    one, servers = alone(2)
     permit, other = await taken(servers)
+    one.since = "second"
+    servers.doubt(permit)
+    assert servers.any_ready(), "the doubt is about an earlier start"
+    one.since = "first"
     servers.doubt(permit)
     servers.permits.release(other)
     assert not servers.any_ready()
-    assert servers.all[0].free == 0
-
-
-async def test_doubt_about_an_earlier_start_is_ignored() -> None:
-    servers = Servers([server(1)])
-    [permit] = await taken(servers)
-    servers.all[0].since = "second"
-    servers.doubt(permit)
-    assert servers.any_ready()
+    assert one.free == 0
 
 
 @pytest.mark.parametrize(
@@ -192,9 +194,7 @@ async def test_failing_server_rests_and_returns_with_one_run_at_a_time(monkeypat
     servers = Servers([one, other])
     first, beside, second = await taken(servers)
     assert [first.server, beside.server, second.server] == [one, other, one]
-    for permit in (first, second):
-        servers.ended(permit, Ended(outcome=Outcome.REFUSED), unasked=True)
-        servers.permits.release(permit)
+    refuse(servers, first, second)
     assert not one.can_run
     assert one.trouble == "resting: 2 runs in a row failed on it"
     assert servers.any_ready(), "the other one goes on"
@@ -205,15 +205,17 @@ async def test_failing_server_rests_and_returns_with_one_run_at_a_time(monkeypat
     assert [permit.server for permit in await taken(servers)] == [one, one]
 
 
-async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> None:
-    one = server(64, rests_after=5)
-    servers = Servers([one])
-    for permit in await taken(servers):
+def refuse(servers: Servers, *permits: Permit) -> None:
+    for permit in permits:
         servers.ended(permit, Ended(outcome=Outcome.REFUSED), unasked=True)
         servers.permits.release(permit)
+
+
+async def test_runs_that_fail_together_are_one_reason_to_rest(caplog: Any) -> None:
+    one, servers = alone(64, rests_after=5)
+    refuse(servers, *await taken(servers))
     one.is_resting = False  # it is back, and refuses once more
-    [trial] = await taken(servers)
-    servers.ended(trial, Ended(outcome=Outcome.REFUSED), unasked=True)
+    refuse(servers, *await taken(servers))
     assert [record.rest_s for record in caplog.records if hasattr(record, "rest_s")] == [1, 2]
 
 
@@ -244,8 +246,7 @@ async def test_run_that_no_server_knows_keeps_its_permit() -> None:
 
 
 async def test_stopped_run_does_not_count_against_its_server() -> None:
-    one = server(1, rests_after=1)
-    servers = Servers([one])
+    one, servers = alone(1, rests_after=1)
     [permit] = await taken(servers)
     servers.ended(permit, Ended(outcome=Outcome.CANCELED), unasked=False)
     assert one.can_run
@@ -272,8 +273,7 @@ def test_no_order_of_takes_exceeds_the_slots(slots: list[int], steps: list[int |
 
 
 async def test_short_runs_get_permits_ahead_which_take_slots_in_order() -> None:
-    one = server(8)
-    servers = Servers([one])
+    one, servers = alone(8)
     running = await taken(servers)
     assert servers.permits.take_ahead() == []  # the run time is unknown yet
     one.run_s = 0.1
@@ -305,9 +305,7 @@ async def test_run_duration_is_measured_on_successful_runs() -> None:
 
 async def test_long_wait_for_a_turn_ends_permits_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("director.servers.server.TURN_WITHIN_S", 0)
-    one = server(1)
-    one.run_s = 0.1
-    servers = Servers([one])
+    _, servers = alone(1, run_s=0.1)
     await taken(servers)
     [waiting] = servers.permits.take_ahead()
     assert not await servers.permits.turn(waiting)
@@ -316,9 +314,7 @@ async def test_long_wait_for_a_turn_ends_permits_ahead(monkeypatch: pytest.Monke
 
 
 async def test_waiting_permit_gets_its_slot_once_the_doubted_server_is_back() -> None:
-    one = server(2)
-    one.run_s = 0.1
-    servers = Servers([one])
+    one, servers = alone(2, run_s=0.1)
     permit, other = await taken(servers)
     [waiting] = servers.permits.take_ahead()
     servers.doubt(permit)
@@ -331,8 +327,7 @@ async def test_waiting_permit_gets_its_slot_once_the_doubted_server_is_back() ->
 
 
 async def test_batch_frees_its_slot_with_its_last_place() -> None:
-    one = server(2, places=3)
-    servers = Servers([one])
+    one, servers = alone(2, places=3)
     permits = await taken(servers)
     first, second = permits[:3], permits[3:]
     assert [len({permit.batch for permit in each}) for each in (first, second, permits)] == [1, 1, 2]
@@ -345,8 +340,7 @@ async def test_batch_frees_its_slot_with_its_last_place() -> None:
 
 
 async def test_failed_batch_request_counts_as_one_failure() -> None:
-    one = server(1, places=4, rests_after=3)
-    servers = Servers([one])
+    one, servers = alone(1, places=4, rests_after=3)
     for permit in await taken(servers):
         servers.ended(permit, Ended(outcome=Outcome.FAILED), unasked=True)
         servers.permits.release(permit)

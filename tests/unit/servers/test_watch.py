@@ -1,5 +1,6 @@
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -16,10 +17,13 @@ from tests.support.scripted_runner import ScriptedRunner
 READY = Health(status=HealthStatus.READY, since="first", server="coglet 1")
 DEFUNCT = Health(status=HealthStatus.DEFUNCT, since="first")
 AWAY = Health(status=HealthStatus.UNREACHABLE)
+ILL = Health(status=HealthStatus.UNHEALTHY, since="first")
+FAILED = Health(status=HealthStatus.SETUP_FAILED, since="first")
+BUSY = replace(READY, status=HealthStatus.BUSY)
 
 
 class Watched:
-    """A server under watch; `registered` has what was registered, and `redis_is_away` makes that fail."""
+    """A server under watch."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -55,20 +59,6 @@ class Watched:
         self.servers.permits.release(permit)
 
 
-class Faulty:
-    """A look at a server that breaks the first time."""
-
-    def __init__(self, then: Health) -> None:
-        self.looks = 0
-        self._then = then
-
-    async def __call__(self) -> Health:
-        self.looks += 1
-        if self.looks == 1:
-            raise UnicodeError("label too long")
-        return self._then
-
-
 @pytest.fixture
 async def watched() -> Watched:
     return Watched()
@@ -78,7 +68,7 @@ async def test_a_server_is_registered_once_for_each_of_its_starts(watched: Watch
     await watched.look(replace(READY, status=HealthStatus.STARTING))
     assert not watched.servers.any_ready()
     await watched.look(READY)
-    await watched.look(replace(READY, status=HealthStatus.BUSY))
+    await watched.look(BUSY)
     assert watched.servers.any_ready()
     await watched.look(replace(READY, since="second", server="coglet 2"))
     assert watched.registered == ["coglet 1", "coglet 2"]
@@ -96,32 +86,13 @@ async def test_failed_registration_is_repeated_before_any_work(watched: Watched)
 
 
 async def test_watch_goes_on_after_a_fault(watched: Watched, caplog: Any) -> None:
-    watched.runner.health = faulty = Faulty(READY)  # type: ignore[method-assign]
+    watched.runner.health = health = AsyncMock(side_effect=[UnicodeError("label too long"), READY, READY])  # type: ignore[method-assign]
     watching = asyncio.create_task(watched.watch.run())
-    await eventually(lambda: faulty.looks, "looked once", until=(1).__eq__)
+    await eventually(lambda: health.await_count, "looked once", until=(1).__eq__)
     watched.clock.pass_time(LATER_S)
     await eventually(watched.servers.any_ready, "ready")
     assert "looking at a model server broke" in caplog.messages
     watching.cancel()
-
-
-async def test_a_server_whose_worker_is_dead_is_asked_to_end_once(watched: Watched) -> None:
-    await watched.look(READY)
-    for _ in range(3):
-        await watched.look(DEFUNCT)
-        watched.clock.pass_time(1)
-    assert watched.runner.shutdowns == 1
-    assert not watched.servers.any_ready()
-    watched.clock.pass_time(END_AGAIN_S)
-    await watched.look(DEFUNCT)
-    assert watched.runner.shutdowns == 2  # it should have been gone for long
-
-
-async def test_server_that_did_not_answer_is_asked_again_to_end(watched: Watched) -> None:
-    watched.runner.hears_shutdown = False
-    await watched.look(DEFUNCT)
-    await watched.look(DEFUNCT)
-    assert watched.runner.shutdowns == 2
 
 
 async def test_doubted_server_gets_no_work_until_its_restart(watched: Watched) -> None:
@@ -178,9 +149,6 @@ async def test_restarted_server_is_not_ended_again(watched: Watched) -> None:
     assert watched.servers.any_ready()
 
 
-BUSY = replace(READY, status=HealthStatus.BUSY)
-
-
 async def test_server_busy_with_foreign_runs_is_restarted(watched: Watched) -> None:
     await watched.look(READY)
     await watched.look(BUSY)
@@ -220,12 +188,11 @@ async def test_server_without_a_start_time_leaves_doubt_once_away(watched: Watch
 CHANGED = "the health of a model server changed"
 
 
-async def test_it_says_why_a_server_is_not_ready(watched: Watched, caplog: Any) -> None:
-    failed = Health(status=HealthStatus.SETUP_FAILED, detail="no weights", setup=Setup(logs="Traceback …"))
+async def test_failed_setup_is_logged_once_with_its_logs(watched: Watched, caplog: Any) -> None:
+    failed = replace(FAILED, setup=Setup(logs="Traceback …"))
     await watched.look(failed)
     await watched.look(failed)
     [said] = [record for record in caplog.records if record.message == CHANGED]
-    assert (said.levelname, said.status, said.detail) == ("ERROR", "setup_failed", "no weights")
     assert watched.server.health == failed
     assert said.setup_logs == "Traceback …"
 
@@ -251,7 +218,7 @@ async def test_each_health_status_has_its_own_consequences(watched: Watched, cap
     assert watched.servers.standing.state == standing
     assert watched.server.trouble == ("" if works else f"{status}: so it says")
     [said] = [each for each in caplog.records if each.message == CHANGED]
-    assert (said.levelname, said.status) == (level, status)
+    assert (said.levelname, said.status, said.detail) == (level, status, "so it says")
 
 
 async def test_each_setup_is_noted_once_at_its_end(watched: Watched) -> None:
@@ -281,30 +248,37 @@ async def test_server_without_setup_report_has_no_setup_noted(watched: Watched) 
     assert watched.noted == []
 
 
-async def test_failed_setup_is_retried_only_if_configured(watched: Watched) -> None:
-    failed = Health(status=HealthStatus.SETUP_FAILED, since="first")
-    for _ in range(3):
-        await watched.look(failed)
-        watched.clock.pass_time(86_400)
-    assert watched.runner.shutdowns == 0
+# The looks at a server, each with the seconds after it, and how often it is asked to end
+ENDS = {
+    "dead worker": ([(READY, 0), *[(DEFUNCT, 1)] * 3], 1),
+    "dead worker long after the request": ([(READY, 0), (DEFUNCT, 1), (DEFUNCT, END_AGAIN_S), (DEFUNCT, 0)], 2),
+    "failed setup": ([(FAILED, 86_400)] * 3, 0),
+    "unhealthy for a moment": ([(READY, 0), (ILL, UNHEALTHY_S - 1), (ILL, 0)], 0),
+    "unhealthy for long": ([(READY, 0), (ILL, UNHEALTHY_S + 1), (ILL, 0)], 1),
+}
 
 
-async def test_idle_unhealthy_server_is_asked_to_end(watched: Watched) -> None:
-    ill = Health(status=HealthStatus.UNHEALTHY, since="first")
-    await watched.look(READY)
-    await watched.look(ill)
-    watched.clock.pass_time(UNHEALTHY_S - 1)
-    await watched.look(ill)
-    assert watched.runner.shutdowns == 0
-    watched.clock.pass_time(2)
-    await watched.look(ill)
-    assert watched.runner.shutdowns == 1
+@pytest.mark.parametrize(("looks", "shutdowns"), ENDS.values(), ids=list(ENDS))
+async def test_unwell_server_is_asked_to_end(
+    watched: Watched, looks: list[tuple[Health, float]], shutdowns: int
+) -> None:
+    for health, seconds in looks:
+        await watched.look(health)
+        watched.clock.pass_time(seconds)
+    assert watched.runner.shutdowns == shutdowns
+    assert not watched.servers.any_ready()
+
+
+async def test_server_that_did_not_answer_is_asked_again_to_end(watched: Watched) -> None:
+    watched.runner.hears_shutdown = False
+    await watched.look(DEFUNCT)
+    await watched.look(DEFUNCT)
+    assert watched.runner.shutdowns == 2
 
 
 async def test_server_that_cannot_restart_is_not_asked_to_end(watched: Watched) -> None:
     watched.runner.capabilities = Capabilities(restarts=False)
-    ill = Health(status=HealthStatus.UNHEALTHY, since="first")
     for _ in range(3):
-        await watched.look(ill)
+        await watched.look(ILL)
         watched.clock.pass_time(10 * UNHEALTHY_S)
     assert watched.runner.shutdowns == 0

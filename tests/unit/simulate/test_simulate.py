@@ -68,20 +68,10 @@ def test_a_wrong_line_is_named(file: Path, line: str, says: str) -> None:
     assert "line 2" in str(caught.value)
 
 
-def test_a_last_line_that_is_still_written_is_left_out(file: Path) -> None:
-    file.write_text('{"at_s": 0, "run_s": 1}\n{"at_s": 1, "ru')
-    assert len(read(file)) == 1
-
-
-def test_whole_last_line_counts_without_a_newline(file: Path) -> None:
-    file.write_text('{"at_s": 0, "run_s": 1}\n{"at_s": 1, "run_s": 1}')
-    assert len(read(file)) == 2
-
-
-def test_file_without_lines_is_named_and_not_called_empty(file: Path) -> None:
-    file.write_bytes(b"\x1f\x8b\x08 no line")
-    with pytest.raises(SettingsError, match="line 1"):
-        read(file)
+@pytest.mark.parametrize(("last", "count"), [('"ru', 1), ('"run_s": 1}', 2)], ids=["still written", "whole"])
+def test_last_line_without_a_newline_counts_if_whole(file: Path, last: str, count: int) -> None:
+    file.write_text('{"at_s": 0, "run_s": 1}\n{"at_s": 1, ' + last)
+    assert len(read(file)) == count
 
 
 def test_a_pipe_is_read_as_a_file_is(file: Path, log: "Logged") -> None:
@@ -102,10 +92,14 @@ def test_a_step_at_no_time_is_a_wrong_line(file: Path, log: "Logged", at: int) -
         read(file)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_a_file_with_nothing_in_it_is_refused(file: Path, text: str) -> None:
-    file.write_text(text)
-    with pytest.raises(SettingsError, match="no run time is known"):
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [(b"", "no run time is known"), (b"\n\n", "no run time is known"), (b"\x1f\x8b\x08 no line", "line 1")],
+    ids=["empty", "empty lines", "no lines"],
+)
+def test_a_file_with_nothing_in_it_is_refused(file: Path, data: bytes, says: str) -> None:
+    file.write_bytes(data)
+    with pytest.raises(SettingsError, match=says):
         read(file)
 
 
@@ -307,11 +301,8 @@ def test_a_report_has_the_figures_of_the_play() -> None:
     assert found.per_minute == 80.0
     assert (found.waiting_mean, found.waiting_most) == (0.5, 2)
     assert (found.waits["all"].p50, found.waits["all"].p90, found.waits["all"].most) == (0.0, 1.0, 1.0)
-    assert [(each.account, each.predictions, each.served) for each in found.accounts] == [
-        ("b", 2, 0.6),
-        ("a", 2, 0.4),
-        ("c", 2, 0.0),
-    ]
+    accounts = [(each.account, each.predictions, each.served) for each in found.accounts]
+    assert accounts == [("b", 2, 0.6), ("a", 2, 0.4), ("c", 2, 0.0)]
 
 
 def test_over_time_all_adds_up_to_the_whole() -> None:

@@ -56,19 +56,17 @@ def test_final_outcomes_have_no_next_attempt(delivery: Delivery, outcome: str, t
     assert (result.outcome, result.delay_s) == (outcome, None)
 
 
-def test_requested_delay_of_a_receiver_is_honoured() -> None:
-    patient = Delivery(ok=False, status=503, retry_after_s=600.0)
-    assert noted(patient) == failed(600, is_asked=True)
-
-
-def test_receiver_cannot_shorten_the_schedule() -> None:
-    hasty = Delivery(ok=False, status=503, retry_after_s=0.0)
-    assert noted(hasty, tellings=3) == failed(30)
-
-
-def test_requested_delay_does_not_prolong_the_schedule() -> None:
-    patient = Delivery(ok=False, status=503, retry_after_s=600.0)
-    assert noted(patient, tellings=LAST + 1).outcome == "given_up"
+@pytest.mark.parametrize(
+    ("asked_s", "tellings", "expected"),
+    [
+        (600.0, 0, failed(600, is_asked=True)),
+        (0.0, 3, failed(30)),
+        (600.0, LAST + 1, Noted("given_up", host_answers=False)),
+    ],
+    ids=["longer", "shorter", "after the last wait"],
+)
+def test_requested_delay_only_lengthens_a_wait_of_the_schedule(asked_s: float, tellings: int, expected: Noted) -> None:
+    assert noted(Delivery(ok=False, status=503, retry_after_s=asked_s), tellings=tellings) == expected
 
 
 @pytest.mark.parametrize(
