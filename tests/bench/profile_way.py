@@ -1,13 +1,10 @@
-"""What one prediction's way costs: CPU µs of each process, and commands and reads of Redis, per prediction.
+"""Profile one prediction's way: CPU µs of each process, and commands and reads of Redis, per prediction.
 
-    python -m tests.bench.profile_way drain             one director with 64 slots, and a trivial model server
-    python -m tests.bench.profile_way accept            the API under POSTs, nothing runs
-    python -m tests.bench.profile_way wait              POSTs with `Prefer: wait`, API and one director
-    … --beside /another/checkout --rounds 5             both at the same time, and the median ratio
-    … --functions director                              where that process is, by function (cProfile)
-
-A tool, not a test: it judges nothing. CPU time and not speed, since others on the machine disturb it far less. The
-model server, the callers and this program are processes of their own, and not counted.
+python -m tests.bench.profile_way drain             one director with 64 slots, and a trivial model server
+python -m tests.bench.profile_way accept            the API under POSTs, nothing runs
+python -m tests.bench.profile_way wait              POSTs with `Prefer: wait`, API and one director
+… --beside /another/checkout --rounds 5             both at the same time, and the median ratio
+… --functions director                              where that process is, by function (cProfile)
 """
 
 import argparse
@@ -53,8 +50,6 @@ Figures = dict[str, float]
 
 
 class ModelServer(asyncio.Protocol):
-    """Answers each request at once, and whatever was asked."""
-
     BODIES: Final = {"/openapi.json": {"paths": {"/predictions": {"post": {}}}}, "/health-check": {"status": "READY"}}
 
     def connection_made(self, transport: Any) -> None:
@@ -74,8 +69,6 @@ class ModelServer(asyncio.Protocol):
 
 
 class Poster(asyncio.Protocol):
-    """One connection that sends the same request as often as it is answered."""
-
     def __init__(self, request: bytes, left: list[int], times: list[float]) -> None:
         self._request, self._left, self._times, self._got = request, left, times, b""
         self.over = asyncio.get_running_loop().create_future()
@@ -106,13 +99,11 @@ class Poster(asyncio.Protocol):
 
 
 async def serve_model(port: int) -> None:
-    """Until it is killed."""
     server = await asyncio.get_running_loop().create_server(ModelServer, "127.0.0.1", port)
     await server.serve_forever()
 
 
 async def post(port: int, token: str, wait: bool, runs: int, connections: int) -> None:
-    """Send so many requests over so many connections; print how long each took."""
     body = b'{"input":{"text":"hello"}}'
     prefer = b"prefer: wait\r\n" if wait else b""
     head = (
@@ -131,8 +122,6 @@ async def post(port: int, token: str, wait: bool, runs: int, connections: int) -
 
 
 class Process:
-    """One that is measured or plays a part."""
-
     def __init__(self, args: list[str], *, env: dict[str, str], profile: Path | None = None) -> None:
         ahead = [__file__, "under", str(profile)] if profile else []
         self._process = subprocess.Popen(
@@ -141,7 +130,6 @@ class Process:
 
     @property
     def cpu_us(self) -> float:
-        """User and system, of all its threads, since its start."""
         used = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(used[11]) + int(used[12])) * TICK_US
 
@@ -155,7 +143,7 @@ class Process:
 
 
 def under(profile: str, module: str, *args: str) -> None:
-    """Run a module under the profiler, by the CPU time of its thread: of the wall's, others here take a part."""
+    """Run a module under the profiler, by the CPU time of its thread."""
     sys.argv = [module, *args]
     # uvicorn raises the signal again once it has ended in good order
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -167,8 +155,6 @@ def under(profile: str, module: str, *args: str) -> None:
 
 
 class Stage:
-    """One round: a Redis, a model server, and the parts that are measured."""
-
     def __init__(self, given: argparse.Namespace, stack: AsyncExitStack) -> None:
         self.given = given
         self._stack = stack
@@ -216,7 +202,6 @@ class Stage:
                 await asyncio.sleep(0.01)
 
     async def measure(self) -> Figures:
-        """Warm, then measured."""
         runs = self.given.runs
         await self._ready(few := max(200, runs // 10))
         await self._work(few)
@@ -233,7 +218,6 @@ class Stage:
         return {name: self.parts[name].cpu_us for name in PARTS[self.given.what]}
 
     async def _ready(self, runs: int) -> None:
-        """Let so many wait, where that is not what is measured."""
         if self.given.what != "drain":
             return
         caller = Caller(self.redis, self.scripts)
@@ -269,7 +253,6 @@ async def _listens(port: int) -> bool:
 
 
 async def _redis_facts(redis: Redis) -> Figures:
-    """What it did since its start: its main thread's CPU, reads from sockets, scripts and the commands within them."""
     cpu, stats, commands = await asyncio.gather(redis.info("cpu"), redis.info("stats"), redis.info("commandstats"))
     by_name = {name.removeprefix("cmdstat_").upper(): row for name, row in commands.items()}
     scripts = by_name.pop("EVALSHA", {"calls": 0, "usec": 0})
@@ -291,7 +274,6 @@ async def one_round(given: argparse.Namespace) -> Figures:
 
 
 async def in_checkout(given: argparse.Namespace, checkout: str) -> Figures:
-    """A round with the code of that checkout, and the program of this one."""
     asked = [f"--{name}={getattr(given, name)}" for name in ("runs", "slots", "connections")]
     asked += [f"--{name}" for name in ("durable", "cog") if getattr(given, name)]
     program = [sys.executable, __file__, given.what, *asked, "--json"]
@@ -304,7 +286,7 @@ async def in_checkout(given: argparse.Namespace, checkout: str) -> Figures:
 
 
 async def rounds(given: argparse.Namespace, checkouts: list[str]) -> list[list[Figures]]:
-    """Of each checkout its rounds. Those of a round go at the same time: what others here do disturbs them alike."""
+    """Return the rounds of each checkout. All checkouts run at once, so noise disturbs them alike."""
     found = [
         await asyncio.gather(*(in_checkout(given, checkout) for checkout in checkouts)) for _ in range(given.rounds)
     ]
@@ -345,7 +327,6 @@ def asked() -> argparse.Namespace:
 
 
 def show(found: list[list[Figures]]) -> None:
-    """A row for each figure: its median here; beside it that of the other checkout, and the median of the ratios."""
     for name in found[0][0]:
         rows = [[figures.get(name, 0.0) for figures in of_one] for of_one in found]
         cells = [f"{median(row):10.2f}" for row in rows]

@@ -1,8 +1,4 @@
-"""A small real model server other than Cog: the same model over a POST, over polling, and as OpenAI has it.
-
-The input says what a run does: it outputs `n` items of `text`, then one of `size` bytes, waits for the file `gate`, and
-`then` raises or ends the process. A run that is abandoned or stopped leaves a file `<gate>.stopped`.
-"""
+"""A small real model server other than Cog: one model over a POST, over polling, and as OpenAI has it."""
 
 import asyncio
 import json
@@ -33,13 +29,10 @@ REFUSALS: Final = {"full": 503, "busy": 429, "conflict": 409, "invalid": 422, "t
 
 
 class ModelServer(Struct, frozen=True, kw_only=True):
-    """A running model server."""
-
     url: str
     pid: int
 
     def kill(self) -> None:
-        """Kill it at once, as a machine dies."""
         os.kill(self.pid, signal.SIGKILL)
 
 
@@ -112,7 +105,6 @@ async def _predict(request: Request) -> Response:
 
 
 async def _predict_all(request: Request) -> Response:
-    """Return the answers in a list, as requests that came together are answered. It runs one at a time."""
     [given] = (await request.json())["args"]
     answer = await _predicted(request, given)
     return JSONResponse([json.loads(bytes(answer.body))]) if answer.status_code == 200 and answer.body else answer

@@ -1,7 +1,4 @@
-"""Run the two benches of the queue alone, depth and fairness, and return their figures as those of one round.
-
-Depth calls a full queue and an empty one in turn, so its ratios are already made. Fairness measures no speed.
-"""
+"""Run depth and fairness and return their figures as those of one round."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +15,6 @@ MEMORY: Final = "memory of a waiting prediction"
 
 
 async def depth(options: Options) -> Found:
-    """Fill a queue with `options.waiting` predictions and measure it: a million take minutes to add."""
     waiting = options.many(options.waiting)
     began = time.monotonic()
     figures = await depth_figures(DepthOptions(waiting=waiting, rounds=options.many(3_000)), _indented(options))

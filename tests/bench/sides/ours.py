@@ -1,7 +1,4 @@
-"""The product as it is shipped: API, director and keeper, each a process, with one account and one model.
-
-Changes no setting but addresses, slots and what a bench names: logs are written, every promise is kept.
-"""
+"""Run the product as it is shipped, each of its processes apart, with one account and one model."""
 
 import asyncio
 import sys
@@ -38,8 +35,6 @@ HTTP: Final = {"kind": "http", "path": "/run", "output": "/output"}
 
 
 class Ours:
-    """One installation. What runs of it is for each bench to say."""
-
     def __init__(self, server: OwnRedis, scripts: Scripts, token: str) -> None:
         self.server = server
         self.scripts = scripts
@@ -51,13 +46,11 @@ class Ours:
         return {"authorization": f"Bearer {self.token}"}
 
     def asks(self, url: str, **how: Any) -> Load:
-        """Predictions over HTTP, each held until its end."""
         body = msgspec.json.encode({"version": VERSION, "input": INPUT}).decode()
         given = {"headers": self.headers | {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
         return Load(url=f"{url}/v1/predictions", body=body, **given)
 
     async def preload(self, many: int) -> list[PredictionId]:
-        """So many wait, as the API would have filed them."""
         streams, clock = shard(ACCOUNT, streams=16, size=2), SystemClock()
 
         async def file() -> PredictionId:
@@ -84,7 +77,6 @@ class Ours:
         return filed
 
     async def end(self, many: int) -> None:
-        """Claim so many of those that wait, and let each succeed."""
         left = many
         while left:
             nonce = f"bench{left}"
@@ -105,7 +97,6 @@ class Ours:
             )
 
     async def live(self) -> int:
-        """How many have not ended."""
         return (await self.scripts.stats(self.queue)).live
 
     async def over(self, *alive: Child) -> None:
@@ -118,7 +109,6 @@ class Ours:
     def director(
         self, model_url: str, *, slots: int = SLOTS, runner: dict[str, Any] = HTTP, **env: Any
     ) -> Iterator[Child]:
-        """One for this model server."""
         variables = {
             "MODEL": MODEL,
             "VERSION": VERSION,
@@ -138,7 +128,6 @@ class Ours:
 
     @asynccontextmanager
     async def api(self, **env: Any) -> AsyncIterator[tuple[str, Child]]:
-        """Its address, once it answers."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         with self._process("api", "api", "", {"PORT": port, **env}) as api:
@@ -153,7 +142,6 @@ class Ours:
 
 @asynccontextmanager
 async def ours(server: OwnRedis) -> AsyncIterator[Ours]:
-    """An installation on this server: its model is known, its account has a token, and nothing runs yet."""
     gatherer = Gatherer(server.redis)
     scripts = Scripts(gatherer)
     catalog = Catalog(server.redis, scripts, SystemClock())
@@ -166,8 +154,6 @@ async def ours(server: OwnRedis) -> AsyncIterator[Ours]:
 
 
 class Answers(Struct):
-    """Asks one address until somebody answers there."""
-
     url: str
 
     async def __call__(self) -> bool:
@@ -179,5 +165,4 @@ class Answers(Struct):
 
 
 async def answers(url: str, *alive: Child) -> None:
-    """Wait until there is an answer that is no fault."""
     await until(f"{url} answers", Answers(url), limit_s=START_S, alive=alive)

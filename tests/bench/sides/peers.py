@@ -1,7 +1,4 @@
-"""The peers: what is installed for each, and where; how jobs are filed, and run.
-
-Each has an environment outside the repository, made once. Uses the network then, and never while it measures.
-"""
+"""Install peers in environments outside the repository, file their jobs and run their workers."""
 
 import os
 import subprocess
@@ -29,7 +26,7 @@ class NotInstalled(Exception):
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """`needs`: what is installed. `work`: how its Python, or Node, is told to run jobs; `jobs` take a few seconds."""
+    """`needs`: packages. `work`: the command that runs `jobs`, which take a few seconds."""
 
     name: str
     version: str
@@ -53,14 +50,12 @@ class Peer(Struct, frozen=True, kw_only=True):
 
     @property
     def install(self) -> list[str]:
-        """The command that puts what it needs into its home."""
         if self.is_node:
             return ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.home), *self.needs]
         pip = [sys.executable, "-m", "pip", "--python", self.program, "install", "--quiet"]
         return [*pip, "--disable-pip-version-check", *self.needs]
 
     def file(self, server: OwnRedis, many: int) -> None:
-        """Let so many jobs wait."""
         command = [self.program, f"{self.name}_job.{'cjs' if self.is_node else 'py'}", str(many)]
         env = os.environ | self._env(server, "")
         filing = subprocess.run(command, cwd=JOBS, env=env, capture_output=True, text=True, timeout=FILE_S, check=False)
@@ -69,7 +64,6 @@ class Peer(Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def worker(self, server: OwnRedis, model_url: str) -> Iterator[Child]:
-        """One process that runs jobs, 64 at once."""
         with child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url)) as worker:
             yield worker
 
@@ -124,7 +118,6 @@ PEERS: Final = (
 
 
 def installed(peer: Peer) -> Peer:
-    """Make its environment where there is none yet. Raises NotInstalled."""
     stamp = peer.home / "installed"
     wanted = "\n".join(peer.needs)
     if stamp.exists() and stamp.read_text() == wanted:
