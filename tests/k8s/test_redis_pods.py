@@ -29,7 +29,6 @@ SECRETS = {
 
 @pytest.fixture
 def etc(tmp_path: Path) -> Path:
-    """What a pod of `ha` has in /etc/redis."""
     folder = tmp_path / "etc-redis"
     folder.mkdir()
     for source in (
@@ -46,7 +45,6 @@ def etc(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """What the scripts call, with the real server among them. Nobody answers as a Sentinel."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "valkey-server").symlink_to(binary("valkey"))
@@ -67,7 +65,6 @@ def surroundings(tmp_path: Path, programs: Path) -> dict[str, str]:
 
 
 def placed(etc: Path, tmp_path: Path) -> Path:
-    """The socket of a server whose data is the test's."""
     socket, conf = tmp_path / "s", etc / "redis.conf"
     conf.write_text(conf.read_text().replace("dir /data", f"dir {tmp_path}\nport 0\nunixsocket {socket}"))
     return socket
@@ -75,7 +72,6 @@ def placed(etc: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def started(script: Path, env: dict[str, str]) -> Iterator[None]:
-    """A server that a script becomes, until the test is over."""
     process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL)
     try:
         yield
@@ -85,7 +81,6 @@ def started(script: Path, env: dict[str, str]) -> Iterator[None]:
 
 
 def asked(socket: Path, user: str | None, password: str | None, *command: str | bytes) -> Any:
-    """The answer, once anybody listens."""
     until = time.monotonic() + 20
     with Redis(unix_socket_path=str(socket), username=user, password=password, protocol=2, retry=NO_RETRIES) as redis:
         while True:

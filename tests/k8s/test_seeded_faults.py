@@ -1,4 +1,4 @@
-"""Each fault that somebody may put into a manifest is found, and the line that says so names it."""
+"""Each seeded fault in a manifest is found, and the complaint names it."""
 
 import re
 from collections.abc import Callable
@@ -18,8 +18,6 @@ Change = Callable[[list[Manifest]], Any]
 
 
 class Fault(Struct, frozen=True):
-    """What is done to an overlay, and what is said then."""
-
     change: Change
     said: str
     overlay: str = "small"
@@ -382,7 +380,6 @@ def test_each_rule_is_broken_by_some_fault() -> None:
 
 @cache
 def found(name: str) -> list[str]:
-    """What the rules say of a fault."""
     objects = overlay(FAULTS[name].overlay)
     FAULTS[name].change(objects)
     return complaints(objects)

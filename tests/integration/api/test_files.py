@@ -69,7 +69,6 @@ async def upload(api: AsyncClient, data: bytes = DATA, name: str = "cat.png", **
 
 
 async def address_of(redis: Redis, file: dict[str, Any], *, owner: str = ACCOUNT, seconds: int = 60) -> str:
-    """Return the address from which a model server fetches the file."""
     expires_s = SystemClock().now_ms() // 1000 + seconds
     return await Links(redis, SystemClock()).download(
         owner, file["id"], name=file["name"], base="http://director.test", expires_s=expires_s
@@ -484,8 +483,6 @@ async def test_uploads_and_downloads_are_never_held_whole(
 
 @pytest.fixture
 def limited(redis: Redis, api: AsyncClient) -> Callable[[int | None], Awaitable[AsyncClient]]:
-    """Yield a client whose account has this storage limit. The API caches no older limit."""
-
     async def limit(most: int | None) -> AsyncClient:
         written = "none" if most is None else str(most)
         await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": written})

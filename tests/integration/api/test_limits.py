@@ -35,8 +35,6 @@ COMPUTE = {"compute_s_total": "100", "compute_s_per_day": "100"}
 
 @pytest.fixture
 def door(redis: Redis, served: Served) -> Door:
-    """Yield clients of an API that knows these limits of the account."""
-
     @asynccontextmanager
     async def enter(*, of_all: dict[str, Any] | None = None, **limits: str) -> AsyncIterator[httpx.AsyncClient]:
         await Accounts(redis).set_limits(ACCOUNT, limits)
@@ -80,7 +78,6 @@ async def test_creates_beyond_the_burst_are_refused_in_replicates_words(door: Do
 async def test_six_retries_at_once_are_one_denied_burst_and_create_nothing(
     door: Door, redis: Redis, scripts: Scripts, queue: QueueName
 ) -> None:
-    """Imitate a client that repeats refused requests without a pause."""
     async with door(rate="0.01", burst="1") as api:
         made = (await create(api)).json()
         refused = [(await create(api)).status_code for _ in range(6)]

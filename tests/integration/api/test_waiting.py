@@ -56,7 +56,6 @@ async def held(api: AsyncClient) -> int:
 
 @asynccontextmanager
 async def asked(api: AsyncClient, prefer: str = "wait=30") -> AsyncGenerator[list[httpx.Response]]:
-    """Create a prediction while the block runs. Afterwards the list has the answer."""
     answers: list[httpx.Response] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, prefer, answers)
