@@ -101,8 +101,7 @@ class Crowd:
         async with httpx.AsyncClient(trust_env=False) as http:
 
             async def load() -> dict[str, int]:
-                load: dict[str, int] = (await http.get(f"{self._live.url}/readyz", timeout=LIMIT_S)).json()["load"]
-                return load
+                return (await http.get(f"{self._live.url}/readyz", timeout=LIMIT_S)).json()["load"]
 
             return await eventually(
                 load,

@@ -29,18 +29,15 @@ def named(objects: list[Manifest], kind: str, name: str) -> Manifest:
 
 def pod(objects: list[Manifest], name: str) -> Manifest:
     kind = "StatefulSet" if name == "redis" else "Deployment"
-    found: Manifest = named(objects, kind, name)["spec"]["template"]["spec"]
-    return found
+    return named(objects, kind, name)["spec"]["template"]["spec"]
 
 
 def first(objects: list[Manifest], name: str) -> Manifest:
-    found: Manifest = pod(objects, name)["containers"][0]
-    return found
+    return pod(objects, name)["containers"][0]
 
 
 def model(objects: list[Manifest]) -> Manifest:
-    found: Manifest = pod(objects, "director-painter")["initContainers"][0]
-    return found
+    return pod(objects, "director-painter")["initContainers"][0]
 
 
 def has(objects: list[Manifest], name: str, variable: str, value: str) -> None:

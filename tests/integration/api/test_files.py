@@ -64,8 +64,7 @@ def kept(folder: Path) -> list[Path]:
 async def upload(api: AsyncClient, data: bytes = DATA, name: str = "cat.png", **fields: str) -> dict[str, Any]:
     answer = await api.post("/v1/files", files={"content": (name, data, "image/png")}, data=fields)
     assert answer.status_code == 201, answer.text
-    shown: dict[str, Any] = answer.json()
-    return shown
+    return answer.json()
 
 
 async def address_of(redis: Redis, file: dict[str, Any], *, owner: str = ACCOUNT, seconds: int = 60) -> str:
@@ -497,8 +496,7 @@ Limited = Callable[[int | None], Awaitable[AsyncClient]]
 async def refused(api: AsyncClient, data: bytes) -> dict[str, Any]:
     answer = await api.post("/v1/files", files={"content": data})
     assert (answer.status_code, answer.json()["code"]) == (413, "storage_full"), answer.text
-    problem: dict[str, Any] = answer.json()
-    return problem
+    return answer.json()
 
 
 async def test_file_beyond_the_limit_is_refused_and_leaves_nothing(

@@ -79,8 +79,7 @@ async def api(service: Service) -> AsyncIterator[AsyncClient]:
 async def made(api: AsyncClient, **headers: str) -> dict[str, Any]:
     answer = await api.post("/v1/predictions", json=ASKED, headers=headers)
     assert answer.status_code == 201, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return answer.json()
 
 
 async def at(api: AsyncClient, site: str) -> str:

@@ -52,8 +52,7 @@ class Asker:
     async def create(self, live: LiveApi) -> dict[str, Any]:
         answer = await self.http.post(f"{live.url}/v1/predictions", json=BODY, headers=self.headers)
         assert answer.status_code == 201
-        made: dict[str, Any] = answer.json()
-        return made
+        return answer.json()
 
 
 @pytest.fixture
