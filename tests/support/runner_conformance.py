@@ -157,12 +157,12 @@ def _config(name: str) -> RunnerConfig:
     return decode_runner_config(json.dumps(CONFIGS[name]))
 
 
-def _old_kind(version: str) -> Kind:
+def _cog_kind(name: str, server: str, serve: Callable[..., AbstractAsyncContextManager[LiveServer]]) -> Kind:
     return Kind(
-        name=f"cog {version}",
-        server="cog (python)" if version in NAMELESS else f"cog {version}.",
+        name=name,
+        server=server,
         config=_config("cog"),
-        serve=partial(_old_cog, version),
+        serve=serve,
         invalid={"n": "three"},
         refuses=False,
         starting=(200, b'{"status": "STARTING"}'),
@@ -171,17 +171,13 @@ def _old_kind(version: str) -> Kind:
 
 
 SUBJECTS: Final = {
-    "cog": Kind(
-        name="cog",
-        server="coglet 0.",
-        config=_config("cog"),
-        serve=_coglet,
-        invalid={"n": "three"},
-        refuses=False,
-        starting=(200, b'{"status": "STARTING"}'),
-        health_path="/health-check",
-    ),
-    **{f"cog {version}": _old_kind(version) for version in OLD_COGS},
+    "cog": _cog_kind("cog", "coglet 0.", _coglet),
+    **{
+        (name := f"cog {version}"): _cog_kind(
+            name, "cog (python)" if version in NAMELESS else f"{name}.", partial(_old_cog, version)
+        )
+        for version in OLD_COGS
+    },
     "http": Kind(name="http", server="http", config=_config("http"), serve=_small, metrics={"units": 3}),
     "http batch": Kind(
         name="http batch", server="http", config=_config("http batch"), serve=_small, metrics={"units": 3}

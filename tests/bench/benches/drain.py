@@ -3,7 +3,7 @@
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Final
 
 import anyio.to_thread
@@ -37,7 +37,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     """`check` raises if a run has not ended."""
 
     each_bytes: float
-    begin: Callable[[], Iterator[Child]]
+    begin: Callable[[], AbstractContextManager[Child]]
     check: Callable[[int], Awaitable[None]]
 
 
@@ -91,7 +91,7 @@ async def _drained(side: Side, options: Options, model: ModelServer, server: Own
     many = options.many(side.many)
     async with side.filed(many) as ready:
         await model.times()
-        with contextmanager(ready.begin)() as process:
+        with ready.begin() as process:
 
             async def has(runs: int) -> bool:
                 return await model.count() >= runs or time.monotonic() > give_up
@@ -125,6 +125,7 @@ def _ours(server: OwnRedis, model: ModelServer) -> Side:
             await installation.preload(many)
             each = (await server.used_bytes() - before) / many
 
+            @contextmanager
             def begin() -> Iterator[Child]:
                 with installation.keeper(), installation.director(model.url) as director:
                     yield director
@@ -147,12 +148,7 @@ def _prototype(server: OwnRedis, model: ModelServer) -> Side:
         before = await server.used_bytes()
         await bare.preload(many)
         each = (await server.used_bytes() - before) / many
-
-        def begin() -> Iterator[Child]:
-            with bare.director(model.url) as director:
-                yield director
-
-        yield Ready(each_bytes=each, begin=begin, check=_unchecked)
+        yield Ready(each_bytes=each, begin=lambda: bare.director(model.url), check=_unchecked)
 
     return Side(name=PROTOTYPE, many=MANY, filed=filed)
 
@@ -164,12 +160,7 @@ def _peer(peer: Peer, server: OwnRedis, model: ModelServer) -> Side:
         before = await server.used_bytes()
         await anyio.to_thread.run_sync(peer.file, server, many)
         each = (await server.used_bytes() - before) / many
-
-        def begin() -> Iterator[Child]:
-            with peer.worker(server, model.url) as worker:
-                yield worker
-
-        yield Ready(each_bytes=each, begin=begin, check=_unchecked)
+        yield Ready(each_bytes=each, begin=lambda: peer.worker(server, model.url), check=_unchecked)
 
     return Side(name=peer.name, many=peer.jobs, filed=filed)
 
