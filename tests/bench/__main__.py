@@ -1,7 +1,4 @@
-"""The benches from the command line: `make bench`, `make bench-check`, `make bench-keep`, `make soak`.
-
-Nothing here is for a service that somebody uses: every bench starts what it measures, and ends it.
-"""
+"""Run the benches: `make bench`, `make bench-check`, `make bench-keep`, `make soak`."""
 
 import argparse
 import os
@@ -32,7 +29,7 @@ RESULTS: Final = ROOT / ".bench" / "results.jsonl"
 
 
 def main(arguments: list[str]) -> int:
-    """Do what was asked. 1 where a ratio has become worse, or a bench broke off."""
+    """Return 1 if a ratio has become worse or a bench broke off."""
     os.environ["PYTHONPATH"] = str(ROOT)  # of all that is started from here
     given = _parser().parse_args(arguments)
     code: int = given.act(given)
@@ -157,7 +154,6 @@ def _tables(given: argparse.Namespace) -> int:
 
 
 def tables_of(results: dict[str, Result]) -> dict[Path, dict[str, str]]:
-    """What the pages have between their marks."""
     return {
         README: {"targets": targets_table(results), "peers": peers_table(results)},
         ROOT / "README.md": {"pace": pace_table(results)},

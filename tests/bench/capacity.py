@@ -1,7 +1,4 @@
-"""What one Redis node carries, and what more of them would: arithmetic alone, of inputs that the benches measured.
-
-Measures nothing, and knows of no machine but by its inputs. What it says of larger machines is an estimate.
-"""
+"""Estimate what Redis nodes carry, by arithmetic on figures that the benches measured."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -21,7 +18,7 @@ GB: Final = 1 << 30
 
 
 class Inputs(Struct, frozen=True, kw_only=True):
-    """Of one prediction, unless it says otherwise. Times are of one core."""
+    """Costs of one prediction. Times are of one core."""
 
     redis_us: float
     api_us: float
@@ -49,7 +46,7 @@ INPUTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What is asked of it. `nodes`: Redis servers that the models are spread over; a model is on one of them."""
+    """`nodes`: Redis servers that share the models; a model is on one of them."""
 
     memory_gb: float = 16.0
     input_bytes: float = 1_000.0
@@ -73,7 +70,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
 
 def inputs_of(results: Mapping[str, Result]) -> Inputs:
-    """Medians of what was measured. Raises ValueError where something was not."""
+    """Return the medians of the measurements. Raises ValueError if one is missing."""
     found = {}
     for name, (bench, figure) in INPUTS.items():
         measured = results[bench].figure(figure) if bench in results else None
@@ -84,7 +81,6 @@ def inputs_of(results: Mapping[str, Result]) -> Inputs:
 
 
 def capacity(inputs: Inputs, plan: Plan) -> Capacity:
-    """Of all nodes together, where the models are spread evenly."""
     memory = FULL * plan.memory_gb * GB * plan.nodes
     per_s = BUSY * MICRO / inputs.redis_us * plan.nodes
     data_bytes = inputs.ended_bytes - inputs.record_bytes + 2 * plan.input_bytes  # an output as large as the input
@@ -111,7 +107,6 @@ PLANS: Final[Mapping[str, Plan]] = {
 
 
 def table(inputs: Inputs) -> str:
-    """The inputs, and what follows from them, as the page has it."""
     lines = ["| input | | measured by |", "|---|---|---|"]
     for name, (bench, figure) in INPUTS.items():
         unit = "bytes" if name.endswith("bytes") else "µs"

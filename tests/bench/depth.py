@@ -1,7 +1,4 @@
-"""Measure what a call costs on a queue where many predictions wait, beside the same call on an empty queue.
-
-Both queues are on one server and are called in turn, so that whatever slows the machine slows both.
-"""
+"""Measure calls on a full queue beside the same calls on an empty one, in turn on one server."""
 
 import asyncio
 import time
@@ -40,16 +37,12 @@ Taken = dict[str, list[float]]
 
 
 class DepthOptions(Struct, frozen=True, kw_only=True):
-    """The number of waiting predictions, of their tenants, and of measurements of each call on each queue."""
-
     waiting: int = 1_000_000
     tenants: int = 100
     rounds: int = 3_000
 
 
 class Side:
-    """One of the two queues, and its tenants."""
-
     def __init__(self, scripts: Scripts, name: str, *, tenants: int) -> None:
         self.queue = VirtualQueue(scripts, f"bench/{name}", POLICY)
         self._scripts = scripts
@@ -57,7 +50,6 @@ class Side:
         self._numbers = count()
 
     async def fill(self, jobs: int) -> None:
-        """Add predictions, one each millisecond, first to the account's list and then to the queue, as the API does."""
         for first in range(0, jobs, AT_ONCE):
             await asyncio.gather(*(self._submit() for _ in range(first, min(jobs, first + AT_ONCE))))
 
@@ -93,7 +85,6 @@ class Side:
 
 
 async def depth_figures(options: DepthOptions, say: Callable[[str], None]) -> list[Figure]:
-    """Fill one queue, measure both, and return what was found, each figure beside its bound."""
     async with own_server() as redis:
         gatherer = Gatherer(redis)
         full, empty = (Side(Scripts(gatherer), name, tenants=options.tenants) for name in ("full", "empty"))
@@ -109,7 +100,6 @@ async def depth_figures(options: DepthOptions, say: Callable[[str], None]) -> li
 
 
 async def _filled(redis: Redis, full: Side, jobs: int, say: Callable[[str], None]) -> Figure:
-    """Fill the queue; return the bytes of each prediction without its input, with all indexes."""
     before, began, added = await _used_bytes(redis), time.perf_counter(), 0
     for step in range(1, STEPS + 1):
         await full.fill(jobs * step // STEPS - added)

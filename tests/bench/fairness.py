@@ -1,7 +1,4 @@
-"""Judge how much one tenant, or one lane, costs the others: plays through the real scripts on a Valkey in memory.
-
-The bounds are on what a caller notices: how long it waits, and its part of the slots. No speed is measured.
-"""
+"""Judge how much one tenant or lane costs the others: plays through the real scripts on a Valkey in memory."""
 
 import math
 import random
@@ -35,9 +32,7 @@ HIGHS: Final = 25
 
 
 class FairnessOptions(Struct, frozen=True, kw_only=True):
-    """`salts`: the number of sets of account names, so of shards. `batch`: predictions of the large tenant, which is
-    also the number of starts in each other play.
-    """
+    """`salts`: sets of account names. `batch`: predictions of the large tenant, and starts in each other play."""
 
     salts: int = 20
     batch: int = FULL_BATCH
@@ -45,8 +40,6 @@ class FairnessOptions(Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """The server and options that the plays share. Each play begins on an empty server."""
-
     def __init__(self, redis: Redis, scripts: Scripts, options: FairnessOptions) -> None:
         self.options = options
         self._redis = redis
@@ -70,7 +63,6 @@ class Bench:
 async def fairness_figures(
     options: FairnessOptions, say: Callable[[str], None], scripts: Callable[[Gatherer], Scripts] = Scripts
 ) -> list[Figure]:
-    """Play everything and return what was found, each figure beside its bound."""
     async with own_server() as redis:
         gatherer = Gatherer(redis)
         bench = Bench(redis, scripts(gatherer), options)
@@ -84,9 +76,7 @@ async def fairness_figures(
 
 
 class Crowd(Struct, frozen=True):
-    """A tenant with a batch, and many with one prediction each. `crushed`: the lights with no stream of their own,
-    since all of theirs are the whale's.
-    """
+    """A tenant with a batch and many with one each. `crushed`: lights that share every stream with the batch."""
 
     whale: Tenant
     lights: list[Tenant]
@@ -159,7 +149,6 @@ async def _behind_a_batch(bench: Bench, say: Callable[[str], None]) -> list[Figu
 
 
 async def _equal_and_weighted(bench: Bench) -> list[Figure]:
-    """Tenants that always have predictions waiting: judge the part of the slot seconds that each gets."""
     figures = []
     for what, outstanding, slow in (("", 2, 1), ("", 40, 1), (", runs of half of them 10 × as long", 40, 10)):
         tenants = [Tenant(f"equal-{i}") for i in range(10)]
@@ -199,10 +188,6 @@ def _saturating(lane: str, *, tenants: int, outstanding: int) -> list[Load]:
 
 
 async def _lanes(bench: Bench) -> list[Figure]:
-    """Runs of one second: a low lane beside a high lane that is never empty, and single highs among many normals.
-
-    With two slots or more, a high gets one of them within a run, since no two turns in a row go to a lower lane.
-    """
     starts = max(LEAST_STARTS, bench.options.batch) // 2
     high, low = _saturating("high", tenants=4, outstanding=10), _saturating("low", tenants=1, outstanding=20)
     played = await bench.play(*high, *low, slots=1, until_s=starts)

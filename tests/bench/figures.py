@@ -20,7 +20,6 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 def verdicts(figures: Sequence[Figure]) -> str:
-    """A line for each: PASS or FAIL, what was found, and its bound."""
     width = max(len(figure.name) for figure in figures)
     return "\n".join(
         f"{'PASS' if figure.ok else 'FAIL'}  {figure.name:{width}}  {figure.value:>8.4g}{figure.unit}"
@@ -30,7 +29,6 @@ def verdicts(figures: Sequence[Figure]) -> str:
 
 
 def table(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """A row for each name, a column for each figure."""
     heads = list(next(iter(figures.values())))
     rows = [["", *heads], *([name, *(f"{row[head]:.3g}" for head in heads)] for name, row in figures.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads) + 1)]

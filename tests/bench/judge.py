@@ -1,7 +1,4 @@
-"""Has a ratio become worse than the one that was kept? Pure: made-up results judge as well as measured ones.
-
-Only ratios to something measured in the same rounds are judged, by their medians: a slower machine is no regression.
-"""
+"""Compare ratios to something measured in the same rounds with kept ones: a slower machine is no regression."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,7 +12,7 @@ MOST_WORSE: Final = 0.15
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One ratio, before and now. `worse`: by which part; below 0 it is better."""
+    """One ratio, before and now. `worse`: by this part; below 0 it is better."""
 
     bench: str
     figure: str
@@ -35,7 +32,6 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 def changes(before: Mapping[str, Result], now: Mapping[str, Result]) -> list[Change]:
-    """Of every ratio that both have, the worst first."""
     found = []
     for bench, result in now.items():
         for figure in (figure for figure in result.figures if figure.is_judged):
@@ -56,7 +52,6 @@ def changes(before: Mapping[str, Result], now: Mapping[str, Result]) -> list[Cha
 
 
 def told(found: list[Change]) -> str:
-    """A line for each."""
     return "\n".join(
         f"{'FAIL' if change.is_regression else 'ok  '}  {change.bench}: {change.figure} beside {change.beside}: "
         f"{change.now} ×, was {change.before} ×: {abs(change.worse):.0%} {'worse' if change.worse > 0 else 'better'}"

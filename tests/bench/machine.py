@@ -1,4 +1,4 @@
-"""What is said of the machine and the source beside every figure."""
+"""Describe the machine and the source beside every figure."""
 
 import os
 import platform
@@ -15,14 +15,13 @@ LOOK_S: Final = 0.5
 
 
 def machine(redis: str) -> Machine:
-    """This one. `redis`: the program and release that was measured with."""
     return Machine(
         cpu=_cpu(), cores=os.cpu_count() or 1, kernel=platform.release(), python=platform.python_version(), redis=redis
     )
 
 
 def commit() -> str:
-    """The commit of this source, with a `+` where something is changed that is not committed."""
+    """Return the commit, with a `+` if the source has uncommitted changes."""
     try:
         head = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
         changed = subprocess.check_output(["git", "status", "--porcelain", "-uno"], cwd=ROOT, text=True).strip()
@@ -32,7 +31,7 @@ def commit() -> str:
 
 
 def load() -> Load:
-    """The load average, in which what has just ended still is, and how many cores others keep busy now."""
+    """Return the load average and the cores that other processes keep busy now."""
     before = _cpu_ticks()
     time.sleep(LOOK_S)
     after = _cpu_ticks()
@@ -45,7 +44,6 @@ def now() -> str:
 
 
 def _cpu_ticks() -> tuple[int, int]:
-    """Of all cores so far: in use, and all."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # but for idle, and waiting for a disk
 

@@ -1,9 +1,4 @@
-"""Play hours of a queue in seconds: the real scripts on a real server, with a virtual time for each call.
-
-Loads may be closed: a tenant then sends the next prediction when one ended, which a recorded trace cannot do
-(`director.simulate.play`). Slots are only counted: a free slot claims at once, and a claim ends when its run time has
-passed. Nothing waits, and the same loads give the same play except for the ids.
-"""
+"""Play hours of a queue in seconds: the real scripts on a real server, with a virtual time for each call."""
 
 import asyncio
 import heapq
@@ -56,10 +51,7 @@ class Run(Struct, kw_only=True):
 
 
 class Played(Struct, kw_only=True):
-    """The play so far: the runs that were started, in order, and the predictions that still wait.
-
-    `is_stuck`: predictions wait and nothing more can happen.
-    """
+    """`is_stuck`: predictions wait and nothing more can happen."""
 
     now: int = 0
     is_stuck: bool = False
@@ -89,8 +81,6 @@ Happens = tuple[int, int, Load | tuple[Run, Claim], int]
 
 
 class _Play:
-    """A play in progress."""
-
     def __init__(self, queue: VirtualQueue, loads: Sequence[Load], *, slots: int) -> None:
         self.played = Played()
         self._queue = queue
@@ -108,7 +98,6 @@ class _Play:
         return bool(self._coming)
 
     async def step(self) -> None:
-        """Move to the next moment at which something happens: first ends, then arrivals, then claims."""
         now = self._coming[0][0]
         self.played.now, self._queue.now_ms = now, START_MS + now
         ended: list[tuple[Run, Claim]] = []

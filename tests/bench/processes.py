@@ -1,7 +1,4 @@
-"""Child processes of a bench: each in a session of its own, ended with the block, and what it uses of the machine.
-
-What a child starts itself counts with it. Reads /proc, so what is used can be told on Linux alone.
-"""
+"""Run child processes in sessions of their own, end them with the block and measure them through /proc."""
 
 import asyncio
 import os
@@ -17,14 +14,12 @@ from typing import Any, Final
 from director.local import child as until_we_end
 
 ROOT: Final = Path(__file__).parents[2]
-SETTINGS: Final = ("DIRECTOR_", "OTEL_")  # of somebody's own service
+SETTINGS: Final = ("DIRECTOR_", "OTEL_")  # of a service in use
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 LAST_LINES: Final = 2_000
 
 
 class Child:
-    """One that runs, with all that it started."""
-
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.name = name
         self.pid = process.pid
@@ -36,11 +31,10 @@ class Child:
         return self._process.poll() is None
 
     def said(self) -> str:
-        """The end of what it printed."""
         return self._log.read_text(errors="replace")[-LAST_LINES:]
 
     def cpu_s(self) -> float:
-        """Processor time so far, of those that are there now."""
+        """Return the processor time of the living processes."""
         return sum(int(stat[11]) + int(stat[12]) for stat in self._stats()) / TICKS
 
     def resident_bytes(self) -> int:
@@ -48,17 +42,14 @@ class Child:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def descriptors(self) -> int:
-        """Open files and sockets of the first process."""
         return sum(1 for _ in os.scandir(f"/proc/{self.pid}/fd"))
 
     def kill(self) -> None:
-        """All of it at once, as a machine dies."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def _stats(self) -> Iterator[list[str]]:
-        """The fields behind the name in /proc/PID/stat, of each process of its session."""
         for entry in os.scandir("/proc"):
             if entry.name.isdigit():
                 with suppress(OSError):
@@ -69,7 +60,7 @@ class Child:
 
 @contextmanager
 def child(name: str, command: Sequence[str], *, cwd: Path = ROOT, **env: Any) -> Iterator[Child]:
-    """Run it with these variables beside those of this process, but for settings; what it prints goes to a file."""
+    """Run a command without the settings of this process. Its output goes to a file."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     variables = outer | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in env.items()}
     with tempfile.NamedTemporaryFile(prefix=f"director-bench-{name}-") as log:
@@ -98,7 +89,7 @@ async def until(
     every_s: float = 0.02,
     alive: Sequence[Child] = (),
 ) -> None:
-    """Look until it is so. Raises TimeoutError, or ChildProcessError where one of these ended meanwhile."""
+    """Wait for the condition. Raises TimeoutError, or ChildProcessError if one of these ended."""
     give_up = time.monotonic() + limit_s
     while not await look():
         for one in alive:

@@ -1,13 +1,10 @@
-"""What one prediction's way costs: CPU µs of each process, and commands and reads of Redis, per prediction.
+"""Profile one prediction's way: CPU µs of each process, and commands and reads of Redis, per prediction.
 
-    python -m tests.bench.profile_way drain             one director with 64 slots, and a trivial model server
-    python -m tests.bench.profile_way accept            the API under POSTs, nothing runs
-    python -m tests.bench.profile_way wait              POSTs with `Prefer: wait`, API and one director
-    … --beside /another/checkout --rounds 5             both at the same time, and the median ratio
-    … --functions director                              where that process is, by function (cProfile)
-
-A tool, not a test: it judges nothing. CPU time and not speed, since others on the machine disturb it far less. The
-model server, the callers and this program are processes of their own, and not counted.
+python -m tests.bench.profile_way drain             one director with 64 slots, and a trivial model server
+python -m tests.bench.profile_way accept            the API under POSTs, nothing runs
+python -m tests.bench.profile_way wait              POSTs with `Prefer: wait`, API and one director
+… --beside /another/checkout --rounds 5             both at the same time, and the median ratio
+… --functions director                              where that process is, by function (cProfile)
 """
 
 import argparse
@@ -31,6 +28,7 @@ from typing import Any, Final
 import uvloop
 from redis.asyncio import Redis
 
+from director.bench.load import Load, ask
 from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
@@ -39,6 +37,7 @@ from director.core.clock import SystemClock
 from director.core.ids import queue_name
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
+from tests.bench.sides.ours import Answers
 from tests.support.cog import free_port
 from tests.support.live_director import Caller
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
@@ -48,13 +47,11 @@ TICK_US: Final = 1e6 / os.sysconf("SC_CLK_TCK")
 POST_PATH: Final = f"/v1/models/{MODEL}/predictions"
 PARTS: Final = {"drain": ("director",), "accept": ("api",), "wait": ("api", "director")}
 PATIENCE_S: Final = 300.0
-LATENCIES: Final = (50, 99)
+BODY: Final = '{"input":{"text":"hello"}}'
 Figures = dict[str, float]
 
 
 class ModelServer(asyncio.Protocol):
-    """Answers each request at once, and whatever was asked."""
-
     BODIES: Final = {"/openapi.json": {"paths": {"/predictions": {"post": {}}}}, "/health-check": {"status": "READY"}}
 
     def connection_made(self, transport: Any) -> None:
@@ -73,66 +70,12 @@ class ModelServer(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
 
-class Poster(asyncio.Protocol):
-    """One connection that sends the same request as often as it is answered."""
-
-    def __init__(self, request: bytes, left: list[int], times: list[float]) -> None:
-        self._request, self._left, self._times, self._got = request, left, times, b""
-        self.over = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._ask()
-
-    def _ask(self) -> None:
-        if not self._left[0]:
-            self._transport.close()
-            self.over.set_result(None)
-            return
-        self._left[0] -= 1
-        self._began = time.perf_counter()
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._got += data
-        end = self._got.find(b"\r\n\r\n")
-        length = int(self._got[:end].lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        if len(self._got) >= end + 4 + length:
-            if not self._got.startswith(b"HTTP/1.1 201"):
-                self.over.set_exception(RuntimeError(self._got.decode()))
-            self._got = b""
-            self._times.append(time.perf_counter() - self._began)
-            self._ask()
-
-
 async def serve_model(port: int) -> None:
-    """Until it is killed."""
     server = await asyncio.get_running_loop().create_server(ModelServer, "127.0.0.1", port)
     await server.serve_forever()
 
 
-async def post(port: int, token: str, wait: bool, runs: int, connections: int) -> None:
-    """Send so many requests over so many connections; print how long each took."""
-    body = b'{"input":{"text":"hello"}}'
-    prefer = b"prefer: wait\r\n" if wait else b""
-    head = (
-        f"POST {POST_PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n"
-    )
-    request = head.encode() + prefer + b"content-length: %d\r\n\r\n%s" % (len(body), body)
-    left, times = [runs], list[float]()
-    loop = asyncio.get_running_loop()
-    made = [
-        await loop.create_connection(lambda: Poster(request, left, times), "127.0.0.1", port)
-        for _ in range(connections)
-    ]
-    await asyncio.gather(*(poster.over for _, poster in made))
-    times.sort()
-    print(json.dumps({f"p{share}_ms": 1000 * times[len(times) * share // 100] for share in LATENCIES}))
-
-
 class Process:
-    """One that is measured or plays a part."""
-
     def __init__(self, args: list[str], *, env: dict[str, str], profile: Path | None = None) -> None:
         ahead = [__file__, "under", str(profile)] if profile else []
         self._process = subprocess.Popen(
@@ -141,7 +84,6 @@ class Process:
 
     @property
     def cpu_us(self) -> float:
-        """User and system, of all its threads, since its start."""
         used = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(used[11]) + int(used[12])) * TICK_US
 
@@ -155,7 +97,7 @@ class Process:
 
 
 def under(profile: str, module: str, *args: str) -> None:
-    """Run a module under the profiler, by the CPU time of its thread: of the wall's, others here take a part."""
+    """Run a module under the profiler, by the CPU time of its thread."""
     sys.argv = [module, *args]
     # uvicorn raises the signal again once it has ended in good order
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -167,8 +109,6 @@ def under(profile: str, module: str, *args: str) -> None:
 
 
 class Stage:
-    """One round: a Redis, a model server, and the parts that are measured."""
-
     def __init__(self, given: argparse.Namespace, stack: AsyncExitStack) -> None:
         self.given = given
         self._stack = stack
@@ -186,7 +126,7 @@ class Stage:
         level = {"DIRECTOR_REDIS_URL": server.tcp_url, "DIRECTOR_DURABILITY": "always" if given.durable else "memory"}
         model_port, self.port = free_port(), free_port()
         self._start("model", [__file__, "serve", "--port", str(model_port)], level)
-        await self._wait(lambda: _listens(model_port))
+        await self._wait(Answers(f"http://127.0.0.1:{model_port}/health-check"))
         http: dict[str, object] = {"kind": "http", "path": "/run", "health": "/health-check"}
         config = {"kind": "cog", "fast": True} if given.cog else http
         director = {"MODEL": MODEL, "VERSION": VERSION, "SERVERS": f"http://127.0.0.1:{model_port}"}
@@ -199,7 +139,7 @@ class Stage:
             self.parts.pop("director").end()
         if given.what != "drain":
             self._start("api", ["-m", "api"], level | {"DIRECTOR_PORT": str(self.port)})
-            await self._wait(lambda: _listens(self.port))
+            await self._wait(Answers(f"http://127.0.0.1:{self.port}/livez"))
 
     def _start(self, name: str, args: list[str], env: dict[str, str]) -> None:
         profile = Path(self.given.folder) / name if self.given.functions == name else None
@@ -216,24 +156,22 @@ class Stage:
                 await asyncio.sleep(0.01)
 
     async def measure(self) -> Figures:
-        """Warm, then measured."""
         runs = self.given.runs
         await self._ready(few := max(200, runs // 10))
         await self._work(few)
         await self._ready(runs)
         before, asked = self._cpu(), await _redis_facts(self.redis)
         began = time.perf_counter()
-        told = await self._work(runs)
+        runs, times = await self._work(runs)
         took_s = time.perf_counter() - began
         figures = {f"{name} CPU µs": (now - before[name]) / runs for name, now in self._cpu().items()}
         found = {name: (value - asked.get(name, 0)) / runs for name, value in (await _redis_facts(self.redis)).items()}
-        return {**figures, **found, "runs/s": runs / took_s, **told}
+        return {**figures, **found, "runs/s": runs / took_s, **times}
 
     def _cpu(self) -> Figures:
         return {name: self.parts[name].cpu_us for name in PARTS[self.given.what]}
 
     async def _ready(self, runs: int) -> None:
-        """Let so many wait, where that is not what is measured."""
         if self.given.what != "drain":
             return
         caller = Caller(self.redis, self.scripts)
@@ -241,35 +179,24 @@ class Stage:
         for begun in range(0, runs, 100):
             await asyncio.gather(*(caller.submit(text="hello") for _ in range(min(100, runs - begun))))
 
-    async def _work(self, runs: int) -> Figures:
+    async def _work(self, runs: int) -> tuple[int, Figures]:
         if self.given.what != "drain":
-            wait = ["--wait"] if self.given.what == "wait" else []
-            args = ["post", "--port", str(self.port), "--token", self.token, "--runs", str(runs), *wait]
-            args += ["--connections", str(self.given.connections)]
-            poster = await asyncio.create_subprocess_exec(sys.executable, __file__, *args, stdout=subprocess.PIPE)
-            said, _ = await poster.communicate()
-            times: Figures = json.loads(said)
-            return times
+            headers = {"authorization": f"Bearer {self.token}"}
+            headers |= {"prefer": "wait"} if self.given.what == "wait" else {}
+            url, connections = f"http://127.0.0.1:{self.port}{POST_PATH}", self.given.connections
+            load = Load(url=url, headers=headers, body=BODY, connections=connections, requests=runs, seconds=PATIENCE_S)
+            answered = await ask(load)
+            return answered.total, {"p50_ms": answered.p50_ms, "p99_ms": answered.p99_ms}
         await self.scripts.pause(self.queue, paused=False)
         await self._wait(self._is_empty)
-        return {}
+        return runs, {}
 
     async def _is_empty(self) -> bool:
         await asyncio.sleep(0.02)
         return await self.redis.zcard(keys.live(self.queue)) == 0
 
 
-async def _listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
 async def _redis_facts(redis: Redis) -> Figures:
-    """What it did since its start: its main thread's CPU, reads from sockets, scripts and the commands within them."""
     cpu, stats, commands = await asyncio.gather(redis.info("cpu"), redis.info("stats"), redis.info("commandstats"))
     by_name = {name.removeprefix("cmdstat_").upper(): row for name, row in commands.items()}
     scripts = by_name.pop("EVALSHA", {"calls": 0, "usec": 0})
@@ -291,7 +218,6 @@ async def one_round(given: argparse.Namespace) -> Figures:
 
 
 async def in_checkout(given: argparse.Namespace, checkout: str) -> Figures:
-    """A round with the code of that checkout, and the program of this one."""
     asked = [f"--{name}={getattr(given, name)}" for name in ("runs", "slots", "connections")]
     asked += [f"--{name}" for name in ("durable", "cog") if getattr(given, name)]
     program = [sys.executable, __file__, given.what, *asked, "--json"]
@@ -304,7 +230,7 @@ async def in_checkout(given: argparse.Namespace, checkout: str) -> Figures:
 
 
 async def rounds(given: argparse.Namespace, checkouts: list[str]) -> list[list[Figures]]:
-    """Of each checkout its rounds. Those of a round go at the same time: what others here do disturbs them alike."""
+    """Return the rounds of each checkout. All checkouts run at once, so noise disturbs them alike."""
     found = [
         await asyncio.gather(*(in_checkout(given, checkout) for checkout in checkouts)) for _ in range(given.rounds)
     ]
@@ -318,8 +244,6 @@ def main() -> None:
     given = asked()
     if given.what == "serve":
         uvloop.run(serve_model(given.port))
-    elif given.what == "post":
-        uvloop.run(post(given.port, given.token, given.wait, given.runs, given.connections))
     elif given.json:
         print(json.dumps(uvloop.run(one_round(given))))
     elif given.functions:
@@ -333,19 +257,18 @@ def main() -> None:
 
 def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*PARTS, "serve", "post"])
+    parser.add_argument("what", choices=[*PARTS, "serve"])
     for name, default in (("runs", 4000), ("slots", 64), ("connections", 64), ("rounds", 1), ("port", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name in ("durable", "cog", "json", "wait"):
+    for name in ("durable", "cog", "json"):
         parser.add_argument(f"--{name}", action="store_true")
-    for name in ("beside", "functions", "token"):
+    for name in ("beside", "functions"):
         parser.add_argument(f"--{name}", default="")
     parser.set_defaults(folder="")
     return parser.parse_args()
 
 
 def show(found: list[list[Figures]]) -> None:
-    """A row for each figure: its median here; beside it that of the other checkout, and the median of the ratios."""
     for name in found[0][0]:
         rows = [[figures.get(name, 0.0) for figures in of_one] for of_one in found]
         cells = [f"{median(row):10.2f}" for row in rows]

@@ -1,7 +1,4 @@
-"""How much of a reference ours is: medians of paired rounds, and how sure that is. Pure: measures nothing.
-
-A machine that gets slower for a while slows both of a round, so only values of one round are compared.
-"""
+"""Compare ours with a reference by the median of paired rounds, with its interval."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +25,7 @@ class Ratio(Struct, frozen=True, kw_only=True):
 
 
 def ratio(ours: Sequence[float], reference: Sequence[float]) -> Ratio:
-    """Of rounds in their order. Raises ValueError where they are no pairs, or a value is not above 0."""
+    """Raises ValueError for rounds that are no pairs or a value that is not above 0."""
     if not ours or len(ours) != len(reference):
         raise ValueError(f"{len(ours)} rounds of ours and {len(reference)} of the reference are no pairs")
     if min(*ours, *reference) <= 0:
@@ -44,7 +41,6 @@ def ratio(ours: Sequence[float], reference: Sequence[float]) -> Ratio:
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far apart rounds are: from the least to the most, as a part of the median."""
     middle = median(values)
     return (max(values) - min(values)) / middle if middle else 0.0
 

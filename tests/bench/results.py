@@ -1,7 +1,4 @@
-"""What a bench found, as one line of JSON, and the files that keep such lines.
-
-Keeps the value of every round, so that whatever is judged can be judged again. Measures nothing.
-"""
+"""Keep the result of a bench, with the values of every round, as one line of JSON."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,8 +15,6 @@ MOST_BUSY: Final = 0.3
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """Where it was measured."""
-
     cpu: str
     cores: int
     kernel: str
@@ -28,7 +23,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """What else went on: the machine's load average, and the cores that others kept busy while no bench ran."""
+    """`average`: of the machine. `busy`: the cores that others kept busy while no bench ran."""
 
     average: float
     busy: float
@@ -38,10 +33,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """One figure: the values of its rounds, by whose they are. Values of one round stand at one place.
-
-    `is_judged`: whether a worse ratio is a regression; tails of a few hundred calls are too unsteady for that.
-    """
+    """The values of each side's rounds. `is_judged`: whether a worse ratio is a regression."""
 
     name: str
     unit: str
@@ -51,14 +43,12 @@ class Measured(Struct, frozen=True, kw_only=True):
 
     @property
     def references(self) -> list[str]:
-        """Who else was measured in the same rounds."""
         return [side for side, values in self.rounds.items() if side != OURS and self._pairs(values)]
 
     def median(self, side: str = OURS) -> float:
         return median(self.rounds[side])
 
     def beside(self, reference: str) -> Ratio:
-        """Ours, as a multiple of this reference."""
         return ratio(self.rounds[OURS], self.rounds[reference])
 
     def _pairs(self, values: Sequence[float]) -> bool:
@@ -66,7 +56,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """What one bench found at one time. `durability`: of each side's Redis; `load`: of the machine before and after."""
+    """`durability`: of each side's Redis; `load`: of the machine before and after."""
 
     bench: str
     what: str
@@ -81,7 +71,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def is_doubtful(self) -> bool:
-        """Others wanted so much of the machine, before or after, that nothing should be concluded from it."""
+        """Return True if others used too much of the machine to conclude anything."""
         return max(load.busy for load in self.load) > MOST_BUSY
 
     def figure(self, name: str) -> Measured | None:
@@ -89,7 +79,6 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 def pooled(first: Result, second: Result) -> Result:
-    """The rounds of both, as if they had been one run."""
     figures = []
     for figure in second.figures:
         before = first.figure(figure.name)
@@ -100,19 +89,16 @@ def pooled(first: Result, second: Result) -> Result:
 
 
 def append(path: Path, results: Iterable[Result]) -> None:
-    """Add a line for each, at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.writelines(msgspec.json.encode(result) + b"\n" for result in results)
 
 
 def read(path: Path) -> list[Result]:
-    """All lines, the oldest first; none where there is no such file."""
     if not path.exists():
         return []
     return [msgspec.json.decode(line, type=Result) for line in path.read_bytes().splitlines()]
 
 
 def latest(results: Iterable[Result]) -> dict[str, Result]:
-    """The last one of each bench."""
     return {result.bench: result for result in results}

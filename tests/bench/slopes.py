@@ -1,4 +1,4 @@
-"""Does something grow? The slope of what was seen over time, and when it is none. Pure: measures nothing."""
+"""Judge whether something grows by the slope of what was seen over time."""
 
 from collections.abc import Sequence
 from statistics import linear_regression, mean
@@ -11,7 +11,7 @@ HOUR_S: Final = 3600.0
 
 
 class Growth(Struct, frozen=True, kw_only=True):
-    """Of one thing that was watched. `grown`: by the slope, over all of the time; `allowed`: less than that is none."""
+    """`grown`: by the slope, over all of the time. Less than `allowed` counts as flat."""
 
     name: str
     unit: str
@@ -22,7 +22,6 @@ class Growth(Struct, frozen=True, kw_only=True):
 
     @property
     def is_flat(self) -> bool:
-        """What became less is no leak either."""
         return self.grown <= self.allowed
 
     def __str__(self) -> str:
@@ -34,10 +33,7 @@ class Growth(Struct, frozen=True, kw_only=True):
 
 
 def growth(name: str, unit: str, seconds: Sequence[float], values: Sequence[float], *, floor: float) -> Growth:
-    """By the line of least squares. `floor`: growth that is none, however little there is of it.
-
-    Raises ValueError where it was not watched for any time.
-    """
+    """Fit a line by least squares. Growth below `floor` counts as flat. Raises ValueError for no time."""
     if len(seconds) < 3 or seconds[-1] <= seconds[0]:
         raise ValueError(f"{name} was looked at {len(seconds)} times: too few for a slope")
     slope = linear_regression(seconds, values).slope

@@ -1,8 +1,4 @@
-"""Half of what it can do, for half an hour: memory, descriptors and Redis's keys are to be flat.
-
-What is kept of predictions is kept for a minute here, so that as much is forgotten as comes; the time until then is not
-judged. Every other setting is as shipped.
-"""
+"""Run at half of the saturated rate: memory, descriptors and Redis's keys must stay flat."""
 
 import asyncio
 import time
@@ -44,13 +40,10 @@ class SoakOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def ttl_s(self) -> float:
-        """How long a record lives: so that most of the time is after the first have gone."""
         return min(MOST_TTL_S, max(LEAST_TTL_S, self.minutes * 6))
 
 
 class Watch:
-    """Looks at everything again and again."""
-
     def __init__(self, server: OwnRedis, *children: Child) -> None:
         self._server = server
         self._children = children
@@ -66,7 +59,6 @@ class Watch:
         self._seen["redis, keys", "keys"].append(await self._server.redis.dbsize())
 
     def growths(self, *, since: float) -> list[Growth]:
-        """From this moment on."""
         first = sum(at < since for at in self._at)
         return [
             growth(name, unit, self._at[first:], values[first:], floor=FLOORS[unit])
@@ -75,7 +67,6 @@ class Watch:
 
 
 async def soak(options: SoakOptions) -> tuple[Found, bool]:
-    """What was found, and whether all of it is flat."""
     env: dict[str, Any] = {"DATA_TTL_S": options.ttl_s / 2, "RECORD_TTL_S": options.ttl_s}
     async with (
         model_server() as model,
@@ -100,7 +91,6 @@ async def soak(options: SoakOptions) -> tuple[Found, bool]:
 
 
 async def _soaked(options: SoakOptions, installation: Ours, url: str, watch: Watch) -> tuple[float, list[Growth]]:
-    """The rate, and what grew once as much was forgotten as came."""
     seconds = options.minutes * 60
     saturated = await ask(installation.asks(url, connections=CONNECTIONS, seconds=min(SATURATE_S, seconds / 6)))
     per_s = options.part * saturated.per_s
@@ -120,6 +110,5 @@ async def _soaked(options: SoakOptions, installation: Ours, url: str, watch: Wat
 
 
 async def _load(installation: Ours, url: str, per_s: float, until: float) -> None:
-    """In slices: a caller that stayed would hide what hanging up leaves behind."""
     while (left := until - time.monotonic()) > 1:
         await ask(installation.asks(url, connections=CONNECTIONS, seconds=min(SLICE_S, left), rate=per_s))

@@ -1,7 +1,4 @@
-"""Every bench by its name, in the order in which they are run, and one run of some of them.
-
-A bench that breaks off is told and left out; what the others found is kept as soon as each has ended.
-"""
+"""Run some of the benches in order. A bench that breaks off is reported and left out."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,7 +44,6 @@ PAIRED: Final = ("latency", "drain", "e2e", "accept", "streaming", "memory")
 
 
 def run(names: Sequence[str], options: Options, keep: Path) -> dict[str, Result]:
-    """Run these, print what each found, and add it to the file."""
     found: dict[str, Result] = {}
     for name in names:
         options.say(f"{name} …")
@@ -64,7 +60,6 @@ def run(names: Sequence[str], options: Options, keep: Path) -> dict[str, Result]
 
 
 def told_of(name: str, found: Found, *, load_before: Load, began: float) -> Result:
-    """What was found, with where and when."""
     return Result(
         bench=name,
         what=found.what,

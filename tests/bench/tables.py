@@ -1,4 +1,4 @@
-"""Tables made of results, for the terminal and for the README between its marks. Pure: measures nothing."""
+"""Turn results into tables for the terminal and for the README between its marks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,6 @@ REACHED = {True: "reached", False: "**not reached**", None: "not measured"}
 
 
 def measured(result: Result) -> str:
-    """What one bench found, for people: medians, spread and ratios."""
     before, after = result.load
     lines = [
         f"{result.bench}: {result.what}",
@@ -29,7 +28,6 @@ def measured(result: Result) -> str:
 
 
 def targets_table(results: Mapping[str, Result]) -> str:
-    """A row for each target, and what each bench was of which they speak."""
     rows = [verdict(target, results) for target in TARGETS]
     lines = ["| what | target | found | |", "|---|---|---|---|"]
     lines += [f"| {row.target.what} | {row.target.wanted} | {row.shown} | {_reached(row)} |" for row in rows]
@@ -40,7 +38,6 @@ def targets_table(results: Mapping[str, Result]) -> str:
 
 
 def pace_table(results: Mapping[str, Result]) -> str:
-    """The pace alone, for those who look in from outside."""
     result = results.get("drain")
     if result is None:
         return "Not measured yet."
@@ -53,7 +50,6 @@ def pace_table(results: Mapping[str, Result]) -> str:
 
 
 def peers_table(results: Mapping[str, Result]) -> str:
-    """Ours beside the peers, on the same job in the same rounds."""
     result = results.get("drain")
     if result is None:
         return "Not measured yet."
@@ -69,7 +65,6 @@ def peers_table(results: Mapping[str, Result]) -> str:
 
 
 def about(result: Result) -> str:
-    """When and where it was measured."""
     cpu = f"{result.machine.cores} × {result.machine.cpu}"
     facts = [result.at[:10], f"commit {result.commit}", cpu, result.machine.redis, f"durability {_durability(result)}"]
     left_out = "".join(f" Left out: {side} ({why})." for side, why in result.left_out.items())
@@ -78,7 +73,6 @@ def about(result: Result) -> str:
 
 
 def put_into(text: str, name: str, table: str) -> str:
-    """The text, with this table between its marks. Raises ValueError where it has none of that name."""
     mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not mark.search(text):
         raise ValueError(f"no place for a table {name!r}")

@@ -1,4 +1,4 @@
-"""What is wanted of which figure, and whether it was reached. Pure: measures nothing."""
+"""Define the target of each figure and judge whether it was reached."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,11 +12,7 @@ LARGE: Final = 100  # digits behind the point say nothing then
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """`beside`: a reference, of whose value ours is to be so many times; empty: the value itself.
-
-    `is_least`: the bound is the least and not the most. `unit`: of a value. `why`: what stands in the way where it is
-    not reached.
-    """
+    """`beside`: a reference; ours is to be a multiple of it. Empty: the value itself. `why`: what hinders it."""
 
     what: str
     bench: str
@@ -34,7 +30,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """`found` is None where it was not measured."""
+    """`found` is empty if nothing was measured."""
 
     target: Target
     found: float | None = None
@@ -58,7 +54,6 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 def verdict(target: Target, results: Mapping[str, Result]) -> Verdict:
-    """By the last result of its bench."""
     result = results.get(target.bench)
     measured = result.figure(target.figure) if result else None
     if measured is None or not measured.rounds.get("ours"):

@@ -1,4 +1,4 @@
-"""Every bench, as small as it can be: it starts what it measures, finds its figures, and ends all of it. No judge."""
+"""Every bench runs at its smallest, finds its figures and ends its processes."""
 
 from pathlib import Path
 

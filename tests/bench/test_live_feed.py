@@ -1,4 +1,4 @@
-"""What it costs Redis that operators watch: with 200 queues one part in a hundred of its time at the most."""
+"""Operators who watch 200 queues cost Redis at most one hundredth of its time."""
 
 import sys
 
@@ -35,7 +35,6 @@ IDLE_S = 5.0
 
 
 async def busy_s(redis: Redis) -> float:
-    """How long the server's one thread has worked since its start, by the processor: others here cost it nothing."""
     used = await redis.info("cpu")
     return float(used["used_cpu_user_main_thread"] + used["used_cpu_sys_main_thread"])
 
@@ -96,7 +95,6 @@ async def test_a_screen_of_two_hundred_queues_takes_little_of_redis(
 
 
 async def _fill(catalog: Catalog, scripts: Scripts, model: str, waiting: int = WAITING) -> QueueName:
-    """A queue with a director, and more than it can run."""
     queue = await catalog.register(model, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     await scripts.extend(queue, consumer=f"director-of-{model[5:]}", lease_s=60, claims=[], slots=4)
     for number in range(waiting):

@@ -1,8 +1,4 @@
-"""The page for operators where much is going on: how long a person waits for it, and what it costs Redis.
-
-200 queues and 100,000 predictions. An interaction is measured in the browser, from the event to the frame after what
-it asked for is there: what comes over the network included.
-"""
+"""The page for operators stays quick with 200 queues and 100,000 predictions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +44,7 @@ MEASURE: Final = """async ([act, there]) => {
 }"""
 ROWS: Final = "document.querySelectorAll('tbody tr').length"
 FILTER: Final = "document.getElementById('queue-filter')"
-# what is done, what is there then, and what is done to begin anew
+# the action, what is there after it, and the way back
 INTERACTIONS: Final = {
     "filter": (
         f"{FILTER}.value = 'model-01'; {FILTER}.dispatchEvent(new Event('input'))",
@@ -79,7 +75,6 @@ INTERACTIONS: Final = {
 
 @pytest.fixture(scope="module")
 async def full() -> AsyncIterator[tuple[RedisServer, Redis]]:
-    """A server with all of it."""
     with redis_server() as server:
         redis = client(server.url)
         gatherer = Gatherer(redis)

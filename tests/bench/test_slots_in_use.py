@@ -1,9 +1,4 @@
-"""Eight slots on two servers with more work than they can do: how much of their time they work, by their own logs.
-
-For a machine that is quiet: a bare client, measured beside it, tells what this one can do. coglet is judged without its
-callbacks (`fast`): they cost it 7 to 8 ms of CPU a run, so that with them a bare client comes no further than 0.88 on
-two cores, and what a director comes to is only printed.
-"""
+"""Eight slots on two servers stay in use. A bare client beside it shows the machine's limit."""
 
 import asyncio
 import json
@@ -45,14 +40,11 @@ TIMED = """
 
 
 async def wanted(caller: Caller, log: str) -> None:
-    """Ask for all runs: they wait until a director comes."""
     for _ in range(RUNS):
         await caller.submit(log=log)
 
 
 async def over(caller: Caller) -> None:
-    """Wait until all have ended. What had no part in the runs is not asked while they go on."""
-
     async def left() -> int:
         return (await caller.scripts.stats(caller.queue)).live
 
@@ -60,13 +52,12 @@ async def over(caller: Caller) -> None:
 
 
 def gap_ms(spans: list[Span]) -> float:
-    """The median time from the end of a run to the beginning of the one that takes its slot."""
+    """Return the median time from the end of a run to the next one in its slot."""
     begins, ends = sorted(began for began, _ in spans), sorted(ended for _, ended in spans)
     return 1000 * median(begin - end for begin, end in zip(begins[SERVERS * SLOTS :], ends, strict=False))
 
 
 async def bare_use() -> float:
-    """How far a bare client comes now, on this machine."""
     async with timed_server(RUN_S) as timed:
 
         async def ask() -> None:
@@ -82,7 +73,6 @@ async def bare_use() -> float:
 
 
 async def judge(name: str, rounds: list[list[list[Span]]], least: float | None) -> None:
-    """The median use of all slots is at least so much. No server ever ran more than it has."""
     uses, gaps = [], []
     for servers in rounds:
         assert len(servers) == SERVERS

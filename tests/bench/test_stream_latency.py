@@ -1,7 +1,4 @@
-"""From the model's yield to the reader of its event stream: how long a token takes, and that many take no longer each.
-
-All of it as shipped: a durable Valkey, the API, a director and a Cog server, each a process, by one machine's clock.
-"""
+"""A token reaches the reader of its event stream in milliseconds, with everything as shipped."""
 
 import time
 from collections.abc import AsyncIterator
@@ -54,14 +51,11 @@ SCHEMA = {
 
 
 class Service:
-    """The whole of it, and somebody who reads."""
-
     def __init__(self, live: LiveApi, http: httpx.AsyncClient) -> None:
         self._live = live
         self._http = http
 
     async def latencies_ms(self, *, n: int, pause_ms: float) -> list[float]:
-        """Of each token of one run."""
         body = {"version": VERSION, "input": {"n": n, "pause_ms": pause_ms}}
         made = (await self._http.post(f"{self._live.url}/v1/predictions", json=body)).json()
         took_ms = [

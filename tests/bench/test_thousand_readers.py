@@ -38,7 +38,6 @@ FEW: Final = 50
 
 @asynccontextmanager
 async def asked(method: str, url: str, *headers: str, body: bytes = b"") -> AsyncGenerator[asyncio.StreamReader]:
-    """A raw connection, its request sent: of an HTTP client, a thousand of them would be what is measured."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     head = [f"{method} {parts.path} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}", *headers]
@@ -50,8 +49,6 @@ async def asked(method: str, url: str, *headers: str, body: bytes = b"") -> Asyn
 
 
 class Reader:
-    """One stream."""
-
     def __init__(self, made: dict[str, Any]) -> None:
         self.id = PredictionId(made["id"])
         self._url = made["urls"]["stream"]
@@ -71,8 +68,6 @@ class Reader:
 
 
 class Crowd:
-    """All of them, and the director that serves them."""
-
     def __init__(self, live: LiveApi, token: str, scripts: Scripts, queue: QueueName) -> None:
         self._live = live
         self._authorization = f"Authorization: Bearer {token}"
@@ -103,12 +98,10 @@ class Crowd:
         return answer
 
     async def holds(self, many: int) -> dict[str, int]:
-        """What the API says of itself once so many of each are held, and no other descriptors are open."""
         async with httpx.AsyncClient(trust_env=False) as http:
 
             async def load() -> dict[str, int]:
-                load: dict[str, int] = (await http.get(f"{self._live.url}/readyz", timeout=LIMIT_S)).json()["load"]
-                return load
+                return (await http.get(f"{self._live.url}/readyz", timeout=LIMIT_S)).json()["load"]
 
             return await eventually(
                 load,
@@ -120,7 +113,6 @@ class Crowd:
             )
 
     async def claims(self) -> list[Claim]:
-        """All that was asked for."""
         claims: list[Claim] = []
         while len(claims) < 2 * MANY:
             claims += await self._scripts.claim(
@@ -129,7 +121,6 @@ class Crowd:
         return claims
 
     async def produce(self, claims: list[Claim]) -> dict[PredictionId, int]:
-        """A token of each a second, at steady pace."""
         seqs = {claim.id: claim.record.seq for claim in claims}
 
         async def token(claim: Claim) -> None:

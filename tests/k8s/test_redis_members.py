@@ -49,7 +49,7 @@ except Exception:
 
 
 class Pod:
-    """One member: its disk outlives its processes. A name of the cluster is an address of this machine."""
+    """A member of the cluster whose disk outlives its processes. Its name is an address of this machine."""
 
     def __init__(self, number: int, folder: Path, port: int) -> None:
         self.host = f"127.77.0.1{number}"
@@ -66,7 +66,6 @@ class Pod:
         (folder / "bin/valkey-cli").chmod(0o755)
 
     def start(self) -> None:
-        """Both containers."""
         paths = {"PATH": f"{self._folder}/bin:/usr/bin:/bin", "TMPDIR": f"{self._folder}/tmp"}
         for script in ("member.sh", "sentinel.sh"):
             self._processes.append(
@@ -79,14 +78,12 @@ class Pod:
             )
 
     def lose(self) -> None:
-        """Its node goes."""
         for process in self._processes:
             process.send_signal(signal.SIGKILL)
             process.wait(20)
         self._processes = []
 
     def lose_disk(self) -> None:
-        """While it does not run."""
         shutil.rmtree(self._folder / "data")
         (self._folder / "data").mkdir()
 
@@ -96,7 +93,7 @@ class Pod:
 
     @property
     def knows(self) -> tuple[int, int]:
-        """How many replicas, and other Sentinels, its Sentinel has heard of."""
+        """Return how many replicas and other Sentinels its Sentinel knows."""
         try:
             with Redis(host=self.host, port=self.port + 1, password="sentinel", retry=NO_RETRIES, protocol=2) as redis:
                 told = redis.sentinel_master("director")
@@ -106,7 +103,7 @@ class Pod:
 
     @property
     def role(self) -> tuple[str, ...]:
-        """As in ("slave", its master's host, "connected")."""
+        """Return for example ("slave", its master's host, "connected")."""
         try:
             told = [each.decode() if isinstance(each, bytes) else each for each in self.ask("ROLE")]
         except exceptions.RedisError:
@@ -149,7 +146,6 @@ def masters(pods: list[Pod]) -> list[Pod]:
 
 
 def are_one(pods: list[Pod]) -> bool:
-    """One master, and the others connected to it."""
     found = masters(pods)
     return len(found) == 1 and all(
         pod.role == ("slave", found[0].host, "connected") for pod in pods if pod is not found[0]

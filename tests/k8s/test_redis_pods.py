@@ -17,6 +17,10 @@ from tests.support.manifests import K8S
 from tests.support.servers import binary
 
 NO_RETRIES: Retry = Retry(NoBackoff(), 0)
+SOURCES = (
+    *("base/redis/redis.conf", "base/redis/users.acl", "base/redis/start.sh"),
+    *("components/sentinel/member.sh", "components/sentinel/sentinel.sh", "components/sentinel/members.acl"),
+)
 SECRETS = {
     "REDIS_PASSWORD": "new",
     "REDIS_PASSWORD_FORMER": "former",
@@ -29,24 +33,15 @@ SECRETS = {
 
 @pytest.fixture
 def etc(tmp_path: Path) -> Path:
-    """What a pod of `ha` has in /etc/redis."""
     folder = tmp_path / "etc-redis"
     folder.mkdir()
-    for source in (
-        "base/redis/redis.conf",
-        "base/redis/users.acl",
-        "base/redis/start.sh",
-        "components/sentinel/member.sh",
-    ):
+    for source in SOURCES:
         (folder / Path(source).name).write_bytes((K8S / source).read_bytes())
-    for name in ("members.acl", "sentinel.sh"):
-        (folder / name).write_bytes((K8S / "components/sentinel" / name).read_bytes())
     return folder
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """What the scripts call, with the real server among them. Nobody answers as a Sentinel."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "valkey-server").symlink_to(binary("valkey"))
@@ -67,7 +62,6 @@ def surroundings(tmp_path: Path, programs: Path) -> dict[str, str]:
 
 
 def placed(etc: Path, tmp_path: Path) -> Path:
-    """The socket of a server whose data is the test's."""
     socket, conf = tmp_path / "s", etc / "redis.conf"
     conf.write_text(conf.read_text().replace("dir /data", f"dir {tmp_path}\nport 0\nunixsocket {socket}"))
     return socket
@@ -75,7 +69,6 @@ def placed(etc: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def started(script: Path, env: dict[str, str]) -> Iterator[None]:
-    """A server that a script becomes, until the test is over."""
     process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.DEVNULL)
     try:
         yield
@@ -85,7 +78,6 @@ def started(script: Path, env: dict[str, str]) -> Iterator[None]:
 
 
 def asked(socket: Path, user: str | None, password: str | None, *command: str | bytes) -> Any:
-    """The answer, once anybody listens."""
     until = time.monotonic() + 20
     with Redis(unix_socket_path=str(socket), username=user, password=password, protocol=2, retry=NO_RETRIES) as redis:
         while True:
@@ -118,6 +110,12 @@ def test_passwords_replace_the_words_in_the_users_file(tmp_path: Path, etc: Path
     assert (tmp_path / "users.acl").stat().st_mode & 0o777 == 0o600
 
 
+def started_member(tmp_path: Path, etc: Path, programs: Path) -> list[str]:
+    program(programs, "valkey-server", "exit 0")
+    subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
+    return (tmp_path / "etc/redis.conf").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("sentinels", "disk", "master"),
     [
@@ -131,11 +129,9 @@ def test_a_member_starts_as_replica_of_the_known_master(
     tmp_path: Path, etc: Path, programs: Path, sentinels: str, disk: str, master: str
 ) -> None:
     program(programs, "valkey-cli", sentinels)
-    program(programs, "valkey-server", "exit 0")
     if disk:
         (tmp_path / "sentinel.conf").write_text(f"port 26379\nsentinel monitor director {disk} 6379 2\n")
-    subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
-    lines = (tmp_path / "etc/redis.conf").read_text().splitlines()
+    lines = started_member(tmp_path, etc, programs)
     assert [line for line in lines if line.startswith("replicaof")] == ([f"replicaof {master} 6379"] if master else [])
     assert "replica-announce-ip redis-1.redis-nodes" in lines
 
@@ -157,12 +153,10 @@ def test_a_member_with_an_empty_disk_waits_for_another_master(
         "valkey-cli",
         f"echo >> {tally}; [ $(wc -l < {tally}) -gt {looks} ] && m=2; echo redis-${{m:-1}}.redis-nodes",
     )
-    program(programs, "valkey-server", "exit 0")
     program(programs, "sleep", "exit 0")
     if has_data:
         (tmp_path / "appendonlydir").mkdir()
-    subprocess.run(["sh", etc / "member.sh"], env=surroundings(tmp_path, programs), check=True, timeout=30)
-    lines = (tmp_path / "etc/redis.conf").read_text().splitlines()
+    lines = started_member(tmp_path, etc, programs)
     assert [line for line in lines if line.startswith("replicaof")] == ([f"replicaof {master} 6379"] if master else [])
     assert len(tally.read_text()) == (1 if has_data else min(looks + 1, 21))
 

@@ -1,8 +1,9 @@
-"""Each fault that somebody may put into a manifest is found, and the line that says so names it."""
+"""Each seeded fault in a manifest is found, and the complaint names it."""
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -18,8 +19,6 @@ Change = Callable[[list[Manifest]], Any]
 
 
 class Fault(Struct, frozen=True):
-    """What is done to an overlay, and what is said then."""
-
     change: Change
     said: str
     overlay: str = "small"
@@ -31,18 +30,15 @@ def named(objects: list[Manifest], kind: str, name: str) -> Manifest:
 
 def pod(objects: list[Manifest], name: str) -> Manifest:
     kind = "StatefulSet" if name == "redis" else "Deployment"
-    found: Manifest = named(objects, kind, name)["spec"]["template"]["spec"]
-    return found
+    return named(objects, kind, name)["spec"]["template"]["spec"]
 
 
 def first(objects: list[Manifest], name: str) -> Manifest:
-    found: Manifest = pod(objects, name)["containers"][0]
-    return found
+    return pod(objects, name)["containers"][0]
 
 
 def model(objects: list[Manifest]) -> Manifest:
-    found: Manifest = pod(objects, "director-painter")["initContainers"][0]
-    return found
+    return pod(objects, "director-painter")["initContainers"][0]
 
 
 def has(objects: list[Manifest], name: str, variable: str, value: str) -> None:
@@ -52,6 +48,31 @@ def has(objects: list[Manifest], name: str, variable: str, value: str) -> None:
 def config(objects: list[Manifest], name: str, key: str, change: Callable[[str], str]) -> None:
     data = named(objects, "ConfigMap", rf"{name}-[a-z0-9]+")["data"]
     data[key] = change(data.get(key, ""))
+
+
+def setting(name: str, key: str, value: str) -> Change:
+    return lambda objects: config(objects, name, key, lambda _: value)
+
+
+def edited(file: str, old: str, new: str) -> Change:
+    return lambda objects: config(objects, "redis-config", file, lambda text: text.replace(old, new))
+
+
+def without(kind: str, name: str) -> Change:
+    return lambda objects: objects.remove(named(objects, kind, name))
+
+
+def part(objects: list[Manifest], kind: str, name: str, path: str) -> Manifest:
+    steps = [int(step) if step.isdigit() else step for step in path.split(".") if step]
+    return reduce(getitem, steps, named(objects, kind, name))
+
+
+def put(kind: str, name: str, path: str, /, **values: Any) -> Change:
+    return lambda objects: part(objects, kind, name, path).update(**values)
+
+
+def drop(kind: str, name: str, path: str, key: str) -> Change:
+    return lambda objects: part(objects, kind, name, path).pop(key)
 
 
 DIRECTOR = "director-painter"
@@ -79,7 +100,7 @@ FAULTS: dict[str, Fault] = {
     "no seccomp": Fault(lambda o: pod(o, "redis")["securityContext"].pop("seccompProfile"), "has no seccomp profile"),
     "a token": Fault(lambda o: pod(o, "api").update(automountServiceAccountToken=True), "api mounts a token"),
     "a token of the account": Fault(
-        lambda o: named(o, "ServiceAccount", "api").pop("automountServiceAccountToken"), "mounts its token"
+        drop("ServiceAccount", "api", "", "automountServiceAccountToken"), "mounts its token"
     ),
     "service links": Fault(lambda o: pod(o, DIRECTOR).pop("enableServiceLinks"), "would set DIRECTOR_PORT"),
     "the node's network": Fault(lambda o: pod(o, "api").update(hostNetwork=True), "api has hostNetwork"),
@@ -127,32 +148,22 @@ FAULTS: dict[str, Fault] = {
     "no grace of Redis": Fault(lambda o: pod(o, "redis").pop("terminationGracePeriodSeconds"), "needs 120 s to end"),
     "a wait cut off": Fault(lambda o: pod(o, "api").update(terminationGracePeriodSeconds=30), "needs 65 s to end"),
     "no preStop": Fault(lambda o: first(o, "api").pop("lifecycle"), "while proxies still send it callers"),
-    "runs cut off": Fault(
-        lambda o: config(o, PAINTER, "DIRECTOR_RUN_LIMIT_S", lambda _: "1800"), "DIRECTOR_DRAIN_S is below"
-    ),
-    "a surge": Fault(
-        lambda o: named(o, "Deployment", DIRECTOR)["spec"]["strategy"]["rollingUpdate"].update(maxSurge=1),
-        "maxSurge 0",
-    ),
+    "runs cut off": Fault(setting(PAINTER, "DIRECTOR_RUN_LIMIT_S", "1800"), "DIRECTOR_DRAIN_S is below"),
+    "a surge": Fault(put("Deployment", DIRECTOR, "spec.strategy.rollingUpdate", maxSurge=1), "maxSurge 0"),
     "no sidecar": Fault(lambda o: model(o).pop("restartPolicy"), "model is no sidecar"),
-    "a GPU held": Fault(
-        lambda o: config(o, PAINTER, "DIRECTOR_END_SERVERS", lambda _: "false"), "goes with --await-explicit-shutdown"
-    ),
+    "a GPU held": Fault(setting(PAINTER, "DIRECTOR_END_SERVERS", "false"), "goes with --await-explicit-shutdown"),
     # settings, command lines, references
     "an unknown variable": Fault(lambda o: has(o, "api", "DIRECTOR_LEASES_S", "15"), "DIRECTOR_LEASES_S is nothing"),
     "another process's": Fault(
         lambda o: has(o, "keeper", "DIRECTOR_MODEL", "a/b"), "DIRECTOR_MODEL is nothing that it"
     ),
-    "an unknown setting": Fault(
-        lambda o: config(o, "director-config", "DIRECTOR_DURABLE", lambda _: "yes"), "DIRECTOR_DURABLE is nothing"
-    ),
+    "an unknown setting": Fault(setting("director-config", "DIRECTOR_DURABLE", "yes"), "DIRECTOR_DURABLE is nothing"),
     "a value that is none": Fault(
-        lambda o: config(o, "director-config", "DIRECTOR_DURABILITY", lambda _: "sometimes"), "DIRECTOR_DURABILITY: "
+        setting("director-config", "DIRECTOR_DURABILITY", "sometimes"), "DIRECTOR_DURABILITY: "
     ),
-    "no model": Fault(lambda o: config(o, "pool-painter", "DIRECTOR_MODEL", lambda _: ""), "needs --model"),
+    "no model": Fault(setting("pool-painter", "DIRECTOR_MODEL", ""), "needs --model"),
     "an objective that is none": Fault(
-        lambda o: config(o, "pool-painter", "DIRECTOR_OBJECTIVES", lambda _: '{"normal": {"share": 2}}'),
-        "DIRECTOR_OBJECTIVES: ",
+        setting("pool-painter", "DIRECTOR_OBJECTIVES", '{"normal": {"share": 2}}'), "DIRECTOR_OBJECTIVES: "
     ),
     "our secrets in a model": Fault(
         lambda o: model(o)["env"].append(first(o, DIRECTOR)["env"][0]), "model is given what is ours"
@@ -168,9 +179,7 @@ FAULTS: dict[str, Fault] = {
         lambda o: first(o, "keeper").update(args=["keeper", "--leader"]),
         "`director keeper --leader` is no command line",
     ),
-    "a key that is none": Fault(
-        lambda o: named(o, "Secret", r"director-secrets-\w+")["data"].pop("SCALE_TOKEN"), "has no SCALE_TOKEN"
-    ),
+    "a key that is none": Fault(drop("Secret", r"director-secrets-\w+", "data", "SCALE_TOKEN"), "has no SCALE_TOKEN"),
     "a ConfigMap that is none": Fault(
         lambda o: first(o, "api")["envFrom"][0]["configMapRef"].update(name="director"),
         "there is no ConfigMap director",
@@ -194,26 +203,20 @@ FAULTS: dict[str, Fault] = {
         lambda o: first(o, "api")["volumeMounts"].append({"name": "files", "mountPath": "/files"}),
         "there is no volume files",
     ),
-    "a port of a service": Fault(
-        lambda o: named(o, "Service", "api")["spec"]["ports"][0].update(targetPort="web"), "web is no port of"
-    ),
-    "a port of a policy": Fault(
-        lambda o: named(o, "NetworkPolicy", "api")["spec"]["ingress"][0]["ports"][0].update(port=80), "80 is no port of"
-    ),
+    "a port of a service": Fault(put("Service", "api", "spec.ports.0", targetPort="web"), "web is no port of"),
+    "a port of a policy": Fault(put("NetworkPolicy", "api", "spec.ingress.0.ports.0", port=80), "80 is no port of"),
     "a port of a monitor": Fault(
-        lambda o: named(o, "ServiceMonitor", "director-api")["spec"]["endpoints"][0].update(port="metrics"),
+        put("ServiceMonitor", "director-api", "spec.endpoints.0", port="metrics"),
         "no service has the port metrics",
         "ha",
     ),
     "a service of an ingress": Fault(
-        lambda o: named(o, "Ingress", "api")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"].update(
-            name="web"
-        ),
+        put("Ingress", "api", "spec.rules.0.http.paths.0.backend.service", name="web"),
         "Ingress/api: no service has the port http",
         "ha",
     ),
     "a port of a route": Fault(
-        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][1]["backendRefs"][0].update(port=80),
+        put("HTTPRoute", "api", "spec.rules.1.backendRefs.0", port=80),
         "HTTPRoute/api: no service has the port 80",
         "multi-pool",
     ),
@@ -225,25 +228,19 @@ FAULTS: dict[str, Fault] = {
         "ha",
     ),
     "a proxy that holds streams back": Fault(
-        lambda o: named(o, "Ingress", "api")["metadata"]["annotations"].pop(
-            "nginx.ingress.kubernetes.io/proxy-buffering"
-        ),
+        drop("Ingress", "api", "metadata.annotations", "nginx.ingress.kubernetes.io/proxy-buffering"),
         "proxy-buffering is not off",
         "ha",
     ),
     "a gateway that ends streams": Fault(
-        lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"][1].update(timeouts={"request": "15s"}),
-        "cuts event streams off",
-        "multi-pool",
+        put("HTTPRoute", "api", "spec.rules.1", timeouts={"request": "15s"}), "cuts event streams off", "multi-pool"
     ),
     "a way in for directors' files": Fault(
         lambda o: named(o, "HTTPRoute", "api")["spec"]["rules"].pop(0), "it passes /internal on", "multi-pool"
     ),
-    "another way in for them": Fault(
-        lambda o: o.remove(named(o, "Ingress", "internal")), "it passes /internal on", "ha"
-    ),
+    "another way in for them": Fault(without("Ingress", "internal"), "it passes /internal on", "ha"),
     "an open way in for them": Fault(
-        lambda o: named(o, "Ingress", "internal")["metadata"].pop("annotations"), "it passes /internal on", "ha"
+        drop("Ingress", "internal", "metadata", "annotations"), "it passes /internal on", "ha"
     ),
     "a service of nobody": Fault(
         lambda o: named(o, "Service", "redis")["spec"]["selector"].update({"director/pool": "painter"}),
@@ -257,103 +254,62 @@ FAULTS: dict[str, Fault] = {
         "multi-pool",
     ),
     # Redis
-    "everysec": Fault(
-        lambda o: config(
-            o, "redis-config", "redis.conf", lambda t: t.replace("appendfsync always", "appendfsync everysec")
-        ),
-        "appendfsync is not always",
-    ),
-    "eviction": Fault(
-        lambda o: config(o, "redis-config", "redis.conf", lambda t: t.replace("noeviction", "allkeys-lru")),
-        "maxmemory-policy is not noeviction",
-    ),
-    "no room for a rewrite": Fault(
-        lambda o: config(o, "redis-config", "redis.conf", lambda t: t.replace("1433mb", "2048mb")), "about 70 %"
-    ),
-    "an open door": Fault(
-        lambda o: config(o, "redis-config", "users.acl", lambda t: t.replace("user default off", "")), "may log in"
-    ),
+    "everysec": Fault(edited("redis.conf", "appendfsync always", "appendfsync everysec"), "appendfsync is not always"),
+    "eviction": Fault(edited("redis.conf", "noeviction", "allkeys-lru"), "maxmemory-policy is not noeviction"),
+    "no room for a rewrite": Fault(edited("redis.conf", "1433mb", "2048mb"), "about 70 %"),
+    "an open door": Fault(edited("users.acl", "user default off", ""), "may log in"),
     "a disk that goes": Fault(
-        lambda o: named(o, "StatefulSet", "redis")["spec"].pop("persistentVolumeClaimRetentionPolicy"), "its disk goes"
+        drop("StatefulSet", "redis", "spec", "persistentVolumeClaimRetentionPolicy"), "its disk goes"
     ),
     # walls
-    "no wall": Fault(
-        lambda o: o.remove(named(o, "NetworkPolicy", "default-deny")), "all traffic is allowed that nothing forbids"
-    ),
-    "a wall with a gate": Fault(
-        lambda o: named(o, "NetworkPolicy", "default-deny")["spec"].update(egress=[{}]), "all traffic is allowed"
-    ),
-    "elsewhere": Fault(
-        lambda o: named(o, "Service", "api")["metadata"].update(namespace="default"), "is in no namespace of ours"
-    ),
+    "no wall": Fault(without("NetworkPolicy", "default-deny"), "all traffic is allowed that nothing forbids"),
+    "a wall with a gate": Fault(put("NetworkPolicy", "default-deny", "spec", egress=[{}]), "all traffic is allowed"),
+    "elsewhere": Fault(put("Service", "api", "metadata", namespace="default"), "is in no namespace of ours"),
     # autoscaling
     "another model's queue": Fault(
-        lambda o: config(o, "pool-painter", "DIRECTOR_MODEL", lambda _: "acme/writer"),
-        "is not the queue of acme/writer",
+        setting("pool-painter", "DIRECTOR_MODEL", "acme/writer"), "is not the queue of acme/writer"
     ),
     "another port": Fault(
-        lambda o: named(o, *SCALED)["spec"]["triggers"][0]["metadata"].update(
-            url="http://keeper.director:8080/scale/acme/painter"
-        ),
+        put(*SCALED, "spec.triggers.0.metadata", url="http://keeper.director:8080/scale/acme/painter"),
         "nothing answers at",
     ),
     "another version's queue": Fault(
-        lambda o: config(o, "pool-writer", "DIRECTOR_VERSION", lambda _: "6e" * 32),
-        "`director scale --key",
-        "multi-pool",
+        setting("pool-writer", "DIRECTOR_VERSION", "6e" * 32), "`director scale --key", "multi-pool"
     ),
     "no time for the first director": Fault(
-        lambda o: named(o, "ScaledObject", "director-writer")["spec"].pop("initialCooldownPeriod"),
+        drop("ScaledObject", "director-writer", "spec", "initialCooldownPeriod"),
         "takes the first director away",
         "multi-pool",
     ),
-    "a Redis that is none": Fault(
-        lambda o: o.remove(named(o, "Service", "redis")), "nothing answers at redis.director:6379", "multi-pool"
-    ),
-    "streams": Fault(
-        lambda o: named(o, *SCALED)["spec"]["triggers"][0].update(type="redis-streams"), "counts what is not the queue"
-    ),
-    "replicas that come back": Fault(
-        lambda o: named(o, "Deployment", DIRECTOR)["spec"].update(replicas=1), "which an apply would put back"
-    ),
+    "a Redis that is none": Fault(without("Service", "redis"), "nothing answers at redis.director:6379", "multi-pool"),
+    "streams": Fault(put(*SCALED, "spec.triggers.0", type="redis-streams"), "counts what is not the queue"),
+    "replicas that come back": Fault(put("Deployment", DIRECTOR, "spec", replicas=1), "which an apply would put back"),
 }
 
 STRANGE: dict[str, Fault] = {
     "a typo in a Deployment": Fault(
         lambda o: first(o, "api").update(readinesProbe={}), "'readinesProbe' was unexpected"
     ),
-    "a typo in a policy": Fault(
-        lambda o: named(o, "NetworkPolicy", "api")["spec"].update(policyType=[]), "'policyType' was unexpected"
-    ),
+    "a typo in a policy": Fault(put("NetworkPolicy", "api", "spec", policyType=[]), "'policyType' was unexpected"),
     "a number as text": Fault(lambda o: first(o, "api")["ports"][0].update(containerPort="8080"), "is not of type"),
-    "a typo in a ScaledObject": Fault(lambda o: named(o, *SCALED)["spec"].update(minReplicas=0), "minReplicas"),
-    "a number that KEDA wants as text": Fault(
-        lambda o: named(o, *SCALED)["spec"]["triggers"][0]["metadata"].update(targetValue=1), "triggers.0"
-    ),
-    "a typo in a trigger": Fault(
-        lambda o: named(o, *SCALED)["spec"]["triggers"][0]["metadata"].update(valuelocation="wanted"), "triggers.0"
-    ),
+    "a typo in a ScaledObject": Fault(put(*SCALED, "spec", minReplicas=0), "minReplicas"),
+    "a number that KEDA wants as text": Fault(put(*SCALED, "spec.triggers.0.metadata", targetValue=1), "triggers.0"),
+    "a typo in a trigger": Fault(put(*SCALED, "spec.triggers.0.metadata", valuelocation="wanted"), "triggers.0"),
     "a typo in an authentication": Fault(
-        lambda o: named(o, "TriggerAuthentication", ".*")["spec"]["secretTargetRef"][0].update(param="x"), "param"
+        put("TriggerAuthentication", ".*", "spec.secretTargetRef.0", param="x"), "param"
     ),
     "a typo in a monitor": Fault(
-        lambda o: named(o, "ServiceMonitor", "director-api")["spec"]["endpoints"][0].update(intervall="15s"),
-        "intervall",
-        "multi-pool",
+        put("ServiceMonitor", "director-api", "spec.endpoints.0", intervall="15s"), "intervall", "multi-pool"
     ),
-    "a typo in a PodMonitor": Fault(
-        lambda o: named(o, "PodMonitor", "director")["spec"].update(endpoints=[]), "endpoints", "multi-pool"
-    ),
+    "a typo in a PodMonitor": Fault(put("PodMonitor", "director", "spec", endpoints=[]), "endpoints", "multi-pool"),
     "a typo in a rule": Fault(
         lambda o: named(o, "PrometheusRule", "director")["spec"]["groups"][0]["rules"][0].update({"fore": "5m"}),
         "fore",
         "multi-pool",
     ),
-    "a typo in a route": Fault(
-        lambda o: named(o, "HTTPRoute", "api")["spec"].update(hostname="x"), "hostname", "multi-pool"
-    ),
+    "a typo in a route": Fault(put("HTTPRoute", "api", "spec", hostname="x"), "hostname", "multi-pool"),
     "an old version's kind": Fault(
-        lambda o: named(o, "PodDisruptionBudget", "api").update(apiVersion="policy/v1beta1"), "Couldn't find schema"
+        put("PodDisruptionBudget", "api", "", apiVersion="policy/v1beta1"), "Couldn't find schema"
     ),
 }
 
@@ -382,7 +338,6 @@ def test_each_rule_is_broken_by_some_fault() -> None:
 
 @cache
 def found(name: str) -> list[str]:
-    """What the rules say of a fault."""
     objects = overlay(FAULTS[name].overlay)
     FAULTS[name].change(objects)
     return complaints(objects)

@@ -24,7 +24,6 @@ spec:
 
 
 def made_rule() -> str:
-    """The alert rules as an object of the Prometheus operator."""
     lines = (K8S / "monitoring/alerts.yaml").read_text().splitlines()
     return HEAD + "".join(f"  {line}\n" if line else "\n" for line in lines if not line.startswith("#"))
 
@@ -61,7 +60,6 @@ def test_the_operations_page_shows_only_existing_commands() -> None:
 
 
 def is_a_command(words: tuple[str, ...]) -> bool:
-    """Is it there, as far as it is words and no options?"""
     parser = made_parser()
     for word in words:
         if word.startswith("-") or not parser.commands:

@@ -15,8 +15,6 @@ WORLD, METADATA, NEIGHBOUR = "93.184.216.34", "169.254.169.254", "10.1.2.3"
 
 
 class Way(Struct, frozen=True):
-    """From whom, to whom and where."""
-
     source: str
     target: str
     port: int
@@ -87,7 +85,7 @@ def test_a_missing_policy_blocks_a_needed_connection() -> None:
 
 
 def is_open(way: Way, objects: list[Manifest]) -> bool:
-    """Do both ends allow it? A pod that any policy picks allows what some policy says, and one that none picks, all."""
+    """Return True if both ends allow it. A pod that no policy picks allows all."""
     return all(
         _says("Egress", source, target, way.port, objects) and _says("Ingress", target, source, way.port, objects)
         for source in _peers(way.source, objects)

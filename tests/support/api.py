@@ -1,7 +1,4 @@
-"""Run the API for a test: inside the test's own loop, or as the real process on a free port.
-
-Both run what `python -m api` runs. Only the other side, a director, is played.
-"""
+"""Run the API for a test, in its loop or as the real process. Only the director is played."""
 
 import os
 import signal
@@ -56,7 +53,6 @@ async def api_client(
 
 
 def door_to(handler: Handler, *, method: str = "GET") -> Callable[..., Awaitable[None]]:
-    """Return the API's own dispatcher with this handler as its only route, at /."""
     route = Route(method, "/", handler=handler)
     door = Api([route], otherwise=elsewhere, meters=Meters())
 
@@ -77,7 +73,6 @@ class LiveApi(Struct, frozen=True, kw_only=True):
 async def live_api(
     redis_url: str, *, env: Mapping[str, str] | None = None, port: int | None = None, log: BinaryIO | None = None
 ) -> AsyncGenerator[LiveApi, None]:
-    """Run `python -m api` on this port or a free one until the block ends. `log`: the file for its lines."""
     port = port or free_port()
     process = await anyio.open_process(
         [sys.executable, "-m", "api"],
@@ -106,7 +101,6 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until the condition holds. Raises TimeoutError otherwise."""
     with anyio.fail_after(START_LIMIT_S):
         while not await is_so():  # noqa: ASYNC110 - what is waited for happens in another process
             await anyio.sleep(0.005)
@@ -121,7 +115,6 @@ class PlayedDirector:
         self._claimed = 0
 
     async def claim(self) -> Claim:
-        """Wait for the next prediction and claim it."""
         with anyio.fail_after(START_LIMIT_S):
             while True:
                 self._claimed += 1
@@ -133,7 +126,6 @@ class PlayedDirector:
                 await anyio.sleep(0.002)
 
     async def begin(self, claim: Claim, *outputs: bytes) -> int:
-        """Write that the run began, with these pieces of output. Return the last event's number."""
         advanced = await self._scripts.advance(
             claim.id,
             token=claim.token,
@@ -147,7 +139,6 @@ class PlayedDirector:
         assert await self._scripts.finish(claim.id, token=claim.token, status=status, ran_ms=0, **ended)
 
     async def run(self, output_of: Callable[[Claim], bytes], *, pause_s: float = 0) -> None:
-        """Serve until canceled: every prediction succeeds with this output shortly after its start."""
         while True:
             claim = await self.claim()
             await self.begin(claim)

@@ -1,7 +1,4 @@
-"""What tests of the audit log share: predictions that leave entries in it, and a sink that remembers.
-
-Never reads the log itself.
-"""
+"""Leave entries in the audit log, and keep those that a sink receives."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -16,8 +13,6 @@ STEPS: Final = ("accepted", "claimed", "ended")
 
 
 class KeptSink:
-    """A sink that keeps what it receives, and accepts nothing while it is away."""
-
     def __init__(self, cursors: Mapping[int, Cursor] | None = None) -> None:
         self.batches: list[Batch] = []
         self.is_away = False
@@ -42,7 +37,6 @@ class KeptSink:
 
 
 async def live(driver: QueueDriver) -> PredictionId:
-    """Leave three steps in the log."""
     await driver.submit()
     claim = await driver.claim_one()
     await driver.finish(claim)
@@ -50,5 +44,4 @@ async def live(driver: QueueDriver) -> PredictionId:
 
 
 async def cut(driver: QueueDriver, *, to: int) -> None:
-    """Trim the log as the scripts do once it is long."""
     await driver.redis.xtrim(keys.log(partition_of(driver.new_id())), maxlen=to, approximate=False)

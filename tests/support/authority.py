@@ -1,7 +1,4 @@
-"""A certificate authority for names on this machine, and a webhook receiver that uses its certificates.
-
-The `openssl` command creates it for each run. The test is skipped without that command.
-"""
+"""A certificate authority for names on this machine, and a webhook receiver that uses its certificates."""
 
 import asyncio
 import shutil
@@ -17,8 +14,6 @@ KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Authority:
-    """An authority that signs every request."""
-
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
             pytest.skip("no openssl in PATH")
@@ -26,11 +21,9 @@ class Authority:
         self._openssl("req", "-x509", *KEY, "-subj", "/CN=test", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem")
 
     def trusted(self) -> ssl.SSLContext:
-        """Return a client context that trusts only this authority."""
         return ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
 
     def shown_by(self, name: str) -> ssl.SSLContext:
-        """Return the server context with a certificate for this name."""
         alone = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         self._openssl("req", *KEY, *alone)
         (self.folder / "names").write_text(f"subjectAltName=DNS:{name}\n")
@@ -55,7 +48,6 @@ class SecureSink:
 
 @asynccontextmanager
 async def secure_sink(shown: ssl.SSLContext) -> AsyncGenerator[SecureSink]:
-    """Listen on a free port of 127.0.0.1 and answer 200."""
     sink = SecureSink(0)
 
     def greeted(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:

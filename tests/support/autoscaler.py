@@ -1,8 +1,4 @@
-"""Decide how many directors run, as KEDA and its HPA do, one poll after the other.
-
-It follows a ScaledObject of ours except for the times: it polls and cools down at once. So it acts on a figure that is
-wrong only briefly, which a cluster might never see. It may end any director, as an HPA does.
-"""
+"""Decide how many directors run, as KEDA and its HPA do, but poll and cool down at once."""
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -27,22 +23,17 @@ Number = Callable[[], Awaitable[float | None]]
 
 
 def scaled_object(component: str) -> dict[str, Any]:
-    """Return the ScaledObject that we ship."""
     objects = yaml.safe_load_all((COMPONENTS / component / "scale.yaml").read_text())
     return dict(next(each for each in objects if each["kind"] == "ScaledObject")["spec"])
 
 
 def trigger(component: str) -> dict[str, str]:
-    """Return the query of its one scaler."""
     (only,) = scaled_object(component)["triggers"]
     return dict(only["metadata"])
 
 
 class Autoscaler:
-    """The scaler and its directors.
-
-    `seen`: each figure and the number of directors at that time. `ended`: exit codes. `servers`: of all directors.
-    """
+    """`seen`: each figure and the number of directors at that time. `ended`: exit codes."""
 
     def __init__(self, component: str, number: Number, redis_url: str, *, run_s: float, most: int) -> None:
         spec = scaled_object(component)
@@ -72,7 +63,6 @@ class Autoscaler:
                 await anyio.sleep(POLL_S)
 
     async def run_once(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Read the figure, then start or end directors to match it."""
         number = await self._number()
         self.seen.append((number, self.directors))
         wanted = self._wanted(number)

@@ -1,7 +1,4 @@
-"""Drive a real browser for page tests: Debian's Chromium through Playwright, with axe-core for accessibility.
-
-A test skips with a reason where one of them is missing and cannot be installed.
-"""
+"""Drive Debian's Chromium through Playwright, with axe-core for accessibility. Skips where one is missing."""
 
 import shutil
 import sys
@@ -44,7 +41,6 @@ class Window:
 
 @asynccontextmanager
 async def browser(cache: Path) -> AsyncGenerator[Any]:
-    """Run a headless Chromium until the block ends."""
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if program is None:
         pytest.skip("Debian's chromium is not installed")
@@ -64,5 +60,4 @@ async def browser(cache: Path) -> AsyncGenerator[Any]:
 
 
 def axe_script(cache: Path) -> str:
-    """Return the source of axe-core."""
     return (javascript_package(cache, AXE) / "axe-core" / "axe.min.js").read_text()

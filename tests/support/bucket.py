@@ -1,7 +1,4 @@
-"""Run a bucket on this machine: moto's server, which speaks S3, in a process of its own.
-
-A test skips with a reason where moto is neither installed nor available from a registry.
-"""
+"""Run a bucket on this machine: moto's server, which speaks S3, in a process of its own."""
 
 import os
 import subprocess
@@ -23,7 +20,6 @@ AWS: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS
 
 
 def moto_folder(cache: Path) -> Path:
-    """Return the folder where moto is installed, apart from the tests' own packages."""
     folder = cache / "moto"
     install_aside(
         folder,
@@ -35,7 +31,6 @@ def moto_folder(cache: Path) -> Path:
 
 @asynccontextmanager
 async def bucket_url(folder: Path) -> AsyncGenerator[str]:
-    """Create a bucket and yield its DIRECTOR_FILES_URL until the block ends."""
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     process = await anyio.open_process(

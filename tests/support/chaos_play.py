@@ -1,7 +1,4 @@
-"""Play a fault-injection run by hand: real scripts on a real server, parties that a test moves, and their journals.
-
-Time is the queue driver's, so a test does not wait for a lease. The checker alone decides what is right.
-"""
+"""Play a fault-injection run by hand: real scripts on a real server, parties that a test moves, and their journals."""
 
 import hashlib
 import math
@@ -42,8 +39,6 @@ Outcome = Literal["succeeded", "failed", "canceled", "crashed"]
 
 
 class PlayedRun:
-    """One run of one claim on a model server, and the director that follows it."""
-
     def __init__(self, play: "Play", claim: Claim, name: str, *, pid: int) -> None:
         self.claim = claim
         self.name = name
@@ -53,7 +48,6 @@ class PlayedRun:
         play.note("cog", CogStarted(at=self._began, id=claim.id, run=name, server=f"cog-{pid}", pid=pid))
 
     async def shows(self) -> None:
-        """The director writes the start of the run and its output."""
         driver = self._play.driver
         await driver.scripts.advance(
             self.claim.id,
@@ -69,14 +63,12 @@ class PlayedRun:
         return await self._play.driver.extend(self.claim) == ["user"]
 
     def ends(self, outcome: Outcome = "succeeded") -> None:
-        """The run ends on its server."""
         now_ms = self._play.now_ms
         asked = now_ms if outcome == "canceled" else 0
         ended = CogEnded(at=now_ms, id=self.claim.id, run=self.name, outcome=outcome, asked=asked)
         self._play.note("cog", ended)
 
     async def is_finished(self, status: Status = Status.SUCCEEDED) -> bool:
-        """The director writes the end. Return whether it was allowed to."""
         output = b"[" + self.item + b"]"
         ran_ms = self._play.now_ms - self._began
         return await self._play.driver.finish(
@@ -85,8 +77,6 @@ class PlayedRun:
 
 
 class PlayedReader:
-    """A reader of a prediction, behind an API that keeps no state."""
-
     def __init__(self, play: "Play", prediction_id: PredictionId) -> None:
         self._play = play
         self._id = prediction_id
@@ -94,7 +84,6 @@ class PlayedReader:
         self._note(Followed(at=play.now_ms, id=prediction_id, tenant=0))
 
     async def comes(self) -> None:
-        """The reader resumes after its last event, and receives the events up to now."""
         scripts, after = self._play.driver.scripts, self._after
         stream = Frames(Mark.parse(after))
         page = await scripts.replay(self._id, after=stream.mark.seq, count=100, most_bytes=10_000)
@@ -115,7 +104,6 @@ class PlayedReader:
         self._note(Visited(at=self._play.now_ms, id=self._id, after=after, status=200, end=end))
 
     async def lists(self) -> None:
-        """The reader lists the events, two at a time."""
         events: list[tuple[int, str]] = []
         has_more = True
         while has_more:
@@ -181,7 +169,6 @@ class Play:
         self.note("client", answered)
 
     async def cancel(self, prediction_id: PredictionId, key: str = "k") -> None:
-        """A client cancels, and receives the status."""
         self.note("client", Sent(at=self.now_ms, key=key, action="cancel"))
         await self.driver.cancel(prediction_id, account=ACCOUNT)
         shown = (await self.driver.record(prediction_id)).status
@@ -189,32 +176,26 @@ class Play:
         self.note("client", answered)
 
     async def claim(self, *, pid: int) -> Claim | None:
-        """The director with this pid claims."""
         claims = await self.driver.claim(consumer=f"host-{pid}-0a", lease_s=LEASE_S)
         return claims[0] if claims else None
 
     async def run(self, name: str, *, pid: int) -> PlayedRun | None:
-        """The director with this pid claims, and starts the prediction on its server."""
         claim = await self.claim(pid=pid)
         return None if claim is None else PlayedRun(self, claim, name, pid=pid)
 
     def kill(self, pid: int) -> None:
-        """The nemesis kills the director with this pid."""
         phases: tuple[Literal["begin", "end"], ...] = ("begin", "end")
         for phase in phases:
             fault = Fault(at=self.now_ms, kind="kill_director", target=f"director-{pid}", phase=phase, pid=pid)
             self.note("nemesis", fault)
 
     def freeze(self, pid: int) -> None:
-        """The nemesis stops the director with this pid, for the rest of the run."""
         self.note(
             "nemesis", Fault(at=self.now_ms, kind="stop_director", target=f"director-{pid}", phase="begin", pid=pid)
         )
 
     async def keep(self, seconds: float = LEASE_S + 1) -> None:
-        """Let this much time pass under a keeper. It reaps and promotes every second, and sometimes checks
-        everything.
-        """
+        """Pass this time under a keeper that reaps and promotes every second and sometimes checks everything."""
         driver = self.driver
         for _ in range(int(seconds)):
             driver.pass_time(1)
@@ -233,7 +214,6 @@ class Play:
         await driver.scripts.reconcile(driver.queue, start=0, lease_s=LEASE_S, **options)
 
     async def deliver(self, *, answered: int = 200) -> None:
-        """A courier delivers the webhooks that are owed and due. The sink gives this answer."""
         driver = self.driver
         for name in sorted(self._ids):
             prediction_id = PredictionId(name)
@@ -262,7 +242,6 @@ class Play:
         )
 
     async def verdict(self) -> Report:
-        """Record that all is healed, and return the checker's report."""
         redis: Any = self.driver.redis
         self.note("nemesis", Healed(at=self.now_ms))
         async for prediction in predictions(redis, self._ids):

@@ -1,7 +1,4 @@
-"""Install official clients that conflict with the tests' own packages, each once in a folder of its own.
-
-A test skips with a reason where a client is neither installed nor available from a registry.
-"""
+"""Install official clients that conflict with the tests' own packages, each once in a folder of its own."""
 
 import fcntl
 import json
@@ -23,7 +20,6 @@ RUN_S: Final = 60
 
 
 def python_2_client(cache: Path) -> Mapping[str, str]:
-    """Return the environment in which `import replicate` is the second version of the official Python client."""
     folder = cache / "python-2"
     install_aside(
         folder,
@@ -34,12 +30,10 @@ def python_2_client(cache: Path) -> Mapping[str, str]:
 
 
 def javascript_client(cache: Path) -> Mapping[str, str]:
-    """Return the environment with a `node` whose `require("replicate")` is the official JavaScript client."""
     return {**_with_node(cache), "NODE_PATH": str(javascript_package(cache, JAVASCRIPT))}
 
 
 def javascript_package(cache: Path, package: str) -> Path:
-    """Return the folder of modules with this package, `name@version`, and its dependencies."""
     folder = cache / package.partition("@")[0]
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--silent")
     command = ["npm", "install", *quiet, "--prefix", str(folder), package]
@@ -48,7 +42,6 @@ def javascript_package(cache: Path, package: str) -> Path:
 
 
 def _with_node(cache: Path) -> Mapping[str, str]:
-    """Return the node of this machine, or install the one of a large wheel when a test first needs it."""
     if shutil.which("node") and shutil.which("npm"):
         return os.environ
     folder = cache / "node"
@@ -62,7 +55,6 @@ def _with_node(cache: Path) -> Mapping[str, str]:
 
 
 def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Any:
-    """Run a script and return the JSON that it printed last."""
     ended = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
     assert ended.stdout, "it printed nothing"
@@ -70,7 +62,6 @@ def run_script(command: list[str], *, env: Mapping[str, str] | None = None, cwd:
 
 
 def install_aside(folder: Path, command: list[str], what: str, *, env: Mapping[str, str] | None = None) -> None:
-    """Install into this folder once. Skips the test if that is impossible."""
     stamp = folder / ".installed"
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same run may be installing it

@@ -25,7 +25,6 @@ class FakeClock:
             await self._moved.wait()
 
     def pass_time(self, seconds: float) -> None:
-        """Move both times forward."""
         self._now_s += seconds
         moved, self._moved = self._moved, anyio.Event()
         moved.set()

@@ -1,7 +1,4 @@
-"""Run a Redis Cluster of real servers on loopback: three masters, with or without a replica each.
-
-The nodes alone decide which server is a master, except where a test moves a slot.
-"""
+"""Run a Redis Cluster of real servers on loopback: three masters, with or without a replica each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,7 +34,6 @@ class RedisCluster:
 
     @property
     def admin_url(self) -> str:
-        """Return the URL of a user with all rights, for what a test does beside the product."""
         return self._url_of("admin")
 
     def _url_of(self, user: str) -> str:
@@ -55,7 +51,6 @@ class RedisCluster:
         raise LookupError(f"no server has {key}")
 
     def move(self, key: str) -> None:
-        """Move the slot of this key to the next master."""
         with self.moving(key):
             pass
 
@@ -67,10 +62,7 @@ class RedisCluster:
 
     @contextmanager
     def moving(self, key: str) -> Iterator[Callable[[int], int]]:
-        """Keep the slot of this key in migration to the next master. Yield a function that moves a number of its keys.
-
-        The remaining keys move at the end.
-        """
+        """Migrate the slot of this key in this block. Yield a function that moves a number of its keys."""
         slot, here = key_slot(key.encode()), self.serving(key)
         there = self._next(here)
 
@@ -103,7 +95,7 @@ class RedisCluster:
 def redis_cluster(
     kind: Kind = "valkey", *, replicas: bool = False, guarded: bool = False, patience_ms: int = QUICK_MS
 ) -> Iterator[RedisCluster]:
-    """Run a cluster whose nodes all agree. They take a silence of this length for a death."""
+    """Run a cluster whose nodes all agree. They take a silence of `patience_ms` for a death."""
     with ExitStack() as started:
         servers = [
             started.enter_context(redis_server(kind, loopback=True, guarded=guarded, config=_config(guarded=guarded)))

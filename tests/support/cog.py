@@ -1,7 +1,4 @@
-"""A real Cog model server for a test, started in a model's folder and always ended with the test.
-
-Never stands in for Cog: what a test sees here is the runtime that `cog build` puts into an image.
-"""
+"""Run a real Cog model server, started in a model's folder and always ended with the test."""
 
 import json
 import os
@@ -26,22 +23,18 @@ LOG_TAIL: Final = 4000
 
 
 class CogServer(Struct, frozen=True, kw_only=True):
-    """`pid` is the parent's and names the process group: its worker is in it, and ends with it."""
+    """`pid` names the process group of the server and its worker."""
 
     url: str
     pid: int
     exited: Callable[[], bool] = lambda: False
 
     def kill(self) -> None:
-        """End all of it at once, as a machine dies."""
         os.killpg(self.pid, signal.SIGKILL)
 
 
 def write_model(folder: Path, source: str, schema: Mapping[str, Any] | None = None) -> Path:
-    """Make `folder` a Cog model: `source` as predict.py, dedented, and the schema if there is one.
-
-    Without a schema Cog checks no input, serves no /openapi.json, and refuses event streams.
-    """
+    """Write a Cog model to `folder`. Without a schema Cog checks no input and refuses event streams."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "predict.py").write_text(textwrap.dedent(source))
     if schema is not None:
@@ -60,10 +53,7 @@ async def cog_server(
     until: str = "READY",
     upload_url: str = "",
 ) -> AsyncGenerator[str, None]:
-    """Serve the model in `folder` on loopback and give its URL, once its health is `until`.
-
-    `until="SETUP_FAILED"` is for a model that cannot start, "STARTING" for one that takes its time.
-    """
+    """Serve the model in `folder` on loopback and yield its URL once its health is `until`."""
     async with cog_process(folder, stub=stub, env=env, slots=slots, until=until, upload_url=upload_url) as server:
         yield server.url
 
@@ -81,11 +71,7 @@ async def cog_process(
     python: str = sys.executable,
     upload_url: str = "",
 ) -> AsyncGenerator[CogServer, None]:
-    """The same as `cog_server`, for a test that kills the process, or starts it again on the port it had.
-
-    `trains`: the stub is a function that trains, and the server runs nothing else. `python`: of the environment that
-    has Cog. `upload_url`: where it puts the files of its outputs.
-    """
+    """Yield the process of `cog_server`. `trains`: the stub is a function that trains, and nothing else runs."""
     port = port or free_port()
     with tempfile.TemporaryFile() as log:
         # --await-explicit-shutdown is how a director runs Cog: SIGTERM goes to the director first, which drains
@@ -117,7 +103,6 @@ async def cog_process(
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,4 @@
-"""Run a service with one of everything as a process of its own, for tests that try every route.
-
-This module judges no answer.
-"""
+"""Run a service with one of everything as a process of its own, for tests that try every route."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -37,14 +34,12 @@ STREAMING: Final = Raw(
 
 
 class Real(Struct, frozen=True, kw_only=True):
-    """Values for the parameters of a path and for its query, that lead to something."""
-
     path: Mapping[str, str]
     query: Mapping[str, str] | None = None
 
 
 class Scene(Struct, frozen=True, kw_only=True):
-    """`real`: by the beginning of the path."""
+    """`real`: values by the beginning of the path."""
 
     url: str
     token: str
@@ -53,7 +48,6 @@ class Scene(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def scene(folder: Path) -> AsyncGenerator[Scene, None]:
-    """A server, an API, and an account that may do everything and has some of all that there is."""
     with redis_server() as server, (folder / "api.log").open("wb") as log:
         redis = client(server.url)
         gatherer = Gatherer(redis)
@@ -73,7 +67,6 @@ async def scene(folder: Path) -> AsyncGenerator[Scene, None]:
 
 
 async def _runs(redis: Redis, scripts: Scripts, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:
-    """A prediction that has ended, one that runs, one that waits, and a dead one."""
     catalog = Catalog(redis, scripts, SystemClock())
     queue = await catalog.register(MODEL, VERSION, schema=STREAMING, server="echo", policy=Policy())
     asked = {"version": MODEL, "input": {"text": "hi"}}
@@ -96,14 +89,12 @@ async def _runs(redis: Redis, scripts: Scripts, caller: httpx.AsyncClient) -> di
 
 
 def _parts(queue: QueueName) -> dict[str, str]:
-    """As a path of the API names it."""
     model, _, version = queue.rpartition(":")
     owner, _, name = model.partition("/")
     return {"owner": owner, "name": name, "version": version}
 
 
 async def _things(redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:
-    """What is in the catalogue, and another account with its token."""
     await Collections(redis).put("fast", Collection(name="Fast", models=(MODEL,)))
     await Collections(redis).put_hardware("cpu", "CPU")
     mine = {"owner": ACCOUNT, "name": "mine", "visibility": "private", "hardware": "cpu"}
@@ -121,7 +112,6 @@ async def _things(redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Re
 
 
 async def _files(store: LocalFiles, redis: Redis, caller: httpx.AsyncClient) -> dict[str, tuple[Real, ...]]:
-    """A caller's file and an output's, each at its signed address."""
     answer = await caller.post("/files", files={"content": ("a.txt", b"abc", "text/plain")})
     given, links = FileId(answer.json()["id"]), Links(redis, SystemClock())
     address = await links.download(ACCOUNT, given, name="a.txt", base="", expires_s=LATER_S)

@@ -1,9 +1,4 @@
-"""A small real embedding server: a request of many texts takes 5 ms and 0.2 ms for each, one request at a time.
-
-It answers as TEI and as OpenAI do; `/requests` returns the requests so far. Some texts are commands: `empty`, `broken`
-and `busy` refuse the whole request, `bad` has an error of its own, `exit` ends the process, `short` omits one item,
-`twice` numbers two items the same, `garbage` answers no JSON, and `gate:PATH` waits for that file.
-"""
+"""Embed texts: 5 ms a request and 0.2 ms a text, one at a time. Some texts are commands (see `_Model.refused`)."""
 
 import asyncio
 import hashlib
@@ -19,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.support.model_server import LOOK_S, ModelServer, model_server
+from tests.support.model_server import LOOK_S, ModelServer, left, model_server, ok
 
 REQUEST_S: Final = 0.005
 ITEM_S: Final = 0.0002
@@ -27,22 +22,19 @@ REFUSALS: Final = {"empty": 422, "broken": 500, "busy": 503}
 
 
 def embedding(text: str) -> list[float]:
-    """Return the embedding of a text, which no other text has."""
     return [byte / 256 for byte in hashlib.sha256(text.encode()).digest()[:8]]
 
 
 def tokens(texts: list[str]) -> int:
-    """Return the tokens of a request: three for each text, and one more."""
     return 3 * len(texts) + 1
 
 
 def embedding_server(*, port: int | None = None) -> AbstractAsyncContextManager[ModelServer]:
-    """Serve on loopback until the test ends."""
     return model_server(port=port, module=__name__)
 
 
 class _Model:
-    """One GPU. `asked`: the texts of each request, in the order in which they came."""
+    """One GPU. `asked`: the texts of each request, in order of arrival."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
@@ -50,10 +42,9 @@ class _Model:
         self.let_go: list[list[str]] = []
 
     async def refused(self, request: Request, texts: list[str]) -> Response | None:
-        """Compute, unless the client has disconnected."""
         self.asked.append(texts)
         computing = asyncio.create_task(self._compute(texts))
-        leaving = asyncio.create_task(_left(request))
+        leaving = asyncio.create_task(left(request))
         await asyncio.wait({computing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not computing.done():
             self.let_go.append(texts)
@@ -75,7 +66,6 @@ class _Model:
             os._exit(1)
 
     async def embed(self, request: Request) -> Response:
-        """Answer as TEI does."""
         texts = (await request.json())["inputs"]
         if refusal := await self.refused(request, texts):
             return refusal
@@ -84,7 +74,6 @@ class _Model:
         return JSONResponse(items[1:] if "short" in texts else items, headers=headers)
 
     async def embeddings(self, request: Request) -> Response:
-        """Answer as OpenAI does, in reverse order."""
         body = await request.json()
         texts = body["input"]
         if refusal := await self.refused(request, texts):
@@ -98,24 +87,14 @@ class _Model:
         return JSONResponse({"object": "list", "data": data[::-1], "model": model, "usage": usage})
 
     async def requests(self, _: Request) -> Response:
-        """Return the requests so far, and those whose client has disconnected."""
         return JSONResponse({"asked": self.asked, "let_go": self.let_go})
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _ok(_: Request) -> Response:
-    return Response()
 
 
 def _app() -> Starlette:
     model = _Model()
     return Starlette(
         routes=[
-            Route("/health", _ok),
+            Route("/health", ok),
             Route("/embed", model.embed, methods=["POST"]),
             Route("/v1/embeddings", model.embeddings, methods=["POST"]),
             Route("/requests", model.requests),

@@ -1,7 +1,4 @@
-"""Server-sent events as the strictest official client reads them: lines end in LF, and an unknown one is an error.
-
-Keeps names, ids and comments too, for tests that look at all of it, and can come back where it was.
-"""
+"""Read server-sent events as the strictest official client does: an unknown line is an error."""
 
 from collections.abc import AsyncGenerator, Mapping
 
@@ -10,27 +7,21 @@ from msgspec import Struct
 
 
 class Told(Struct, frozen=True):
-    """One event."""
-
     event: str
     id: str
     data: str
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Its id, to compare by: the words of the end come after all else."""
         words = {"error": 1, "done": 2}
         return tuple(words[part] if part in words else int(part) for part in self.id.split(":"))
 
 
 class Comment(Struct, frozen=True):
-    """One comment."""
-
     text: str
 
 
 def take_apart(block: str) -> Told | Comment:
-    """Parse the lines between two empty lines."""
     if block.startswith(": "):
         assert "\n" not in block
         return Comment(block[2:])
@@ -39,7 +30,7 @@ def take_apart(block: str) -> Told | Comment:
         name, _, value = line.partition(": ")
         fields[name].append(value)
     [event], [event_id] = fields["event"], fields["id"]
-    assert fields["data"], "an event without data is none"
+    assert fields["data"], "an event needs data"
     return Told(event, event_id, "\n".join(fields["data"]))
 
 

@@ -1,7 +1,4 @@
-"""Wait for a condition instead of sleeping for a fixed time.
-
-It checks repeatedly, returns what it saw once the condition holds, and reports what it saw last on failure.
-"""
+"""Wait for a condition instead of sleeping, and report the last look on failure."""
 
 import inspect
 from collections.abc import Awaitable, Callable

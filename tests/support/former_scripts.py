@@ -1,8 +1,4 @@
-"""The script calls of the former release, made by our names and with our arguments.
-
-This is the only place that knows how release 0.2.0 is called. `CALLS` and `former_release.toml` pin its names. A call
-of ours that no longer looks like 0.2.0's gets a method in `FormerScripts`, which asks by 0.2.0's arguments.
-"""
+"""Make the former release's script calls by our names: `CALLS` and `former_release.toml` pin its own."""
 
 import importlib
 import random
@@ -120,7 +116,6 @@ class FormerScripts:
         await self._gatherer.redis.aclose()
 
     async def _ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Make 0.2.0's call of this name. Its errors are raised as ours."""
         self.carried_out[name] += 1
         try:
             return await getattr(self.scripts, name)(**arguments)
@@ -156,7 +151,6 @@ class EitherScripts:
 
 
 def our_parameters(name: str) -> set[str]:
-    """The parameters of a call of ours. `enqueue` takes a struct: its fields, by the names of 0.2.0's parameters."""
     ours = set(signature(getattr(Scripts, name)).parameters) - {"self"}
     if name != "enqueue":
         return ours
@@ -165,7 +159,6 @@ def our_parameters(name: str) -> set[str]:
 
 
 def by_name(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of ours, by the names of our parameters."""
     arguments = dict(signature(getattr(Scripts, name)).bind(None, *args, **options).arguments)
     del arguments["self"]
     return _apart(**arguments) if name == "enqueue" else arguments

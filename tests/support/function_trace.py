@@ -1,10 +1,4 @@
-"""Record which Python functions a process calls between two signals, without a change to its program.
-
-`traced_environment(folder)` makes Python import a copy of this file as `sitecustomize` when it starts. `start(pid)` and
-`stop(pid)` then bound a recording. Uses the standard library only: the traced program loads nothing else because of it.
-
-A coroutine counts each time it is resumed, with all that await it. Code that is only imported does not count.
-"""
+"""Record the functions that a process calls between two signals; Python imports a copy as `sitecustomize`."""
 
 import contextlib
 import json
@@ -24,26 +18,20 @@ Function = tuple[str, str]  # path of its file, qualified name
 
 
 def traced_environment(folder: Path, root: Path) -> dict[str, str]:
-    """The variables with which a Python process can be traced. The folder receives its recordings.
-
-    `root` is the checkout that the process imports from, also where another one is installed.
-    """
+    """Return the variables that make a Python process traceable. `root`: the checkout that it imports from."""
     (folder / "sitecustomize.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{root}", VARIABLE: str(folder)}
 
 
 def start(pid: int) -> None:
-    """Ask a traced process to begin a recording."""
     os.kill(pid, signal.SIGUSR1)
 
 
 def stop(pid: int) -> None:
-    """Ask a traced process to end its recording and write it down."""
     os.kill(pid, signal.SIGUSR2)
 
 
 def has_started(folder: Path, pid: int) -> bool:
-    """True once the process records."""
     return (folder / STARTED.format(pid=pid)).exists()
 
 
@@ -62,7 +50,7 @@ def recording(folder: Path, pid: int) -> set[Function] | None:
 
 
 class _Recorder:
-    """What `sys.setprofile` reports of each thread. For Python 3.11."""
+    """Record through `sys.setprofile`, thread by thread, on Python 3.11."""
 
     def __init__(self) -> None:
         self._called: set[CodeType] = set()
@@ -85,7 +73,7 @@ class _Recorder:
 
 
 class _Monitor:
-    """The same by `sys.monitoring`, which sees all threads. From Python 3.12 on."""
+    """Record through `sys.monitoring`, which sees all threads, from Python 3.12 on."""
 
     def __init__(self) -> None:
         self._called: set[CodeType] = set()

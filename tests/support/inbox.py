@@ -1,7 +1,4 @@
-"""Serve the real inbox on a listener of its own, so that model servers can reach it.
-
-This module never reads its contents.
-"""
+"""Serve the real inbox on a listener of its own, so that model servers can reach it."""
 
 import asyncio
 import socket
@@ -16,7 +13,6 @@ from director.servers.runners.inbox import Inbox
 
 @asynccontextmanager
 async def serving(inbox: Inbox) -> AsyncGenerator[Inbox, None]:
-    """Give the inbox an address and serve there until the test ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:  # it listens from here on, so callers need not wait
         inbox.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(Starlette(routes=list(inbox.routes())), lifespan="off", ws="none", log_level="warning")

@@ -1,7 +1,4 @@
-"""Read all keys of a server byte for byte, and find keys that will never be removed.
-
-For tests alone: no path of the product walks the keyspace.
-"""
+"""Read all keys of a server byte for byte, and find keys that will never be removed."""
 
 import re
 from collections.abc import AsyncIterator
@@ -24,7 +21,6 @@ OUTSIDE: Final = re.compile(r"^(?:\{(?:a:[^}]+|p\d+)\}:)?([a-z]+)(?::.*)?$")
 
 
 async def dump(redis: Any) -> Keyspace:
-    """Return every key with its lifetime and its bytes."""
     names = sorted(await redis.keys("*"))
     pipe = redis.pipeline(transaction=False)
     for name in names:

@@ -1,7 +1,4 @@
-"""Start the kinds of servers that the tests run on: one server, a master behind Sentinels, a Cluster.
-
-Each is real. `whole` is a client for tests alone: it sends questions about the whole keyspace to every master.
-"""
+"""Start the kinds of servers that the tests run on: one server, a master behind Sentinels, a Cluster."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,8 +17,6 @@ RedisKind = Literal["valkey", "redis7", "sentinel", "cluster"]
 
 
 class Started(Protocol):
-    """A Redis URL with the users that we ship."""
-
     @property
     def url(self) -> str: ...
 
@@ -30,8 +25,6 @@ class Started(Protocol):
 
 
 class Mortal(Started, Protocol):
-    """A server that can be killed and started again on its data."""
-
     def kill(self) -> None: ...
 
     def start(self) -> None: ...
@@ -45,7 +38,6 @@ class Cut:
         self.admin_url = server.admin_url
 
     def kill(self) -> None:
-        """Cut every connection."""
         asyncio.run(self._cut())
 
     def start(self) -> None:
@@ -68,12 +60,10 @@ KINDS: Final[dict[RedisKind, Callable[[], AbstractContextManager[Started]]]] = {
 
 
 def started(kind: RedisKind) -> AbstractContextManager[Started]:
-    """Run a durable server of this kind until the block ends."""
     return KINDS[kind]()
 
 
 def whole(url: str, *, connections: int = 16) -> Redis:
-    """Return a client that sees the whole keyspace, also of a Cluster."""
     redis = client(url, connections=connections)
     return _Whole.from_pool(redis.connection_pool) if isinstance(redis, Cluster) else redis
 
@@ -102,7 +92,6 @@ def _joined(replies: list[Any]) -> Any:
 
 
 def _summed(replies: list[Any]) -> Any:
-    """Add the numbers of equal names at every level."""
     summed = dict(replies[0])
     for reply in replies[1:]:
         for name, value in reply.items():

@@ -1,7 +1,4 @@
-"""Run a director in a test, in the same process or as one that can be killed, with callers and a supervisor.
-
-The director, its Redis and its model servers are those of the product.
-"""
+"""Run a director in a test, in the same process or as one that can be killed, with callers and a supervisor."""
 
 import json
 import os
@@ -52,7 +49,6 @@ class Gate:
         return str(self._path)
 
     def open(self) -> None:
-        """Let the run go on."""
         self._path.touch()
 
 
@@ -61,13 +57,10 @@ class Tally(Gate):
 
     @property
     def runs(self) -> int:
-        """How often the model was run."""
         return len(self._path.read_text()) if self._path.exists() else 0
 
 
 class Caller:
-    """A caller that asks for predictions as the API does."""
-
     def __init__(
         self, redis: Any, scripts: Scripts, *, model: str = MODEL, version: str = VERSION, account: str = ACCOUNT
     ) -> None:
@@ -100,7 +93,6 @@ class Caller:
         return accepted.id
 
     async def running(self, **asked: Any) -> PredictionId:
-        """Submit one prediction and wait until its run has begun."""
         prediction_id = await self.submit(**asked)
         await self.shows(prediction_id, status="processing")
         return prediction_id
@@ -109,7 +101,6 @@ class Caller:
         return await self.scripts.cancel(prediction_id, account=self.account)
 
     async def get(self, prediction_id: PredictionId) -> dict[str, Any]:
-        """Return what GET answers."""
         stored = await self.scripts.get(prediction_id)
         assert stored is not None
         shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(view(stored)))
@@ -127,7 +118,6 @@ class Caller:
         return [kind for kind in kinds if kind != "webhook"]
 
     async def ended(self, prediction_id: PredictionId) -> dict[str, Any]:
-        """Wait until the prediction is terminal, check its events and return it."""
         # GET reads every event of a run, and would delay the director, which shares this loop
         await eventually(
             lambda: self.status(prediction_id), f"{prediction_id} ended", until=lambda status: status in TERMINAL
@@ -140,7 +130,6 @@ class Caller:
         return (await self.redis.hget(keys.record(prediction_id), "status") or b"").decode()
 
     async def shows(self, prediction_id: PredictionId, **fields: Any) -> dict[str, Any]:
-        """Wait until GET shows these fields and return the prediction."""
         return await eventually(
             lambda: self.get(prediction_id),
             f"{prediction_id} shows {fields}",
@@ -151,13 +140,11 @@ class Caller:
         return [name.decode() for name in await self.redis.zrange(keys.dead(self.queue), 0, -1)]
 
     async def nothing_is_left(self) -> None:
-        """No entry, lease or live prediction remains, and nothing is pending."""
         stats = await self.scripts.stats(self.queue)
         assert (stats.waiting, stats.claimed, stats.delayed, stats.live) == (0, 0, 0, 0)
 
 
 def settings_for(redis_url: str, servers: Sequence[str], **given: Any) -> DirectorSettings:
-    """As shipped, but for what `given` says."""
     given = {"model": MODEL, "version": VERSION, **given}
     return DirectorSettings(redis_url=redis_url, servers=tuple(servers), **given)
 
@@ -166,7 +153,7 @@ def settings_for(redis_url: str, servers: Sequence[str], **given: Any) -> Direct
 async def live_director(
     redis_url: str, *servers: str, tracing: Tracing | None = None, **given: Any
 ) -> AsyncGenerator[Director]:
-    """A director in this process, ended without a drain. It may not have seen its servers yet."""
+    """Run a director in this process and end it without a drain."""
     async with (
         opened(settings_for(redis_url, servers, **given), tracing=tracing) as pool,
         anyio.create_task_group() as tasks,
@@ -179,24 +166,19 @@ async def live_director(
 
 
 class DirectorProcess:
-    """`python -m director run`, with what it logs."""
-
     def __init__(self, process: Process, log: Path) -> None:
         self.process = process
         self._log = log
 
     def said(self, message: str) -> list[dict[str, Any]]:
-        """The lines with this message so far."""
         lines = [json.loads(line) for line in self._log.read_text().splitlines(keepends=True) if line.endswith("}\n")]
         return [line for line in lines if line["message"] == message]
 
     async def says(self, message: str) -> dict[str, Any]:
-        """Wait for a line with this message."""
         said = await eventually(lambda: self.said(message), f"the director says {message!r}")
         return said[-1]
 
     async def begins(self) -> None:
-        """Wait for its first line, whatever it says."""
         await eventually(lambda: self._log.stat().st_size, "the director says something", limit_s=60)
 
     def send(self, signal_number: int) -> None:
@@ -207,26 +189,17 @@ class DirectorProcess:
             return await self.process.wait()
 
 
-@asynccontextmanager
-async def director_process(redis_url: str, *servers: str, **given: Any) -> AsyncGenerator[DirectorProcess]:
-    """A process of its own, killed with the block if it is still there."""
+def director_process(redis_url: str, *servers: str, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
     variables = {"model": MODEL, "version": VERSION, "redis_url": redis_url, "servers": ",".join(servers), **given}
-    async with _process("run", variables) as director:
-        yield director
+    return _process("run", variables)
 
 
-@asynccontextmanager
-async def pool_process(redis_url: str, config: Path, **given: Any) -> AsyncGenerator[DirectorProcess]:
-    """Run a director that serves the models of a file."""
-    async with _process("run", {"redis_url": redis_url, **given}, "--config", str(config)) as pool:
-        yield pool
+def pool_process(redis_url: str, config: Path, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
+    return _process("run", {"redis_url": redis_url, **given}, "--config", str(config))
 
 
-@asynccontextmanager
-async def keeper_process(redis_url: str, **given: Any) -> AsyncGenerator[None]:
-    """`python -m director keeper`, killed with the block."""
-    async with _process("keeper", {"redis_url": redis_url, **given}):
-        yield
+def keeper_process(redis_url: str, **given: Any) -> AbstractAsyncContextManager[DirectorProcess]:
+    return _process("keeper", {"redis_url": redis_url, **given})
 
 
 @asynccontextmanager
@@ -301,7 +274,6 @@ class Supervised:
 
 @asynccontextmanager
 async def supervised_cog(folder: Path, **options: Any) -> AsyncGenerator[Supervised]:
-    """Serve the model in `folder` on one port, through as many starts as it takes."""
     port = free_port()
     supervised = Supervised(f"http://127.0.0.1:{port}")
 

@@ -1,7 +1,4 @@
-"""Render the manifests as a cluster would receive them: an overlay by kubectl, with secrets of its own.
-
-It asks no cluster and writes nothing beside the checkout.
-"""
+"""Render the manifests as a cluster would receive them, with secrets of their own. Asks no cluster."""
 
 import base64
 import copy
@@ -36,12 +33,10 @@ class Pod(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the workload's kind and name, for example Deployment/api."""
         return f"{self.workload['kind']}/{self.workload['metadata']['name']}"
 
     @property
     def component(self) -> str:
-        """Return its part of an installation: api, keeper, director or redis."""
         return self.labels.get("app.kubernetes.io/component", "")
 
     def container(self, name: str) -> Manifest:
@@ -49,16 +44,12 @@ class Pod(Struct, frozen=True, kw_only=True):
 
 
 def overlay(name: str) -> list[Manifest]:
-    """Return a copy of all objects of an overlay, for the test to change. Skips the test without kubectl."""
     return copy.deepcopy(rendered(K8S / "overlays" / name))
 
 
 @cache
 def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
-    """Render a folder below k8s/ with `kubectl kustomize`. The result is cached: do not change it.
-
-    `also`: one more component.
-    """
+    """Render a folder below k8s/. The result is cached: do not change it. `also`: one more component."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl in PATH: nothing here renders the manifests")
@@ -86,7 +77,6 @@ def rendered(folder: Path, *, also: str = "") -> list[Manifest]:
 
 
 def pods(objects: list[Manifest]) -> Iterator[Pod]:
-    """Return the pod of each workload."""
     for each in objects:
         if each["kind"] in WORKLOADS:
             template = each["spec"]["template"]
@@ -106,10 +96,7 @@ def picks(selector: Manifest, labels: Mapping[str, str]) -> bool:
 
 
 def environment(container: Manifest, objects: list[Manifest]) -> dict[str, str]:
-    """Return a container's variables as the kubelet assembles them. Raises KeyError for a missing reference.
-
-    A variable may refer to those above it in `env`. Any other reference stays as it is written.
-    """
+    """Return a container's variables as the kubelet does. Raises KeyError for a missing reference."""
     known = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     given: dict[str, str] = {}
     for each in container.get("env", []):

@@ -1,8 +1,4 @@
-"""A small real model server other than Cog: the same model over a POST, over polling, and as OpenAI has it.
-
-The input says what a run does: it outputs `n` items of `text`, then one of `size` bytes, waits for the file `gate`, and
-`then` raises or ends the process. A run that is abandoned or stopped leaves a file `<gate>.stopped`.
-"""
+"""A small real model server other than Cog: one model over a POST, over polling, and as OpenAI has it."""
 
 import asyncio
 import json
@@ -33,13 +29,10 @@ REFUSALS: Final = {"full": 503, "busy": 429, "conflict": 409, "invalid": 422, "t
 
 
 class ModelServer(Struct, frozen=True, kw_only=True):
-    """A running model server."""
-
     url: str
     pid: int
 
     def kill(self) -> None:
-        """Kill it at once, as a machine dies."""
         os.kill(self.pid, signal.SIGKILL)
 
 
@@ -112,7 +105,6 @@ async def _predict(request: Request) -> Response:
 
 
 async def _predict_all(request: Request) -> Response:
-    """Return the answers in a list, as requests that came together are answered. It runs one at a time."""
     [given] = (await request.json())["args"]
     answer = await _predicted(request, given)
     return JSONResponse([json.loads(bytes(answer.body))]) if answer.status_code == 200 and answer.body else answer
@@ -124,7 +116,7 @@ async def _predicted(request: Request, given: dict[str, Any]) -> Response:
     if given.get("then") == "say failed":
         return JSONResponse({"problem": "it went wrong"})
     playing = asyncio.create_task(_all_of(given))
-    leaving = asyncio.create_task(_left(request))
+    leaving = asyncio.create_task(left(request))
     await asyncio.wait({playing, leaving}, return_when=asyncio.FIRST_COMPLETED)
     for task in (playing, leaving):
         task.cancel()
@@ -141,7 +133,7 @@ async def _all_of(given: dict[str, Any]) -> list[str]:
     return [item async for item in _play(given)]
 
 
-async def _left(request: Request) -> None:
+async def left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -253,7 +245,7 @@ async def _infer(request: Request) -> Response:
     return JSONResponse({"model_name": "my model", "model_version": "1", "outputs": [doubled]})
 
 
-async def _ok(_: Request) -> Response:
+async def ok(_: Request) -> Response:
     return Response()
 
 
@@ -261,8 +253,8 @@ def _app() -> Starlette:
     jobs = _Jobs()
     return Starlette(
         routes=[
-            Route("/health", _ok),
-            Route("/v2/health/ready", _ok),
+            Route("/health", ok),
+            Route("/v2/health/ready", ok),
             Route("/predict", _predict, methods=["POST"]),
             Route("/predict_all", _predict_all, methods=["POST"]),
             Route("/jobs", jobs.submit, methods=["POST"]),

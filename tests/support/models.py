@@ -1,7 +1,4 @@
-"""Small models in place of those in official clients' examples: each answers within milliseconds.
-
-Each is a few lines long: the answer to a prompt is the prompt.
-"""
+"""Small models in place of those in official clients' examples: each answers within milliseconds."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,8 +71,6 @@ FILE: Final = {"type": "string", "format": "uri"}
 
 
 class ModelUnderTest(Struct, frozen=True, kw_only=True):
-    """One class of the source as a version of a model. `kind` is that of its director."""
-
     name: str
     version: str
     stub: str
@@ -84,11 +79,9 @@ class ModelUnderTest(Struct, frozen=True, kw_only=True):
 
     @property
     def ref(self) -> str:
-        """Return the model with its version, as a caller names it."""
         return f"{self.name}:{self.version}"
 
     def write(self, folder: Path) -> Path:
-        """Write a folder from which Cog serves it."""
         return write_model(folder, SOURCE, self.schema)
 
 

@@ -1,8 +1,4 @@
-"""Run a pod of a GPU pool without a cluster: two containers as processes, in a kubelet's order.
-
-Commands, probes and times are those of the pool's manifest; only ports and folders are this machine's. `killed` names
-containers that had to be killed, so that such a pod does not appear to have ended well.
-"""
+"""Run the containers of a GPU pool's pod as processes, with its manifest's commands and probes."""
 
 import os
 import signal
@@ -69,7 +65,6 @@ class Pod:
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.health_port}", trust_env=False, timeout=10)
 
     async def live(self) -> None:
-        """Run both containers in order and restart each whenever it ends."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep, "model", self._model_command(), self._model_env())
             await self._started_up()
@@ -89,7 +84,6 @@ class Pod:
             await process.wait()
 
     def kill_model(self) -> None:
-        """Kill the model server as the kernel does when memory is short."""
         _kill(self._running["model"])
 
     async def is_live(self) -> bool:
@@ -126,7 +120,6 @@ class Pod:
         }
 
     async def _started_up(self) -> None:
-        """Wait for the startup probe. The next container starts after it has passed."""
         python, *rest = SIDECAR["startupProbe"]["exec"]["command"]
         assert python == "python"
         line = [sys.executable, *map(self._here, rest)]
@@ -178,7 +171,6 @@ class Pod:
 async def pod(
     model: Path, redis_url: str, *, settings: Mapping[str, str] = MappingProxyType({}), starts: bool = True
 ) -> AsyncGenerator[Pod]:
-    """Run a pod of this model until the block ends. `starts`: wait until its director lives."""
     with tempfile.TemporaryDirectory(prefix="dr-pod-") as folder:
         one = Pod(model, redis_url, Path(folder), settings)
         tasks: TaskGroup

@@ -1,8 +1,4 @@
-"""Create an account that owns one of everything the API can make, to test that strangers see none of it.
-
-Everything is made by requests to the API, by a played director and by a keeper's typed calls. All requests are the
-owner's.
-"""
+"""Create an account that owns one of everything the API can make, to test that strangers see none of it."""
 
 from string import Template
 from typing import Any, Final, get_args
@@ -46,24 +42,20 @@ REPEATED: Final[dict[str, dict[str, Any]]] = {
 
 
 class Possessions(Struct, frozen=True):
-    """What the account owns. `things`: name → name on the wire. `secrets`: texts that no stranger may receive."""
+    """`things`: name → name on the wire. `secrets`: texts that no stranger may receive."""
 
     things: dict[str, str]
     secrets: tuple[str, ...]
 
     def fill(self, text: str) -> str:
-        """Replace each $name with that thing."""
         return Template(text).substitute(self.things)
 
     def seen_in(self, answer: httpx.Response) -> list[str]:
-        """Return the secrets that an answer contains."""
         told = answer.text + str(answer.headers)
         return [secret for secret in self.secrets if secret in told]
 
 
 class Maker:
-    """Makes the possessions. `api` sends requests as amber."""
-
     def __init__(
         self, api: httpx.AsyncClient, redis: Redis, scripts: Scripts, catalog: Catalog, store: LocalFiles
     ) -> None:
@@ -75,7 +67,6 @@ class Maker:
         self._things: dict[str, str] = {}
 
     async def make(self) -> Possessions:
-        """Make everything once."""
         queues = await self._models()
         await self._ran(PlayedDirector(self._scripts, queues["echo"]))
         await self._dead(PlayedDirector(self._scripts, queues["hidden"]))
@@ -91,7 +82,6 @@ class Maker:
         return Possessions(things, tuple(dict.fromkeys([*told, *ids])))
 
     async def _models(self) -> dict[str, QueueName]:
-        """Make a model of each kind that all may run, and two of amber's: one is public, one is private."""
         queues: dict[str, QueueName] = {}
         schema = Raw(
             b'{"openapi":"3.0.2","components":{"schemas":'
@@ -119,7 +109,6 @@ class Maker:
         return queues
 
     async def _ran(self, director: PlayedDirector) -> None:
-        """Make a terminal prediction with a delivered webhook, and a running one."""
         asked = {"version": VERSION, "input": INPUT, "webhook": f"https://receiver.example/{MARK}"}
         ended = await self._sent("POST", "/predictions", json={**asked, "webhook_events_filter": ["completed"]})
         claim = await director.claim()
@@ -149,7 +138,6 @@ class Maker:
         self._things["of_deployment"] = await self._created(path, {"input": INPUT})
 
     async def _files(self) -> None:
-        """Make a file that amber uploaded and an output file of amber's model: their addresses and an invalid one."""
         given = {"content": (f"{MARK}.txt", MARK.encode(), "text/plain")}
         file = FileId((await self._sent("POST", "/files", files=given)).json()["id"])
         made = FileName(PredictionId(self._things["ended"]), "0" * 32, "txt")

@@ -23,10 +23,7 @@ class LosingProxy(Link):
         return int(self._lost.is_set())
 
     def lead_to(self, port: int) -> None:
-        """Send new connections to another port, as when a name gets another address. Open connections stay.
-
-        Without a listener there each new connection ends at once.
-        """
+        """Send new connections to another port. Open connections stay."""
         self._target_port = port
 
     async def _opened(self) -> Connection:
@@ -35,7 +32,6 @@ class LosingProxy(Link):
 
 @asynccontextmanager
 async def losing_proxy(target_port: int) -> AsyncGenerator[LosingProxy, None]:
-    """Run a link on a free loopback port in front of the server on `target_port`."""
     proxy = LosingProxy(target_port)
     await proxy.start()
     try:

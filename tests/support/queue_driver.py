@@ -1,7 +1,4 @@
-"""Drive one queue in a test: submit, claim and finish through the typed calls, with a clock that the test moves.
-
-Beside the typed calls it only reads from Redis.
-"""
+"""Drive one queue in a test: submit, claim and finish through the typed calls, with a clock that the test moves."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +33,6 @@ async def enqueue(
     now_ms: int | None = None,
     **fields: Any,
 ) -> Accepted:
-    """Enqueue a prediction with these fields of NewPrediction. Its input is by default `{}`."""
     given = {"input": b"{}", **fields}
     return await scripts.enqueue(
         NewPrediction(id=prediction_id, shard=",".join(map(str, shard)), **given), now_ms=now_ms
@@ -101,7 +97,6 @@ class QueueDriver:
         return claim
 
     async def claim_all(self, *, consumer: str = "d1", at_once: int = 50) -> list[Claim]:
-        """Claim until nothing more is handed out."""
         claims: list[Claim] = []
         while claimed := await self.claim(at_once, consumer=consumer):
             claims += claimed
@@ -129,7 +124,6 @@ class QueueDriver:
         await self.scripts.extend(self.queue, consumer=consumer, lease_s=15, claims=[], slots=slots, now_ms=self.now_ms)
 
     async def begin(self, claim: Claim, *events: tuple[str, bytes]) -> int:
-        """Write that the run began, and these events. Return the last event's number."""
         advanced = await self.scripts.advance(
             claim.id,
             token=claim.token,
@@ -147,7 +141,6 @@ class QueueDriver:
         return await self.scripts.finish(claim.id, token=claim.token, status=status, now_ms=self.now_ms, **options)
 
     async def run(self, claim: Claim, seconds: float) -> None:
-        """Let the claim run this long and succeed."""
         self.pass_time(seconds)
         assert await self.finish(claim, ran_ms=int(seconds * 1000))
 
@@ -220,7 +213,6 @@ class QueueDriver:
         return (await self.redis.hget(keys.meta(self.queue), name) or b"").decode()
 
     async def outlook(self, prediction_id: PredictionId) -> Outlook:
-        """Return the outlook of a waiting prediction."""
         stored = await self.scripts.get(prediction_id, now_ms=self.now_ms)
         assert stored is not None
         assert stored.outlook is not None
@@ -230,16 +222,13 @@ class QueueDriver:
         return await self.scripts.stats(self.queue, now_ms=self.now_ms)
 
     async def backlog(self, account: str = ACCOUNT, *, lane: str = "normal") -> list[str]:
-        """Return the ids in a backlog, in order."""
         ids = await self.redis.zrange(keys.backlog(self.queue, lane, account), 0, -1)
         return [name.decode() for name in ids]
 
     async def counts(self, key: str) -> dict[str, str]:
-        """Return a hash of numbers."""
         return {name.decode(): value.decode() for name, value in (await self.redis.hgetall(key)).items()}
 
     async def members(self, key: str) -> dict[str, int]:
-        """Return a sorted set."""
         return {name.decode(): int(score) for name, score in await self.redis.zrange(key, 0, -1, withscores=True)}
 
     async def entries(self, lane: str = "normal") -> dict[int, list[str]]:
@@ -263,7 +252,6 @@ class QueueDriver:
         return held
 
     async def kinds(self, prediction_id: PredictionId) -> list[str]:
-        """Return the kinds of its events in order."""
         entries = await self.redis.lrange(keys.events(prediction_id), 0, -1)
         return [entry.decode().partition(" ")[0] for entry in entries]
 
@@ -271,7 +259,6 @@ class QueueDriver:
         return int(await self.redis.llen(keys.bell(self.queue)))
 
     async def hear_bell(self) -> bool:
-        """Take the wakeup, as a waiting director does."""
         return await self.redis.lpop(keys.bell(self.queue)) is not None
 
     async def lifetime_s(self, key: str) -> int:

@@ -1,7 +1,4 @@
-"""The release before this one, built from its commit as its users have it.
-
-`former_release.toml` names the commit. A checkout that lacks it fails; only a source tree without `.git` skips.
-"""
+"""Build the release before this one from its commit. Only a source tree without `.git` skips."""
 
 import subprocess
 import sys
@@ -28,8 +25,6 @@ class Former(Struct, frozen=True):
 
 
 class Release(Struct, frozen=True):
-    """`folder` holds its packages only. What they depend on comes from this environment."""
-
     version: str
     folder: Path
 
@@ -44,7 +39,6 @@ FORMER: Final = _read()
 
 
 def former_release(folder: Path) -> Release:
-    """Build and install the former release into `folder`."""
     source, wheels, installed = (folder / name for name in ("source", "wheels", "installed"))
     with tarfile.open(fileobj=BytesIO(archive(OURS, FORMER.commit))) as packed:
         packed.extractall(source, filter="data")
@@ -56,10 +50,7 @@ def former_release(folder: Path) -> Release:
 
 
 def archive(root: Path, commit: str) -> bytes:
-    """The files of a commit, as a tar archive.
-
-    Skips the test where `root` is no checkout. Fails it where `root` is one and git or the commit is missing.
-    """
+    """Return a commit's files as tar. Skips the test where `root` is no checkout."""
     if not (root / ".git").exists():
         pytest.skip(f"no .git here: release {FORMER.version} is built from the history of a checkout")
     try:

@@ -1,7 +1,4 @@
-"""Find the series and labels that a PromQL expression uses.
-
-It reads just enough of the language for our rules and dashboard, and fails on anything else.
-"""
+"""Find the series and labels of a PromQL expression. Fails on syntax that our rules do not use."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +8,6 @@ from director.runtime.metric_table import METRICS, Metric
 
 
 def series(metric: Metric) -> tuple[str, ...]:
-    """Return the names of its samples, as rules and dashboards write them."""
     parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(metric.kind, ("",))
     return tuple(metric.name + part for part in parts)
 

@@ -1,7 +1,4 @@
-"""The runners under the conformance suite, each with a real server of its kind, and how to ask each for the same runs.
-
-Every server runs the same model: see tests/support/model_server.py. The suite alone says what is expected.
-"""
+"""Pair each runner of the conformance suite with a real server of its kind, all with the same model."""
 
 import atexit
 import json
@@ -96,15 +93,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 
 
 class LiveServer(Struct, frozen=True, kw_only=True):
-    """A running server. `kill` ends its process as a machine dies."""
-
     url: str
     kill: Callable[[], None]
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """One kind of runner: its own texts for refused and invalid inputs, and its abilities."""
-
     name: str
     server: str  # how the name of its server begins
     config: RunnerConfig
@@ -121,7 +114,6 @@ class Kind(Struct, frozen=True, kw_only=True):
         return make_runner(self.config, RunnerOptions(url=url, inbox=inbox, max_body=MOST_BYTES, **options))
 
     def request(self, prediction_id: str = "a" * 26, **given: object) -> RunRequest:
-        """Return the request of one run."""
         return RunRequest(id=prediction_id, input=Raw(msgspec.json.encode(self.asked(given))))
 
 
@@ -140,7 +132,6 @@ async def _coglet(*, folder: Path, port: int | None = None) -> AsyncGenerator[Li
 
 @cache
 def _python_with(version: str) -> str:
-    """Return the Python of an environment with the last Cog of a version written in Python. Cached in this process."""
     folder = Path(tempfile.mkdtemp(prefix=f"cog-{version}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     venv.create(folder)
@@ -166,12 +157,12 @@ def _config(name: str) -> RunnerConfig:
     return decode_runner_config(json.dumps(CONFIGS[name]))
 
 
-def _old_kind(version: str) -> Kind:
+def _cog_kind(name: str, server: str, serve: Callable[..., AbstractAsyncContextManager[LiveServer]]) -> Kind:
     return Kind(
-        name=f"cog {version}",
-        server="cog (python)" if version in NAMELESS else f"cog {version}.",
+        name=name,
+        server=server,
         config=_config("cog"),
-        serve=partial(_old_cog, version),
+        serve=serve,
         invalid={"n": "three"},
         refuses=False,
         starting=(200, b'{"status": "STARTING"}'),
@@ -180,17 +171,13 @@ def _old_kind(version: str) -> Kind:
 
 
 SUBJECTS: Final = {
-    "cog": Kind(
-        name="cog",
-        server="coglet 0.",
-        config=_config("cog"),
-        serve=_coglet,
-        invalid={"n": "three"},
-        refuses=False,
-        starting=(200, b'{"status": "STARTING"}'),
-        health_path="/health-check",
-    ),
-    **{f"cog {version}": _old_kind(version) for version in OLD_COGS},
+    "cog": _cog_kind("cog", "coglet 0.", _coglet),
+    **{
+        (name := f"cog {version}"): _cog_kind(
+            name, "cog (python)" if version in NAMELESS else f"{name}.", partial(_old_cog, version)
+        )
+        for version in OLD_COGS
+    },
     "http": Kind(name="http", server="http", config=_config("http"), serve=_small, metrics={"units": 3}),
     "http batch": Kind(
         name="http batch", server="http", config=_config("http batch"), serve=_small, metrics={"units": 3}
@@ -214,7 +201,6 @@ SUBJECTS: Final = {
 
 
 async def follow(runner: Runner, request: RunRequest) -> list[RunEvent]:
-    """Return all events of a run."""
     with anyio.fail_after(LIMIT_S):  # a run that never ends must fail its test, not hold up all the others
         async with aclosing(runner.run(request)) as events:
             return [event async for event in events]
@@ -222,7 +208,6 @@ async def follow(runner: Runner, request: RunRequest) -> list[RunEvent]:
 
 @asynccontextmanager
 async def opened(runner: Runner) -> AsyncGenerator[Runner, None]:
-    """Yield the runner and close it after the test."""
     try:
         yield runner
     finally:
@@ -230,7 +215,6 @@ async def opened(runner: Runner) -> AsyncGenerator[Runner, None]:
 
 
 def the_end(events: list[RunEvent]) -> Ended:
-    """Return the last event of a run."""
     ended = events[-1]
     assert isinstance(ended, Ended)
     return ended

@@ -7,8 +7,6 @@ from prometheus_client import parser
 
 
 class Scrape:
-    """All samples of one answer."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self._samples = {
@@ -31,7 +29,6 @@ class Scrape:
 
 
 async def scrape(http: httpx.AsyncClient, *, token: str = "") -> Scrape:
-    """Read /metrics, which must answer 200."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = await http.get("/metrics", headers=headers)
     assert answer.status_code == 200, answer.text

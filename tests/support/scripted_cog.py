@@ -1,7 +1,4 @@
-"""A server that answers byte for byte as a test says, for what a real Cog server cannot be made to show.
-
-Without a script it answers 409 to a prediction.
-"""
+"""A server that answers byte for byte as a test says, for what a real Cog server cannot be made to show."""
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,13 +14,10 @@ HEALTHY: Final = {"status": "READY", "setup": {"started_at": "then"}, "version":
 
 
 class Script(Struct, frozen=True):
-    """The answer to one request. The connection is closed after it."""
-
     act: Callable[[Exchange], Awaitable[None]]
 
 
 def answer(status: int, body: bytes | dict[str, Any], **headers: str) -> Script:
-    """Return a script of an ordinary answer. Underscores in header names become dashes."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     head = "\r\n".join(
@@ -37,7 +31,6 @@ def answer(status: int, body: bytes | dict[str, Any], **headers: str) -> Script:
 
 
 def frame(event: str, data: dict[str, Any] | bytes) -> bytes:
-    """One event of a stream."""
     return b"event: %s\ndata: %s\n\n" % (event.encode(), data if isinstance(data, bytes) else json.dumps(data).encode())
 
 
@@ -68,15 +61,12 @@ class ScriptedCog:
         self._scripts: dict[tuple[str, str], list[Script]] = {}
 
     def on(self, method: str, path: str, *scripts: Script) -> None:
-        """Answer such requests with these scripts."""
         self._scripts[method, path] = list(scripts)
 
     def asked(self, method: str, path: str = "/predictions/") -> list[Exchange]:
-        """Return the requests so far with this method whose path begins like this."""
         return [exchange for exchange in self.exchanges if exchange.method == method and exchange.path.startswith(path)]
 
     async def serve(self, exchange: Exchange) -> Answer:
-        """Answer one connection's one request."""
         self.exchanges.append(exchange)
         scripts = self._scripts.get((exchange.method, exchange.path), [])
         script = scripts.pop(0) if len(scripts) > 1 else scripts[0] if scripts else answer(409, b"{}")
@@ -87,7 +77,6 @@ class ScriptedCog:
 
 @asynccontextmanager
 async def scripted_cog(*, streams: bool = True, is_array: bool = True) -> AsyncGenerator[ScriptedCog, None]:
-    """Serve on loopback. It appears as a READY coglet whose model streams, and knows no prediction."""
     cog = ScriptedCog("")
     schema = {
         "paths": {"/predictions": {"post": {"x-cog-streaming": streams}}},

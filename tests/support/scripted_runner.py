@@ -1,7 +1,4 @@
-"""A runner that does what a test says, for moments that no real server can be made to show.
-
-Its health, its events and its answers are set from outside.
-"""
+"""A runner that does what a test says, for moments that no real server can be made to show."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -31,14 +28,12 @@ class ScriptedRunner:
         self.let_go = asyncio.Event()
 
     async def health(self) -> Health:
-        """Return what the test set."""
         return self.now
 
     async def openapi_schema(self) -> Raw | None:
         return None
 
     async def run(self, request: RunRequest) -> AsyncGenerator[RunEvent, None]:
-        """Yield the events one by one. Then raise the fault, or yield an end if there was none, once it `goes_on`."""
         self.started.set()
         try:
             for event in self.events:
@@ -53,18 +48,15 @@ class ScriptedRunner:
             self.let_go.set()
 
     def knows(self, remote: str) -> bool:
-        """Never."""
         return False
 
     async def cancel(self, prediction_id: str) -> bool:
-        """Count it."""
         self.cancels += 1
         if self.is_rude:
             raise ConnectionError("it hung up")
         return True
 
     async def shutdown(self) -> bool:
-        """Count it."""
         self.shutdowns += 1
         return self.hears_shutdown
 

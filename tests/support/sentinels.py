@@ -1,7 +1,4 @@
-"""Run a master, its replicas and three Sentinels on loopback: all are real.
-
-The Sentinels alone decide which server is the master.
-"""
+"""Run a master, its replicas and three Sentinels on loopback: all are real."""
 
 import subprocess
 import tempfile
@@ -52,7 +49,6 @@ class Failover:
 
     @property
     def admin_url(self) -> str:
-        """Return the URL of a user with all rights, for what a test does beside the product."""
         return self._url_of("admin")
 
     def _url_of(self, user: str) -> str:
@@ -60,11 +56,9 @@ class Failover:
         return f"redis+sentinel://{f'{user}:{user}@' if self._guarded else ''}{hosts}/{NAME}"
 
     def master_port(self) -> int:
-        """Return the port of the master, as the first Sentinel knows it."""
         return int(self._state(self._ports[0])["port"])
 
     def is_settled(self) -> bool:
-        """Return True if all Sentinels know each other and every replica."""
         states = [self._state(port) for port in self._ports]
         replicas = len(self.servers) - 1
         return all(
@@ -84,7 +78,7 @@ class Failover:
 def failover_group(
     *, replicas: int = 2, config: dict[str, str] | None = None, guarded: bool = False, patience_ms: int = 1000
 ) -> Iterator[Failover]:
-    """Run the group, replicating and watched by three Sentinels that agree and take this silence for a death."""
+    """Run the group. Its Sentinels take a silence of `patience_ms` for a death."""
     options = {"repl-diskless-sync-delay": "0", **(GUARDED if guarded else {}), **(config or {})}
     with ExitStack() as started:
         servers = [
@@ -102,7 +96,6 @@ def failover_group(
 
 
 def is_linked(replica: Redis) -> bool:
-    """Return True if the replica follows its master."""
     return str(replica.info("replication").get("master_link_status")) == "up"
 
 

@@ -1,8 +1,4 @@
-"""Start real Redis and Valkey servers for a test: each on a unix socket in its own folder, ended by its pid.
-
-A guarded server has the users that we ship, so the product acts with their rights. This module touches no server that
-it did not start.
-"""
+"""Start real Redis and Valkey servers, each on a unix socket in its own folder, ended by its pid."""
 
 import hashlib
 import os
@@ -72,7 +68,6 @@ class RedisServer:
 
     @property
     def admin_url(self) -> str:
-        """Return the URL of a user with all rights, for what a test does beside the product."""
         return self.url_of("admin")
 
     def url_of(self, user: str) -> str:
@@ -87,7 +82,6 @@ class RedisServer:
 
     @property
     def cluster_port(self) -> int:
-        """Return the port for the other nodes of a Cluster."""
         return int(self._config["cluster-port"])
 
     @property
@@ -95,7 +89,6 @@ class RedisServer:
         return self._process is not None
 
     def start(self) -> None:
-        """Start it on its present data and wait until it answers."""
         settings = {
             **self._config,
             "port": str(self.port),
@@ -113,11 +106,9 @@ class RedisServer:
         self._wait(self._process)
 
     def kill(self) -> None:
-        """Kill it before it can write anything, as the kernel does when memory is short."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it. Its data is no longer needed."""
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
@@ -125,7 +116,6 @@ class RedisServer:
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let its process continue."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -181,10 +171,7 @@ def redis_server(
     config: Mapping[str, str] = MappingProxyType({}),
     guarded: bool = False,
 ) -> Iterator[RedisServer]:
-    """Run a server until the block ends. It is durable as the shipped configuration is, except for `config`.
-
-    `guarded`: its users have only the rights that we ship.
-    """
+    """Run a server as durable as the shipped one but for `config`. `guarded`: its users have the shipped rights."""
     # not pytest's tmp_path: a socket's path may have 107 characters
     with tempfile.TemporaryDirectory(prefix="dr-") as folder:
         server = RedisServer(kind, Path(folder), port=free_port() if loopback else 0, config=config, guarded=guarded)
@@ -197,10 +184,7 @@ def redis_server(
 
 @contextmanager
 def stepped_server() -> Iterator[tuple[RedisServer, SteppedClock]]:
-    """Run a Valkey whose clock the test can step. Skips the test without libfaketime.
-
-    Debian's redis-server hangs at its start: its jemalloc asks for the time before libfaketime is ready.
-    """
+    """Run a Valkey whose clock the test can step: Debian's redis-server hangs at its start under libfaketime."""
     library = find_library()
     if library is None:
         pytest.skip(f"{MISSING}: install Debian's package libfaketime")
@@ -215,7 +199,6 @@ def stepped_server() -> Iterator[tuple[RedisServer, SteppedClock]]:
 
 
 def users_file() -> str:
-    """Return the users that we ship as a server reads them. Each user's password is its name."""
     lines = [line for line in USERS.read_text().splitlines() if not line.startswith("#")]
     filled = "\n".join(lines)
     for user in ("director", "keda", "admin"):
@@ -224,10 +207,7 @@ def users_file() -> str:
 
 
 def binary(kind: Kind) -> str:
-    """Return the path of a server's program.
-
-    Skips the test where the program is missing. Fails it where pip should have installed the program.
-    """
+    """Return the path of a server's program. Skips the test without it, but fails where pip should install it."""
     if kind == "redis7":
         found = shutil.which("redis-server")
         if found is None:

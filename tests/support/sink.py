@@ -1,13 +1,4 @@
-"""A webhook receiver of one's own: real HTTP on loopback, answers as told, and remembers all it was sent.
-
-    async with sink() as s:
-        s.answers.append(Answer(status=500))    # for the next one only; then 200 again
-        ...deliver to s.url...
-        await s.arrived(2)
-        headers, body = s.received[1]
-
-Never verifies a signature: that is for the test to do.
-"""
+"""Receive webhooks over real HTTP on loopback, give the scripted answers and keep every request."""
 
 import asyncio
 import socket
@@ -25,10 +16,7 @@ CHUNK: Final = b"x" * 65_536
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The receiver's answer to one webhook. `reset` breaks the connection instead of answering.
-
-    `body`: its text; `body_bytes`: an answer of that size. `stall`: stop after the status and a first byte.
-    """
+    """`reset`: break the connection. `body_bytes`: an answer of that size. `stall`: stop after the first byte."""
 
     status: int = 200
     headers: Mapping[str, str] = {}
@@ -40,8 +28,6 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Received(NamedTuple):
-    """One webhook. Header names are lower case."""
-
     headers: Mapping[str, str]
     body: bytes
 
@@ -63,12 +49,10 @@ class Sink:
         self._closing = asyncio.Event()
 
     async def arrived(self, count: int) -> None:
-        """Wait until that many webhooks have arrived."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.received) >= count)
 
     def close(self) -> None:
-        """Release senders that are kept waiting."""
         self._closing.set()
 
     async def serve(self, request: wire.Request) -> wire.Answer:
@@ -115,7 +99,6 @@ class Sink:
 
 @asynccontextmanager
 async def sink(port: int = 0) -> AsyncGenerator[Sink]:
-    """Run a receiver on a free port of 127.0.0.1, or on that of an earlier one, until the block ends."""
     receiver = Sink()
     async with wire.listening(receiver.serve, port) as receiver.port:
         receiver.url = f"http://127.0.0.1:{receiver.port}/hook"

@@ -20,21 +20,17 @@ from tests.support.servers import RedisServer
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """One server, driven from behind the API."""
-
     server: RedisServer
     driver: QueueDriver
     director: PlayedDirector
     accounts: Accounts
 
     async def has(self) -> int:
-        """Return how many predictions are live there."""
         return (await self.driver.scripts.stats(self.driver.queue)).live
 
 
 @asynccontextmanager
 async def place(server: RedisServer) -> AsyncIterator[Place]:
-    """Yield this server, emptied, with the model registered."""
     redis = client(server.admin_url)
     gatherer = Gatherer(redis)
     scripts = Scripts(gatherer)
@@ -54,7 +50,6 @@ async def place(server: RedisServer) -> AsyncIterator[Place]:
 
 
 def environ(servers: Mapping[str, RedisServer]) -> dict[str, str]:
-    """Return the variables with the addresses of all but the first."""
     return {f"REDIS_{name.upper()}": server.url for name, server in list(servers.items())[1:]}
 
 

@@ -1,8 +1,4 @@
-"""Count the lines of the product and of its tests: `python -m tests.support.size [CHECKOUT]`.
-
-Code is what is left without blank lines, comments and docstrings. Import lines and `__all__` lines are part of the
-code, and all their physical lines count.
-"""
+"""Count the lines of the product and of its tests: `python -m tests.support.size [CHECKOUT]`."""
 
 import ast
 import io
@@ -38,7 +34,6 @@ class Size(Struct, frozen=True):
 
 
 def size(folders: Iterable[Path]) -> Size:
-    """The size of all Python files in these folders."""
     paths = (path for folder in folders for path in folder.rglob("*.py"))
     return sum((_size_of(path.read_text(encoding="utf-8")) for path in paths), Size())
 
@@ -79,7 +74,6 @@ def _lines(nodes: Iterable[ast.stmt]) -> set[int]:
 
 
 def main() -> None:
-    """Print the figures of one checkout."""
     root = Path(sys.argv[1]) if sys.argv[1:] else ROOT
     for name, folders in {"product": PRODUCT, "tests": TESTS}.items():
         found = size(root / folder for folder in folders)

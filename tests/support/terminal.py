@@ -17,8 +17,6 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class PlayedTerminal:
-    """A terminal. `said` is everything that the command wrote."""
-
     def __init__(self, line: Sequence[str], *, columns: int, lines: int, env: Mapping[str, str]) -> None:
         self._ours, theirs = pty.openpty()
         self._set_size(columns, lines)
@@ -41,13 +39,11 @@ class PlayedTerminal:
 
     @property
     def screen(self) -> list[str]:
-        """Return the lines of the last screen, without styles."""
         found = SCREEN.findall(self.said)
         return CODES.sub("", found[-1]).split("\r\n") if found else []
 
     @property
     def is_given_back(self) -> bool:
-        """Return True if the first screen is back, with its cursor and the former settings."""
         return self.said.rstrip().endswith("\x1b[?1049l\x1b[?25h") and termios.tcgetattr(self._theirs) == self.was
 
     def shows(self, text: str) -> bool:
@@ -97,7 +93,6 @@ def _have_terminal() -> None:
 def played(
     line: Sequence[str], *, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
 ) -> Iterator[PlayedTerminal]:
-    """Run the command in a terminal while the block lasts."""
     terminal = PlayedTerminal(line, columns=columns, lines=lines, env=env or {})
     try:
         yield terminal

@@ -1,8 +1,4 @@
-"""A model server whose runs take a given time; it records when each one began and ended.
-
-It appears as a READY coglet of a model that does not stream, and keeps connections open as Cog does. It never refuses
-a run: the test judges how many ran at once.
-"""
+"""Serve a model whose runs take a given time, and record when each one began and ended."""
 
 import asyncio
 import json
@@ -26,7 +22,6 @@ class TimedServer:
         self._run_s = run_s
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection's requests one after the other."""
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -51,7 +46,6 @@ class TimedServer:
 
 @asynccontextmanager
 async def timed_server(run_s: float) -> AsyncGenerator[TimedServer]:
-    """Serve on loopback."""
     timed = TimedServer(run_s)
     server = await asyncio.start_server(timed.serve, "127.0.0.1", 0)
     timed.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,7 +1,4 @@
-"""Put TLS in front of a plain server, as an ingress does: official clients accept file addresses with https only.
-
-It never changes a byte.
-"""
+"""Put TLS in front of a plain server, as an ingress does: official clients accept file addresses with https only."""
 
 import asyncio
 import ssl
@@ -14,7 +11,6 @@ CHUNK: Final = 65_536
 
 @asynccontextmanager
 async def tls_front(shown: ssl.SSLContext, *, target_port: int) -> AsyncGenerator[int]:
-    """Listen on a free port of 127.0.0.1, before the server on `target_port`, and yield the port."""
     passing: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

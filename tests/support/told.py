@@ -1,7 +1,4 @@
-"""Judge the webhooks of one receiver as its owner would: by what arrived, in the order of arrival.
-
-It uses only requests and the secret, which is all that a receiver has.
-"""
+"""Judge the webhooks of one receiver as its owner would: by what arrived, in the order of arrival."""
 
 import json
 from collections import defaultdict
@@ -17,7 +14,6 @@ TERMINAL = ("succeeded", "failed", "canceled", "aborted")
 
 
 def by_prediction(received: Iterable[Received]) -> dict[str, list[Received]]:
-    """Return the webhooks of each prediction in the order of arrival."""
     told: dict[str, list[Received]] = defaultdict(list)
     for one in received:
         told[json.loads(one.body)["id"]].append(one)
@@ -25,11 +21,7 @@ def by_prediction(received: Iterable[Received]) -> dict[str, list[Received]]:
 
 
 def judge(received: Sequence[Received], ids: Iterable[str], secret: str, *, is_whole: bool = True) -> None:
-    """Check that each prediction sent webhooks from its start to its end, in order, all of them signed.
-
-    Unless `is_whole`, the receiver was absent at times. Progress is sent once, so a start may be missing; an end
-    may not.
-    """
+    """Check that each prediction sent signed webhooks from start to end. Unless `is_whole`, a start may be missing."""
     told = by_prediction(received)
     assert set(told) == set(ids)
     for one in received:

@@ -1,7 +1,4 @@
-"""Collect the traces of a test in memory: callers' traces and all spans that processes added.
-
-It judges no trace: `Traces.of` returns the spans by name.
-"""
+"""Collect the traces of a test in memory: callers' traces and all spans that processes added."""
 
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -21,13 +18,10 @@ CALLER: Final = "00f067aa0ba902b7"
 
 
 class Traces:
-    """The spans that the processes of one test made."""
-
     def __init__(self) -> None:
         self._exporter = _Kept()
 
     def tracing(self, process: str, *, accounts: bool = False) -> OtelTracing:
-        """Return the tracing of one process. Its spans are kept here as soon as they end."""
         provider = TracerProvider(resource=Resource({"service.name": process}), shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         return OtelTracing(provider, accounts=accounts)
@@ -38,7 +32,6 @@ class Traces:
 
     @property
     def by_trace(self) -> dict[str, Trace]:
-        """Return the spans of each trace by name, in the order of their ends."""
         found: dict[str, Trace] = {}
         for span in self.all:
             trace = found.setdefault(format(_context(span).trace_id, "032x"), {})
@@ -46,7 +39,6 @@ class Traces:
         return found
 
     def of(self, trace_id: str) -> Trace:
-        """Return the spans of one trace."""
         return self.by_trace.get(trace_id, {})
 
 
@@ -58,23 +50,19 @@ class _Kept(InMemorySpanExporter):
 
 
 def new_traces() -> Iterator[str]:
-    """Return new trace ids."""
     return (format(number, "032x") for number in count(0xA0))
 
 
 def traceparent_of(span: ReadableSpan) -> str:
-    """Return the traceparent of calls that are made within the span."""
     context = _context(span)
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def parent_of(span: ReadableSpan) -> str:
-    """Return the id of the parent span, or '' for the first span of a trace."""
     return "" if span.parent is None else format(span.parent.span_id, "016x")
 
 
 def facts(span: ReadableSpan) -> Mapping[str, Any]:
-    """Return the attributes of a span without our prefix."""
     return {name.removeprefix("director."): fact for name, fact in (span.attributes or {}).items()}
 
 

@@ -8,15 +8,12 @@ from director.cli.main import main
 
 
 class Typed(NamedTuple):
-    """The result of a command line."""
-
     returncode: int
     stdout: str
     stderr: str
 
 
 def typed(capsys: pytest.CaptureFixture[str], *line: str) -> Typed:
-    """Run a command line. Call it in a thread if a loop runs."""
     try:
         code = main(line)
     except SystemExit as exc:

@@ -1,7 +1,4 @@
-"""Make large forms, and measure how much a process grows while it receives or sends one.
-
-It never holds such a form itself.
-"""
+"""Make large forms, and measure how much a process grows while it receives or sends one."""
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,8 +13,6 @@ MIB: Final = 1 << 20
 
 
 class Growth(Struct, frozen=True):
-    """The most bytes by which a process grew while a file went up and down."""
-
     up: int
     down: int
 

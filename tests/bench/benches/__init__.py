@@ -1,1 +1,1 @@
-"""What is measured: a module for each bench, a function that takes the options and returns what it found."""
+"""Hold one module for each bench: a function from options to figures."""

@@ -1,13 +1,9 @@
-"""How fast waiting work is run: by one director, beside the bare prototype and every peer, on the same HTTP job.
-
-All of it waits before anybody begins. The model server notes when each run came, whoever sent it; what counts is the
-pace from the tenth of them to the ninth tenth, so that no side pays for its start. Every side keeps results.
-"""
+"""Measure how fast one director runs waiting work, beside the prototype and every peer, on the same HTTP job."""
 
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Final
 
 import anyio.to_thread
@@ -30,7 +26,7 @@ LOOK_S: Final = 0.1  # more often, who looks would be measured
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """Files work on an empty server, then gives a process that runs it."""
+    """File work on an empty server, then yield a process that runs it."""
 
     name: str
     many: int
@@ -38,15 +34,14 @@ class Side(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """What waits, and how to begin. `check`: raises where something that ran has not ended."""
+    """`check` raises if a run has not ended."""
 
     each_bytes: float
-    begin: Callable[[], Iterator[Child]]
+    begin: Callable[[], AbstractContextManager[Child]]
     check: Callable[[int], Awaitable[None]]
 
 
 async def drain(options: Options) -> Found:
-    """Every side in turn, round after round."""
     pace_of, bytes_of = Rounds("runs a second", ""), Rounds("bytes of one that waits", "bytes", less_is_better=True)
     cpu_of = Rounds("processor time of who runs them", "µs", less_is_better=True)
     redis_of = Rounds("processor time of Redis", "µs", less_is_better=True)
@@ -77,7 +72,7 @@ async def drain(options: Options) -> Found:
 
 
 def pace(times: Sequence[float]) -> float:
-    """A second, from the tenth part of these times to the last tenth. Raises ValueError where they are too few."""
+    """Return the runs a second between the first and the last tenth. Raises ValueError for too few times."""
     if len(times) < LEAST_RUNS:
         raise ValueError(f"{len(times)} runs are too few")
     ranked = sorted(times)
@@ -96,7 +91,7 @@ async def _drained(side: Side, options: Options, model: ModelServer, server: Own
     many = options.many(side.many)
     async with side.filed(many) as ready:
         await model.times()
-        with contextmanager(ready.begin)() as process:
+        with ready.begin() as process:
 
             async def has(runs: int) -> bool:
                 return await model.count() >= runs or time.monotonic() > give_up
@@ -130,6 +125,7 @@ def _ours(server: OwnRedis, model: ModelServer) -> Side:
             await installation.preload(many)
             each = (await server.used_bytes() - before) / many
 
+            @contextmanager
             def begin() -> Iterator[Child]:
                 with installation.keeper(), installation.director(model.url) as director:
                     yield director
@@ -152,12 +148,7 @@ def _prototype(server: OwnRedis, model: ModelServer) -> Side:
         before = await server.used_bytes()
         await bare.preload(many)
         each = (await server.used_bytes() - before) / many
-
-        def begin() -> Iterator[Child]:
-            with bare.director(model.url) as director:
-                yield director
-
-        yield Ready(each_bytes=each, begin=begin, check=_unchecked)
+        yield Ready(each_bytes=each, begin=lambda: bare.director(model.url), check=_unchecked)
 
     return Side(name=PROTOTYPE, many=MANY, filed=filed)
 
@@ -169,22 +160,16 @@ def _peer(peer: Peer, server: OwnRedis, model: ModelServer) -> Side:
         before = await server.used_bytes()
         await anyio.to_thread.run_sync(peer.file, server, many)
         each = (await server.used_bytes() - before) / many
-
-        def begin() -> Iterator[Child]:
-            with peer.worker(server, model.url) as worker:
-                yield worker
-
-        yield Ready(each_bytes=each, begin=begin, check=_unchecked)
+        yield Ready(each_bytes=each, begin=lambda: peer.worker(server, model.url), check=_unchecked)
 
     return Side(name=peer.name, many=peer.jobs, filed=filed)
 
 
 async def _unchecked(_ran: int) -> None:
-    """What others do with what they ran is theirs."""
+    """Check nothing: the peers keep their own results."""
 
 
 def _peers(options: Options) -> tuple[list[Peer], dict[str, str]]:
-    """Those that are there, and why the others are not."""
     there, left_out = [], {}
     for peer in PEERS if options.with_peers else ():
         try:

@@ -1,8 +1,4 @@
-"""From a POST with `Prefer: wait` to its answer, over some connections: how many a second, and what each costs.
-
-One API process and one director, beside the prototype's. What Redis did is counted by Redis: round trips are its reads.
-With one connection nothing is gathered with what others ask; with many they share.
-"""
+"""Measure a POST with `Prefer: wait` until its answer: rate, and the costs of API, director and Redis."""
 
 import time
 from typing import Final
@@ -21,8 +17,6 @@ WARM_S: Final = 1.0
 
 
 class Tally:
-    """What the rounds gave."""
-
     def __init__(self) -> None:
         self.per_s = {many: Rounds(f"predictions a second, {many} connections", "") for many in CONNECTIONS}
         self.p50 = Rounds(f"p50 with {AT_MOST} connections", "ms", less_is_better=True)
@@ -37,7 +31,6 @@ class Tally:
         }
 
     async def round(self, service: Service, many: int, seconds: float) -> float:
-        """Ask one of them over so many connections."""
         before = await _used(service)
         answered = await ask(service.asks(connections=many, seconds=seconds))
         after = await _used(service)
@@ -57,7 +50,6 @@ class Tally:
 
 
 async def e2e(options: Options) -> Found:
-    """The prototype, ours, the prototype, ours …, for each number of connections."""
     tally = Tally()
     async with both(options) as beside:
         for service in beside.turns:
@@ -76,13 +68,12 @@ async def e2e(options: Options) -> Found:
 
 
 async def _used(service: Service) -> tuple[float, ...]:
-    """So far: processor time of API, director and Redis, reads of Redis, and the time."""
+    """Return the processor time of API, director and Redis, the reads of Redis and the time so far."""
     server = service.server
     return service.api.cpu_s(), service.director.cpu_s(), await server.cpu_s(), await server.reads(), time.monotonic()
 
 
 async def _idle_reads(service: Service) -> float:
-    """A second, while nobody asks."""
     before, began = await service.server.reads(), time.monotonic()
     await anyio.sleep(0.5)
     return (await service.server.reads() - before) / (time.monotonic() - began)

@@ -1,7 +1,4 @@
-"""What is asked of Redis while nobody asks for anything: by an installation, and by each director more.
-
-For the arithmetic of `capacity.py`. Nobody is beside it: what does nothing has no reference.
-"""
+"""Measure what an idle installation, and each further director, ask of Redis."""
 
 import asyncio
 import time
@@ -22,7 +19,6 @@ LIMIT_S: Final = 60.0
 
 
 async def idle(options: Options) -> Found:
-    """One director, then five: the difference is what each costs."""
     base_us = Rounds("Redis's time of an idle installation, a second", "µs", less_is_better=True)
     each_us = Rounds("Redis's time of an idle director, a second", "µs", less_is_better=True)
     each_reads = Rounds("round trips of an idle director, a second", "", less_is_better=True)
@@ -64,7 +60,7 @@ async def _there(installation: Ours, directors: int, *alive: Child) -> None:
 
 
 async def _asked(server: OwnRedis, seconds: float) -> tuple[float, float]:
-    """Microseconds of Redis's time, and its reads, a second."""
+    """Return microseconds of Redis's time and its reads, a second."""
     before, reads, began = await server.cpu_s(), await server.reads(), time.monotonic()
     await asyncio.sleep(seconds)
     took_s = time.monotonic() - began

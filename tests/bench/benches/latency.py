@@ -1,7 +1,4 @@
-"""What a service adds to a call while nothing else goes on: one request at a time, beside a direct one to the model.
-
-With Redis in memory, and once more with a log that is on the disk before Redis answers.
-"""
+"""Measure what a service adds to one call at a time, beside a direct call to the model server."""
 
 from statistics import median
 from typing import Final
@@ -20,7 +17,6 @@ LIMIT_S: Final = 20.0
 
 
 async def latency(options: Options) -> Found:
-    """Direct, the prototype, ours, direct …"""
     found = Found(what="one POST with Prefer: wait at a time", redis="", durability={})
     for level in ("memory", "always"):
         async with both(options, level) as beside:
@@ -54,7 +50,6 @@ async def _one_by_one(load: Load) -> Answered:
 
 
 def _what_a_disk_adds(found: Found) -> Measured:
-    """Of medians: the two levels are not measured in one round."""
     by_name = {figure.name: figure for figure in found.figures}
     added = Rounds("what a log on the disk adds to p50", "ms", less_is_better=True, is_judged=False)
     for side in by_name["added p50, memory"].rounds:

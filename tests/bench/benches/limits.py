@@ -1,7 +1,4 @@
-"""The raw limits of this machine: what Redis does for its own benchmark, and what the model server and our load can do.
-
-Judged by nobody: they say how far all other figures can go. Without redis-benchmark only the others are measured.
-"""
+"""Measure the raw limits of this machine: Redis, the model server and our load. No figure is judged."""
 
 import csv
 import shutil
@@ -23,7 +20,6 @@ RAW: Final = "raw"
 
 
 async def limits(options: Options) -> Found:
-    """Each in every round."""
     plain = Rounds("XADD a second, 64 connections", "")
     piped = Rounds("XADD a second, 64 connections, 16 in one write", "")
     model_per_s = Rounds("POST to the model server a second, 16 connections", "")

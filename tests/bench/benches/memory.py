@@ -1,8 +1,4 @@
-"""What waiting takes: a prediction in Redis beside its input, a held response and a reader of events in the API.
-
-Beside the prototype's entry, and beside a connection that a bare handler holds. Each round has processes of its own:
-memory that was given back once is not taken anew.
-"""
+"""Measure the memory of a waiting prediction, a held response and a reader. Each round has new processes."""
 
 import asyncio
 import json
@@ -39,7 +35,6 @@ KB: Final = 1024
 
 
 async def memory(options: Options) -> Found:
-    """Bytes in Redis, then the API's memory."""
     raise_descriptor_limit()
     ended = Rounds("bytes of an ended prediction", "bytes", less_is_better=True)
     bare_ended = Rounds("bytes of an ended prediction whose data is removed", "bytes", less_is_better=True)
@@ -88,11 +83,10 @@ async def _bytes_each(server: OwnRedis, many: int, each: Rounds) -> None:
 
 
 async def _bytes_kept(server: OwnRedis, many: int, ended: Rounds, bare: Rounds) -> None:
-    """Of one that ended: with its input, output and events, and without them, as after an hour."""
+    """Return the bytes of one terminal prediction with its input, output and events, and without them."""
     async with ours(server) as installation:
 
         async def kept() -> int:
-            """The log of steps has its bound, so nothing in it is kept of each."""
             steps = keys.log(partition_of_model(MODEL))
             return await server.used_bytes() - int(await server.redis.memory_usage(steps, samples=0) or 0)
 
@@ -108,7 +102,6 @@ async def _bytes_kept(server: OwnRedis, many: int, ended: Rounds, bare: Rounds) 
 
 
 async def _streams(installation: Ours, url: str, many: int) -> Sequence[Load]:
-    """The event streams of so many new predictions."""
     asked = installation.asks(url)
     async with httpx.AsyncClient(headers=installation.headers, trust_env=False, timeout=LIMIT_S) as http:
 
@@ -122,7 +115,7 @@ async def _streams(installation: Ours, url: str, many: int) -> Sequence[Load]:
 
 
 async def _grown_kb(process: Child, loads: Sequence[Load], ready: str = "") -> float:
-    """By how much the process grew for each of these requests while all of them are held."""
+    """Return the kB that the process grew by for each request while all are held."""
     async with AsyncExitStack() as stack:
         for load in loads[:WARM]:
             await stack.enter_async_context(_held(load))
@@ -135,7 +128,6 @@ async def _grown_kb(process: Child, loads: Sequence[Load], ready: str = "") -> f
 
 
 async def _settled(ready: str, many: int) -> None:
-    """Wait until the API says that it holds so many; a bare handler is given a moment."""
     if not ready:
         await asyncio.sleep(1)
         return
@@ -150,7 +142,6 @@ async def _settled(ready: str, many: int) -> None:
 
 @asynccontextmanager
 async def _held(load: Load) -> AsyncIterator[None]:
-    """A request whose answer does not end, or has begun to come."""
     parts = urlsplit(load.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     headers = {"host": parts.netloc, "content-length": str(len(load.body)), **load.headers}

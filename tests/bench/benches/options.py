@@ -1,4 +1,4 @@
-"""What every bench is given, and what it gives back."""
+"""Define the options and the results of every bench."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from tests.bench.sides.servers import Durability
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """`rounds` of each side, in turn. `part`: how long each takes, of what is usual."""
+    """`rounds` of each side, in turn. `part`: the part of the usual length of each."""
 
     say: Callable[[str], None]
     rounds: int = 5
@@ -27,7 +27,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class Found(Struct, kw_only=True):
-    """`redis`: the release that all sides had; `durability`: of each side's."""
+    """`redis`: the release that all sides had; `durability`: of each side."""
 
     what: str
     redis: str
@@ -37,8 +37,6 @@ class Found(Struct, kw_only=True):
 
 
 class Rounds:
-    """Collects the values of one figure while rounds go on."""
-
     def __init__(self, name: str, unit: str, *, less_is_better: bool = False, is_judged: bool = True) -> None:
         self._empty = Measured(name=name, unit=unit, rounds={}, less_is_better=less_is_better, is_judged=is_judged)
         self._rounds: dict[str, list[float]] = {}
@@ -48,7 +46,6 @@ class Rounds:
 
     @property
     def last(self) -> float:
-        """Ours, of the last round."""
         return self._rounds[OURS][-1]
 
     def measured(self) -> Measured:
@@ -56,7 +53,6 @@ class Rounds:
 
     @classmethod
     def one(cls, name: str, unit: str, value: float, *, less_is_better: bool = True) -> Measured:
-        """A figure of ours with one value."""
         figure = cls(name, unit, less_is_better=less_is_better)
         figure.add(OURS, value)
         return figure.measured()

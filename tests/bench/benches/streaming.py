@@ -1,7 +1,4 @@
-"""From a token that the model server writes to who reads the prediction's event stream, beside a reader of the server.
-
-Sixteen streams at a pace, to see how late a token is; then as fast as it goes, to see how many there can be.
-"""
+"""Measure a token from the model server to the reader of an event stream, at a pace and at full speed."""
 
 import asyncio
 import time
@@ -32,7 +29,6 @@ Read = Callable[[str], Awaitable[list[float]]]
 
 
 async def streaming(options: Options) -> Found:
-    """Direct, ours, direct …"""
     late_p50 = Rounds(f"token written → read, p50 of {STREAMS} streams", "ms", less_is_better=True)
     late_p99 = Rounds(f"token written → read, p99 of {STREAMS} streams", "ms", less_is_better=True, is_judged=False)
     per_s = Rounds("tokens a second, as fast as they go", "")

@@ -1,6 +1,1 @@
-"""What a user would pick instead: the same HTTP job under each, with its result kept, in an environment of its own.
-
-Each `*_job` is run by its peer's own Python or Node, never by ours: with a number it files so many jobs, and its worker
-command runs them. Every one has the fastest client that suits it: aiohttp where it is asynchronous, a kept connection
-for each thread where it is not.
-"""
+"""Run one HTTP job under each peer, by the peer's own Python or Node, with the fastest client that suits it."""

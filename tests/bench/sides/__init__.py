@@ -1,1 +1,1 @@
-"""Who is measured, and what they are measured beside: each as processes of its own."""
+"""Run ours and its references, each as processes of its own."""

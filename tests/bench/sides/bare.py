@@ -1,7 +1,4 @@
-"""A bare handler, for what a request costs that does almost nothing: `python -m tests.bench.sides.bare REDIS_URL PORT`.
-
-POST /one makes one call to Redis; POST /hold is never answered, as long as its caller stays.
-"""
+"""Serve a bare handler with one call to Redis: `python -m tests.bench.sides.bare REDIS_URL PORT`."""
 
 import sys
 

@@ -1,8 +1,4 @@
-"""A model server that costs next to nothing: `python -m tests.bench.sides.model PORT`.
-
-Notes when each run came, by the machine's monotonic clock. A run at /run is answered at once, one at /hold never; one
-at /v1/chat/completions streams as many tokens as its prompt says, each the time at which it was written.
-"""
+"""Serve a model that costs next to nothing: `python -m tests.bench.sides.model PORT`."""
 
 import asyncio
 import json
@@ -21,10 +17,8 @@ TIMES: list[float] = []
 
 
 class Connection(asyncio.Protocol):
-    """One caller's requests, one after the other."""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class differs
         self._read = b""
         self._streaming: asyncio.Task[None] | None = None
 
@@ -64,7 +58,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(JSON_HEAD % (len(body), body))
 
     async def _stream(self, asked: dict[str, Any]) -> None:
-        """As many as the prompt says, so far apart as it says in seconds: "100 0.02"."""
+        """Stream the tokens that the prompt asks for, at its pace in seconds: "100 0.02"."""
         many, pause_s = asked["messages"][-1]["content"].split()
         self._transport.write(STREAM_HEAD)
         began = time.monotonic()

@@ -1,9 +1,9 @@
-"""What ours is measured beside, started and ended: the model server, the prototype and the bare handler."""
+"""Start and end the references: the model server, the prototype and the bare handler."""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import Any, Final
 
 import httpx
@@ -21,18 +21,15 @@ AT_ONCE: Final = 200
 
 
 class ModelServer:
-    """The model server of a bench, and what it noted."""
-
     def __init__(self, url: str, http: httpx.AsyncClient) -> None:
         self.url = url
         self._http = http
 
     async def count(self) -> int:
-        """Runs that came so far."""
         return int((await self._http.get(f"{self.url}/count")).text)
 
     async def times(self) -> list[float]:
-        """When each came, by the monotonic clock; they are forgotten then."""
+        """Return and forget the start of each run, by the monotonic clock."""
         times: list[float] = (await self._http.delete(f"{self.url}/times")).json()
         return times
 
@@ -48,8 +45,6 @@ async def model_server() -> AsyncIterator[ModelServer]:
 
 
 class Prototype:
-    """The shape of ours with nothing in it."""
-
     def __init__(self, server: OwnRedis) -> None:
         self.server = server
 
@@ -68,30 +63,22 @@ class Prototype:
         given = {"headers": {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
         return Load(url=f"{url}/predictions", body=body, **given)
 
-    @contextmanager
-    def director(self, model_url: str, *, slots: int = SLOTS) -> Iterator[Child]:
+    def director(self, model_url: str, *, slots: int = SLOTS) -> AbstractContextManager[Child]:
         module = "tests.bench.sides.prototype.director"
-        with child("prototype", [sys.executable, "-m", module, self.server.url, model_url, str(slots)]) as process:
-            yield process
+        return child("prototype", [sys.executable, "-m", module, self.server.url, model_url, str(slots)])
 
-    @asynccontextmanager
-    async def api(self) -> AsyncIterator[tuple[str, Child]]:
-        async with _served("tests.bench.sides.prototype.api", self.server.url) as served:
-            yield served
+    def api(self) -> AbstractAsyncContextManager[tuple[str, Child]]:
+        return _served("tests.bench.sides.prototype.api", self.server.url)
 
 
 async def prototype(server: OwnRedis) -> Prototype:
-    """On an empty server."""
     await server.flush()
     await make_group(server.redis)
     return Prototype(server)
 
 
-@asynccontextmanager
-async def bare(server: OwnRedis) -> AsyncIterator[tuple[str, Child]]:
-    """The bare handler: its address and its process."""
-    async with _served("tests.bench.sides.bare", server.url) as served:
-        yield served
+def bare(server: OwnRedis) -> AbstractAsyncContextManager[tuple[str, Child]]:
+    return _served("tests.bench.sides.bare", server.url)
 
 
 @asynccontextmanager

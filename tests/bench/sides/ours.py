@@ -1,12 +1,9 @@
-"""The product as it is shipped: API, director and keeper, each a process, with one account and one model.
-
-Changes no setting but addresses, slots and what a bench names: logs are written, every promise is kept.
-"""
+"""Run the product as it is shipped, each of its processes apart, with one account and one model."""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Final
 
 import httpx
@@ -38,8 +35,6 @@ HTTP: Final = {"kind": "http", "path": "/run", "output": "/output"}
 
 
 class Ours:
-    """One installation. What runs of it is for each bench to say."""
-
     def __init__(self, server: OwnRedis, scripts: Scripts, token: str) -> None:
         self.server = server
         self.scripts = scripts
@@ -51,13 +46,11 @@ class Ours:
         return {"authorization": f"Bearer {self.token}"}
 
     def asks(self, url: str, **how: Any) -> Load:
-        """Predictions over HTTP, each held until its end."""
         body = msgspec.json.encode({"version": VERSION, "input": INPUT}).decode()
         given = {"headers": self.headers | {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
         return Load(url=f"{url}/v1/predictions", body=body, **given)
 
     async def preload(self, many: int) -> list[PredictionId]:
-        """So many wait, as the API would have filed them."""
         streams, clock = shard(ACCOUNT, streams=16, size=2), SystemClock()
 
         async def file() -> PredictionId:
@@ -84,7 +77,6 @@ class Ours:
         return filed
 
     async def end(self, many: int) -> None:
-        """Claim so many of those that wait, and let each succeed."""
         left = many
         while left:
             nonce = f"bench{left}"
@@ -105,7 +97,6 @@ class Ours:
             )
 
     async def live(self) -> int:
-        """How many have not ended."""
         return (await self.scripts.stats(self.queue)).live
 
     async def over(self, *alive: Child) -> None:
@@ -114,11 +105,9 @@ class Ours:
 
         await until("every prediction ended", none_is_live, limit_s=120, alive=alive)
 
-    @contextmanager
     def director(
         self, model_url: str, *, slots: int = SLOTS, runner: dict[str, Any] = HTTP, **env: Any
-    ) -> Iterator[Child]:
-        """One for this model server."""
+    ) -> AbstractContextManager[Child]:
         variables = {
             "MODEL": MODEL,
             "VERSION": VERSION,
@@ -128,24 +117,20 @@ class Ours:
             "CONCURRENT_PREDICTIONS": slots,
             **env,
         }
-        with self._process("director", "director", "run", variables) as director:
-            yield director
+        return self._process("director", "director", "run", variables)
 
-    @contextmanager
-    def keeper(self, **env: Any) -> Iterator[Child]:
-        with self._process("keeper", "director", "keeper", env) as keeper:
-            yield keeper
+    def keeper(self, **env: Any) -> AbstractContextManager[Child]:
+        return self._process("keeper", "director", "keeper", env)
 
     @asynccontextmanager
     async def api(self, **env: Any) -> AsyncIterator[tuple[str, Child]]:
-        """Its address, once it answers."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         with self._process("api", "api", "", {"PORT": port, **env}) as api:
             await answers(f"{url}/livez", api)
             yield url, api
 
-    def _process(self, name: str, module: str, role: str, env: dict[str, Any]) -> Any:
+    def _process(self, name: str, module: str, role: str, env: dict[str, Any]) -> AbstractContextManager[Child]:
         common = {"REDIS_URL": self.server.url, "DURABILITY": self.server.durability}
         variables = {f"DIRECTOR_{key}": value for key, value in (common | env).items()}
         return child(name, [sys.executable, "-m", module, *([role] if role else [])], **variables)
@@ -153,7 +138,6 @@ class Ours:
 
 @asynccontextmanager
 async def ours(server: OwnRedis) -> AsyncIterator[Ours]:
-    """An installation on this server: its model is known, its account has a token, and nothing runs yet."""
     gatherer = Gatherer(server.redis)
     scripts = Scripts(gatherer)
     catalog = Catalog(server.redis, scripts, SystemClock())
@@ -166,8 +150,6 @@ async def ours(server: OwnRedis) -> AsyncIterator[Ours]:
 
 
 class Answers(Struct):
-    """Asks one address until somebody answers there."""
-
     url: str
 
     async def __call__(self) -> bool:
@@ -179,5 +161,4 @@ class Answers(Struct):
 
 
 async def answers(url: str, *alive: Child) -> None:
-    """Wait until there is an answer that is no fault."""
     await until(f"{url} answers", Answers(url), limit_s=START_S, alive=alive)

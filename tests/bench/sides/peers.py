@@ -1,14 +1,10 @@
-"""The peers: what is installed for each, and where; how jobs are filed, and run.
-
-Each has an environment outside the repository, made once. Uses the network then, and never while it measures.
-"""
+"""Install peers in environments outside the repository, file their jobs and run their workers."""
 
 import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +25,7 @@ class NotInstalled(Exception):
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """`needs`: what is installed. `work`: how its Python, or Node, is told to run jobs; `jobs` take a few seconds."""
+    """`needs`: packages. `work`: the command that runs `jobs`, which take a few seconds."""
 
     name: str
     version: str
@@ -53,25 +49,20 @@ class Peer(Struct, frozen=True, kw_only=True):
 
     @property
     def install(self) -> list[str]:
-        """The command that puts what it needs into its home."""
         if self.is_node:
             return ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.home), *self.needs]
         pip = [sys.executable, "-m", "pip", "--python", self.program, "install", "--quiet"]
         return [*pip, "--disable-pip-version-check", *self.needs]
 
     def file(self, server: OwnRedis, many: int) -> None:
-        """Let so many jobs wait."""
         command = [self.program, f"{self.name}_job.{'cjs' if self.is_node else 'py'}", str(many)]
         env = os.environ | self._env(server, "")
         filing = subprocess.run(command, cwd=JOBS, env=env, capture_output=True, text=True, timeout=FILE_S, check=False)
         if filing.returncode:
             raise ChildProcessError(f"{self.name} could not file its jobs: {_last_line(filing.stderr)}")
 
-    @contextmanager
-    def worker(self, server: OwnRedis, model_url: str) -> Iterator[Child]:
-        """One process that runs jobs, 64 at once."""
-        with child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url)) as worker:
-            yield worker
+    def worker(self, server: OwnRedis, model_url: str) -> AbstractContextManager[Child]:
+        return child(self.name, [self.program, *self.work], cwd=JOBS, **self._env(server, model_url))
 
     def _env(self, server: OwnRedis, model_url: str) -> dict[str, str]:
         where = {"NODE_PATH": str(self.home / "node_modules")} if self.is_node else {"PYTHONPATH": str(JOBS)}
@@ -124,7 +115,6 @@ PEERS: Final = (
 
 
 def installed(peer: Peer) -> Peer:
-    """Make its environment where there is none yet. Raises NotInstalled."""
     stamp = peer.home / "installed"
     wanted = "\n".join(peer.needs)
     if stamp.exists() and stamp.read_text() == wanted:

@@ -1,4 +1,4 @@
-"""A Redis of a bench's own for each side, all of them set alike, and what it says of what it did."""
+"""Start a Redis for each side, all set alike, and read what each reports."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,8 +22,6 @@ DURABILITY: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 
 
 class OwnRedis:
-    """One server, empty at first, over loopback, as every client of a bench reaches it."""
-
     def __init__(self, url: str, redis: Redis, durability: Durability) -> None:
         self.url = url
         self.redis: Any = redis  # its types say str or bytes, and ours answers in bytes
@@ -34,11 +32,10 @@ class OwnRedis:
         return said
 
     async def flush(self) -> None:
-        """Empty it, and wait until the memory is given back."""
         await self.redis.execute_command("FLUSHALL", "SYNC")
 
     async def used_bytes(self) -> int:
-        """Without what it keeps for connections."""
+        """Return its memory without that of connections."""
         said = await self.info("memory")
         return int(said["used_memory"]) - int(said["mem_clients_normal"])
 
@@ -47,7 +44,6 @@ class OwnRedis:
         return float(said["used_cpu_user"]) + float(said["used_cpu_sys"])
 
     async def reads(self) -> int:
-        """How often it read from a client: round trips, as long as what is sent fits one read."""
         return int((await self.info("stats"))["total_reads_processed"])
 
     async def release(self) -> str:
@@ -57,7 +53,6 @@ class OwnRedis:
 
 @asynccontextmanager
 async def own_redis(durability: Durability) -> AsyncIterator[OwnRedis]:
-    """Ended with the block."""
     with redis_server(loopback=True, config=DURABILITY[durability]) as server:
         redis = client(server.tcp_url, name="bench")
         try:

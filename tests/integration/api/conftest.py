@@ -41,20 +41,17 @@ def settings(server: RedisServer) -> ApiSettings:
 
 @pytest.fixture
 async def api(settings: ApiSettings, token: str, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client with the account's token. `acme/echo` has an open schema."""
     async with api_client(settings, token=token) as client:
         yield client
 
 
 @pytest.fixture
 async def hello(catalog: Catalog) -> QueueName:
-    """Register `example/hello` with the schema that Cog generated for it."""
     return await register_example(catalog, "hello", HELLO_VERSION)
 
 
 @pytest.fixture
 async def thumbnail(catalog: Catalog) -> QueueName:
-    """Register `example/thumbnail`, which takes a file and returns one in a single answer."""
     return await register_example(catalog, "thumbnail", THUMBNAIL_VERSION)
 
 
@@ -70,7 +67,6 @@ def director(scripts: Scripts, queue: QueueName) -> PlayedDirector:
 
 @pytest.fixture
 async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield an operator's client of an API without a cache."""
     token = await Accounts(redis).create_token("operators", scopes=("admin",), label="on call")
     async with api_client(replace(settings, cache_s=0), token=token) as client:
         yield client
@@ -100,8 +96,6 @@ Served = Callable[..., AbstractAsyncContextManager[AsyncClient]]
 
 @pytest.fixture
 def served(settings: ApiSettings, token: str, queue: QueueName) -> Served:
-    """Return a function that starts an API with other settings and gives a client with the account's token."""
-
     def start(*, peer: str = "127.0.0.1", **changed: Any) -> AbstractAsyncContextManager[AsyncClient]:
         return api_client(replace(settings, **changed), token=token, peer=peer)
 

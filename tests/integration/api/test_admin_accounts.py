@@ -228,8 +228,7 @@ PATH = "/v1/admin/audit"
 async def read(admin: AsyncClient, **query: Any) -> dict[str, Any]:
     answer = await admin.get(PATH, params=query)
     assert answer.status_code == 200, answer.text
-    page: dict[str, Any] = answer.json()
-    return page
+    return answer.json()
 
 
 async def test_change_is_shown_with_its_operator(admin: AsyncClient, redis: Redis) -> None:

@@ -42,8 +42,6 @@ async def admin(settings: ApiSettings, token: str) -> AsyncIterator[AsyncClient]
 
 
 class CountedQueues(Queues):
-    """Counts the looks at the queues. While `is_away` is true, each look fails."""
-
     looks = 0
     is_away = False
 

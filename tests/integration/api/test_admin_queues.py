@@ -260,7 +260,6 @@ async def act(admin: AsyncClient, name: str, body: Any = None, *, status: int = 
 
 
 async def changes(admin: AsyncClient) -> list[tuple[str, str, Any]]:
-    """Return every recorded change of the queue: its kind, its operator and its facts."""
     noted = (await read(admin, "/v1/admin/audit"))["changes"]
     return [(each["kind"], each["by"].partition("/")[0], each["detail"]) for each in noted if each["queue"]]
 

@@ -38,7 +38,6 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def token(server: RedisServer) -> AsyncIterator[str]:
-    """Return the token of an account on a server that also knows a model."""
     redis = client(server.url)
     gatherer = Gatherer(redis)
     catalog = Catalog(redis, Scripts(gatherer), SystemClock())

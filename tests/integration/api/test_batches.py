@@ -19,8 +19,7 @@ def one(text: str = "hi", **members: Any) -> dict[str, Any]:
 async def send(api: AsyncClient, bodies: Sequence[Any], **headers: str) -> list[dict[str, Any]]:
     answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers=headers)
     assert answer.status_code == 200, answer.text
-    results: list[dict[str, Any]] = answer.json()["results"]
-    return results
+    return answer.json()["results"]
 
 
 async def test_predictions_are_created_in_the_order_of_the_request(api: AsyncClient) -> None:

@@ -1,7 +1,4 @@
-"""Test that every answer of the API follows its OpenAPI document and that no request causes an internal error.
-
-Schemathesis generates the requests from the document: valid ones and invalid ones.
-"""
+"""Test that every answer of the API follows its OpenAPI document and that no request causes an internal error."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -71,7 +68,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def cases_of(name: str, service: Scene) -> st.SearchStrategy[Case]:
-    """Generate valid requests, invalid requests, and requests for resources that exist."""
     operation = OPERATIONS[name]
     path = operation.path.strip("/")
     kinds = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]

@@ -64,12 +64,10 @@ def kept(folder: Path) -> list[Path]:
 async def upload(api: AsyncClient, data: bytes = DATA, name: str = "cat.png", **fields: str) -> dict[str, Any]:
     answer = await api.post("/v1/files", files={"content": (name, data, "image/png")}, data=fields)
     assert answer.status_code == 201, answer.text
-    shown: dict[str, Any] = answer.json()
-    return shown
+    return answer.json()
 
 
 async def address_of(redis: Redis, file: dict[str, Any], *, owner: str = ACCOUNT, seconds: int = 60) -> str:
-    """Return the address from which a model server fetches the file."""
     expires_s = SystemClock().now_ms() // 1000 + seconds
     return await Links(redis, SystemClock()).download(
         owner, file["id"], name=file["name"], base="http://director.test", expires_s=expires_s
@@ -484,8 +482,6 @@ async def test_uploads_and_downloads_are_never_held_whole(
 
 @pytest.fixture
 def limited(redis: Redis, api: AsyncClient) -> Callable[[int | None], Awaitable[AsyncClient]]:
-    """Yield a client whose account has this storage limit. The API caches no older limit."""
-
     async def limit(most: int | None) -> AsyncClient:
         written = "none" if most is None else str(most)
         await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": written})
@@ -500,8 +496,7 @@ Limited = Callable[[int | None], Awaitable[AsyncClient]]
 async def refused(api: AsyncClient, data: bytes) -> dict[str, Any]:
     answer = await api.post("/v1/files", files={"content": data})
     assert (answer.status_code, answer.json()["code"]) == (413, "storage_full"), answer.text
-    problem: dict[str, Any] = answer.json()
-    return problem
+    return answer.json()
 
 
 async def test_file_beyond_the_limit_is_refused_and_leaves_nothing(

@@ -1,7 +1,4 @@
-"""Test that no route shows or changes anything of another account: each route is called with the wrong token.
-
-Each new route must be tested here or be listed as a route without account data.
-"""
+"""Each route, called with the wrong token, shows and changes nothing of another account."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -32,11 +29,7 @@ Route = tuple[str, str]
 
 
 class Try(Struct, frozen=True, kw_only=True):
-    """Describe a request that contains something of amber's, as $name, and the answer that any other caller gets.
-
-    `owner`: amber's answer, where it is not a success. `makes`: the request creates something for its caller.
-    `right`: the address that opens what this one does not, where no token is needed.
-    """
+    """A request with something of amber's, as $name. `owner`: amber's answer. `right`: the address that opens."""
 
     answer: int
     at: dict[str, str] = field(default_factory=dict)
@@ -301,9 +294,7 @@ async def test_head_requests_reveal_nothing_either(door: Door, tokens: dict[str,
 
 
 async def test_owner_succeeds_with_each_of_these_requests(door: Door, tokens: dict[str, str]) -> None:
-    """Otherwise a stranger might be refused something that does not exist. Deletions come last, and operators after
-    them.
-    """
+    """A stranger is therefore refused only what exists. Deletions come last, and operators after them."""
     faults = []
 
     def turn(route: Route) -> tuple[bool, bool]:

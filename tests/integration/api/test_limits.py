@@ -35,8 +35,6 @@ COMPUTE = {"compute_s_total": "100", "compute_s_per_day": "100"}
 
 @pytest.fixture
 def door(redis: Redis, served: Served) -> Door:
-    """Yield clients of an API that knows these limits of the account."""
-
     @asynccontextmanager
     async def enter(*, of_all: dict[str, Any] | None = None, **limits: str) -> AsyncIterator[httpx.AsyncClient]:
         await Accounts(redis).set_limits(ACCOUNT, limits)
@@ -80,7 +78,6 @@ async def test_creates_beyond_the_burst_are_refused_in_replicates_words(door: Do
 async def test_six_retries_at_once_are_one_denied_burst_and_create_nothing(
     door: Door, redis: Redis, scripts: Scripts, queue: QueueName
 ) -> None:
-    """Imitate a client that repeats refused requests without a pause."""
     async with door(rate="0.01", burst="1") as api:
         made = (await create(api)).json()
         refused = [(await create(api)).status_code for _ in range(6)]
@@ -175,178 +172,182 @@ async def test_body_of_a_rate_limited_request_is_not_read(door: Door) -> None:
     assert refused.status_code == 429
 
 
-class TestTheQueuesRefusal:
-    async def test_refusal_has_its_own_code_and_returns_the_token(
-        self, door: Door, scripts: Scripts, queue: QueueName
-    ) -> None:
-        await scripts.bound(queue, mode="bounded", max_queued=1)
-        async with door(rate="0.001", burst="2", compute_s_per_day="2") as api:
-            assert (await create(api)).status_code == 201
-            for _ in range(5):
-                refused = await create(api)
-                assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
-        body = refused.json()
-        assert (body["detail"], body["limit"]) == ("Capacity temporarily exceeded", 1)
-        assert int(refused.headers["retry-after"]) == body["retry_after"] >= 1
-
-    async def test_refusal_names_the_number_of_allowed_waiting_predictions(self, door: Door) -> None:
-        async with door(max_queued="2") as api:
-            assert [(await create(api)).status_code for _ in range(2)] == [201, 201]
+async def test_refusal_has_its_own_code_and_returns_the_token(door: Door, scripts: Scripts, queue: QueueName) -> None:
+    await scripts.bound(queue, mode="bounded", max_queued=1)
+    async with door(rate="0.001", burst="2", compute_s_per_day="2") as api:
+        assert (await create(api)).status_code == 201
+        for _ in range(5):
             refused = await create(api)
-            listed = (await api.get("/v1/predictions")).json()["results"]
-        assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (429, "too_many_queued", 2)
-        assert len(listed) == 2
-
-    async def test_refusal_says_when_the_prediction_would_start(
-        self, door: Door, redis: Any, scripts: Scripts, queue: QueueName
-    ) -> None:
-        await scripts.extend(queue, consumer="d1", lease_s=60, claims=[], slots=1)
-        await redis.hset(keys.meta(queue), "service_ms", "60000")
-        async with door() as api:
-            for _ in range(3):
-                await create(api)
-            refused = await create(api, {"X-Start-By": "5"})
-            assert (await create(api, {"X-Start-By": "3600"})).status_code == 201
-        body = refused.json()
-        assert (refused.status_code, body["code"], body["limit"]) == (429, "cannot_start_in_time", 5)
-        assert body["eta_s"] > 60
-        assert body["retry_after"] >= body["eta_s"] - 6
+            assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+    body = refused.json()
+    assert (body["detail"], body["limit"]) == ("Capacity temporarily exceeded", 1)
+    assert int(refused.headers["retry-after"]) == body["retry_after"] >= 1
 
 
-class TestCompute:
-    @staticmethod
-    async def used(redis: Redis) -> tuple[float, float]:
-        usage = await Accounts(redis).usage(ACCOUNT, day=SystemClock().now_ms() // 86_400_000)
-        return usage.spent_s, usage.reserved_s
-
-    async def test_compute_is_reserved_at_the_cost_and_bounded_per_day(self, door: Door, redis: Redis) -> None:
-        async with door(compute_s_per_day="10", rate="1", burst="100") as api:
-            assert (await create(api, {"X-Cost": "7.5"})).status_code == 201
-            refused = await create(api, {"X-Cost": "3"})
-            assert (*refusal(refused), refused.json()["limit"]) == (429, "compute_exhausted", 10)
-            assert 1 <= int(refused.headers["retry-after"]) <= 86_400
-            assert limit_headers(await create(api, {"X-Cost": "2.5"}))[:2] == ("100", "98"), (
-                "the refused one's token is back"
-            )
-        assert await self.used(redis) == (0, 10)
-
-    @pytest.mark.parametrize(("cost", "reserved"), [("6", 12), ("2", 4), ("0.001", 4)])
-    async def test_reservation_is_at_least_that_of_a_mean_run(
-        self, door: Door, redis: Any, queue: QueueName, cost: str, reserved: float
-    ) -> None:
-        await redis.hset(keys.meta(queue), mapping={"service_ms": "4000", "service_cost": "2"})
-        async with door(compute_s_per_day="20") as api:
-            assert (await create(api, {"X-Cost": cost})).status_code == 201
-        assert await self.used(redis) == (0, reserved)
-
-    async def test_refused_compute_returns_the_request_token(self, door: Door, redis: Any, queue: QueueName) -> None:
-        async with door(compute_s_per_day="10", rate="0.001", burst="2") as api:
-            await api.get(f"/v1/models/{MODEL}/versions/{VERSION}")  # cached by the API, and then lost by Redis
-            await redis.delete(keys.meta(queue))
-            answers = [await create(api) for _ in range(5)]
-        assert [answer.status_code for answer in answers] == [422] * 5, "as for any unregistered version"
-
-    async def test_canceled_run_keeps_its_reservation_until_it_stops(
-        self, door: Door, redis: Redis, director: PlayedDirector, cashier: Cashier, scripts: Scripts
-    ) -> None:
-        async with door(compute_s_per_day="10") as api:
-            made = (await create(api, {"X-Cost": "10"})).json()
-            claim = await director.claim()
-            assert claim.record.metered
-            await api.post(f"/v1/predictions/{made['id']}/cancel")
-            assert await cashier.run_once() == 0
-            assert await self.used(redis) == (0, 10)
-            assert await scripts.finish(claim.id, token=claim.token, status=Status.CANCELED, ran_ms=3000)
-            assert await cashier.run_once() == 1
-        assert await self.used(redis) == (3, 0)
-
-    async def test_idempotent_replay_reserves_nothing(self, door: Door, redis: Redis) -> None:
-        async with door(compute_s_per_day="10") as api:
-            key = {"Idempotency-Key": "k", "X-Cost": "4"}
-            assert [(await create(api, key)).status_code for _ in range(3)] == [201] * 3
-        assert await self.used(redis) == (0, 4)
-
-    @pytest.mark.parametrize("limit", ["compute_s_per_day", "compute_s_total"])
-    async def test_used_up_compute_does_not_stop_accepted_predictions(self, door: Door, limit: str) -> None:
-        key = {"Idempotency-Key": "k", "X-Cost": "10"}
-        async with door(**{limit: "10"}) as api:
-            first = await create(api, key)
-            again = await create(api, key)
-            assert (first.status_code, again.status_code) == (201, 201)
-            assert (again.json()["id"], again.headers["idempotency-replayed"]) == (first.json()["id"], "true")
-            assert (await create(api, key, input={"other": 1})).json()["code"] == "idempotency_mismatch"
-            assert (await create(api, {**key, "Idempotency-Key": "new"})).status_code in (402, 429)
-            batch = {"predictions": [{"version": VERSION, "input": {}}]}
-            refused = await api.post("/v1/predictions/batch", json=batch, headers=key)
-            assert refused.json()["results"][0]["status"] in (402, 429)
-            listed = (await api.get("/v1/predictions")).json()["results"]
-            assert [one["id"] for one in listed] == [first.json()["id"]]
+async def test_refusal_names_the_number_of_allowed_waiting_predictions(door: Door) -> None:
+    async with door(max_queued="2") as api:
+        assert [(await create(api)).status_code for _ in range(2)] == [201, 201]
+        refused = await create(api)
+        listed = (await api.get("/v1/predictions")).json()["results"]
+    assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (429, "too_many_queued", 2)
+    assert len(listed) == 2
 
 
-class TestCredit:
-    async def test_used_up_credit_is_refused_as_on_replicate_without_a_token(self, door: Door) -> None:
-        async with door(compute_s_total="10", rate="0.001", burst="3") as api:
-            assert (await create(api, {"X-Cost": "8"})).status_code == 201
-            refused = await create(api, {"X-Cost": "3"})
-            assert limit_headers(await create(api, {"X-Cost": "2"}))[:2] == ("3", "1"), "the refused one's is back"
-        body = refused.json()
-        assert (refused.status_code, body["title"], body["status"]) == (402, "Insufficient credit", 402)
-        assert (body["code"], body["limit"]) == ("credit_exhausted", 10)
-        assert "retry-after" not in refused.headers
-
-    async def test_default_credit_applies_to_accounts_without_their_own(self, door: Door) -> None:
-        async with door(of_all={"account_compute_s_total": 10}) as api:
-            assert [(await create(api, {"X-Cost": "6"})).status_code for _ in range(2)] == [201, 402]
-
-    async def test_batch_is_accepted_as_far_as_the_credit_lasts(self, door: Door) -> None:
-        bodies = [{"version": VERSION, "input": {}} for _ in range(3)]
-        async with door(compute_s_total="10") as api:
-            answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers={"X-Cost": "5"})
-        assert [result["status"] for result in answer.json()["results"]] == [201, 201, 402]
+async def test_refusal_says_when_the_prediction_would_start(
+    door: Door, redis: Any, scripts: Scripts, queue: QueueName
+) -> None:
+    await scripts.extend(queue, consumer="d1", lease_s=60, claims=[], slots=1)
+    await redis.hset(keys.meta(queue), "service_ms", "60000")
+    async with door() as api:
+        for _ in range(3):
+            await create(api)
+        refused = await create(api, {"X-Start-By": "5"})
+        assert (await create(api, {"X-Start-By": "3600"})).status_code == 201
+    body = refused.json()
+    assert (refused.status_code, body["code"], body["limit"]) == (429, "cannot_start_in_time", 5)
+    assert body["eta_s"] > 60
+    assert body["retry_after"] >= body["eta_s"] - 6
 
 
-class TestCostAndAffinity:
-    @pytest.mark.parametrize(
-        ("headers", "stored"),
-        [
-            ({"X-Cost": "2.5", "X-Affinity-Key": "style-7"}, (2.5, "92a10c8979586cb8")),  # the start of its SHA-256
-            ({}, (1, "")),
-        ],
-    )
-    async def test_cost_and_affinity_are_stored_with_the_prediction(
-        self, door: Door, director: PlayedDirector, headers: dict[str, str], stored: tuple[float, str]
-    ) -> None:
-        async with door() as api:
-            await create(api, headers)
-            record = (await director.claim()).record
-        assert (record.cost, record.affinity) == stored
-
-    @pytest.mark.parametrize(
-        "headers",
-        [{"X-Cost": value} for value in ("0", "0.000999", "-1", "1e3", "nan", "", "1000000.000001", "0.0000000", "１")]
-        + [{"X-Affinity-Key": value} for value in ("", "x" * 256)],
-    )
-    async def test_invalid_cost_or_affinity_is_refused(self, door: Door, headers: dict[str, str]) -> None:
-        async with door() as api:
-            refused = await create(api, {name: value.encode() for name, value in headers.items()})  # type: ignore[misc]
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_header")
-
-    async def test_requests_without_the_headers_keep_their_fingerprint(self, door: Door, redis: Any) -> None:
-        """An idempotency key of the former release must hold across the deploy of this one."""
-        body = json.dumps({"version": VERSION, "input": {}}).encode()
-        async with door() as api:
-            await api.post("/v1/predictions", content=body, headers={"Idempotency-Key": "k", "X-Priority": "low"})
-        name = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"k").hexdigest())
-        _, fingerprint = (await redis.get(name)).decode().split()
-        assert fingerprint == hashlib.sha256(f"{MODEL}\n\nlow\n\n".encode() + body).hexdigest()
+async def used(redis: Redis) -> tuple[float, float]:
+    usage = await Accounts(redis).usage(ACCOUNT, day=SystemClock().now_ms() // 86_400_000)
+    return usage.spent_s, usage.reserved_s
 
 
-class TestFiles:
-    async def test_full_storage_refuses_creates_until_files_are_deleted(self, door: Door, scripts: Scripts) -> None:
-        async with door(max_files_bytes="10", rate="0.001", burst="3") as api:
-            await scripts.stow(ACCOUNT, "f", 10, until_ms=2**42)
-            refused = await create(api)
-            assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (402, "storage_full", 10)
-            await scripts.stow(ACCOUNT, "f", 9, until_ms=2**42)
-            accepted = await create(api)
-            assert (accepted.status_code, limit_headers(accepted)[:2]) == (201, ("3", "2")), "the refused one's is back"
+async def test_compute_is_reserved_at_the_cost_and_bounded_per_day(door: Door, redis: Redis) -> None:
+    async with door(compute_s_per_day="10", rate="1", burst="100") as api:
+        assert (await create(api, {"X-Cost": "7.5"})).status_code == 201
+        refused = await create(api, {"X-Cost": "3"})
+        assert (*refusal(refused), refused.json()["limit"]) == (429, "compute_exhausted", 10)
+        assert 1 <= int(refused.headers["retry-after"]) <= 86_400
+        assert limit_headers(await create(api, {"X-Cost": "2.5"}))[:2] == ("100", "98"), (
+            "the refused one's token is back"
+        )
+    assert await used(redis) == (0, 10)
+
+
+@pytest.mark.parametrize(("cost", "reserved"), [("6", 12), ("2", 4), ("0.001", 4)])
+async def test_reservation_is_at_least_that_of_a_mean_run(
+    door: Door, redis: Any, queue: QueueName, cost: str, reserved: float
+) -> None:
+    await redis.hset(keys.meta(queue), mapping={"service_ms": "4000", "service_cost": "2"})
+    async with door(compute_s_per_day="20") as api:
+        assert (await create(api, {"X-Cost": cost})).status_code == 201
+    assert await used(redis) == (0, reserved)
+
+
+async def test_refused_compute_returns_the_request_token(door: Door, redis: Any, queue: QueueName) -> None:
+    async with door(compute_s_per_day="10", rate="0.001", burst="2") as api:
+        await api.get(f"/v1/models/{MODEL}/versions/{VERSION}")  # cached by the API, and then lost by Redis
+        await redis.delete(keys.meta(queue))
+        answers = [await create(api) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [422] * 5, "as for any unregistered version"
+
+
+async def test_canceled_run_keeps_its_reservation_until_it_stops(
+    door: Door, redis: Redis, director: PlayedDirector, cashier: Cashier, scripts: Scripts
+) -> None:
+    async with door(compute_s_per_day="10") as api:
+        made = (await create(api, {"X-Cost": "10"})).json()
+        claim = await director.claim()
+        assert claim.record.metered
+        await api.post(f"/v1/predictions/{made['id']}/cancel")
+        assert await cashier.run_once() == 0
+        assert await used(redis) == (0, 10)
+        assert await scripts.finish(claim.id, token=claim.token, status=Status.CANCELED, ran_ms=3000)
+        assert await cashier.run_once() == 1
+    assert await used(redis) == (3, 0)
+
+
+async def test_idempotent_replay_reserves_nothing(door: Door, redis: Redis) -> None:
+    async with door(compute_s_per_day="10") as api:
+        key = {"Idempotency-Key": "k", "X-Cost": "4"}
+        assert [(await create(api, key)).status_code for _ in range(3)] == [201] * 3
+    assert await used(redis) == (0, 4)
+
+
+@pytest.mark.parametrize("limit", ["compute_s_per_day", "compute_s_total"])
+async def test_used_up_compute_does_not_stop_accepted_predictions(door: Door, limit: str) -> None:
+    key = {"Idempotency-Key": "k", "X-Cost": "10"}
+    async with door(**{limit: "10"}) as api:
+        first = await create(api, key)
+        again = await create(api, key)
+        assert (first.status_code, again.status_code) == (201, 201)
+        assert (again.json()["id"], again.headers["idempotency-replayed"]) == (first.json()["id"], "true")
+        assert (await create(api, key, input={"other": 1})).json()["code"] == "idempotency_mismatch"
+        assert (await create(api, {**key, "Idempotency-Key": "new"})).status_code in (402, 429)
+        batch = {"predictions": [{"version": VERSION, "input": {}}]}
+        refused = await api.post("/v1/predictions/batch", json=batch, headers=key)
+        assert refused.json()["results"][0]["status"] in (402, 429)
+        listed = (await api.get("/v1/predictions")).json()["results"]
+        assert [one["id"] for one in listed] == [first.json()["id"]]
+
+
+async def test_used_up_credit_is_refused_as_on_replicate_without_a_token(door: Door) -> None:
+    async with door(compute_s_total="10", rate="0.001", burst="3") as api:
+        assert (await create(api, {"X-Cost": "8"})).status_code == 201
+        refused = await create(api, {"X-Cost": "3"})
+        assert limit_headers(await create(api, {"X-Cost": "2"}))[:2] == ("3", "1"), "the refused one's is back"
+    body = refused.json()
+    assert (refused.status_code, body["title"], body["status"]) == (402, "Insufficient credit", 402)
+    assert (body["code"], body["limit"]) == ("credit_exhausted", 10)
+    assert "retry-after" not in refused.headers
+
+
+async def test_default_credit_applies_to_accounts_without_their_own(door: Door) -> None:
+    async with door(of_all={"account_compute_s_total": 10}) as api:
+        assert [(await create(api, {"X-Cost": "6"})).status_code for _ in range(2)] == [201, 402]
+
+
+async def test_batch_is_accepted_as_far_as_the_credit_lasts(door: Door) -> None:
+    bodies = [{"version": VERSION, "input": {}} for _ in range(3)]
+    async with door(compute_s_total="10") as api:
+        answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers={"X-Cost": "5"})
+    assert [result["status"] for result in answer.json()["results"]] == [201, 201, 402]
+
+
+@pytest.mark.parametrize(
+    ("headers", "stored"),
+    [
+        ({"X-Cost": "2.5", "X-Affinity-Key": "style-7"}, (2.5, "92a10c8979586cb8")),  # the start of its SHA-256
+        ({}, (1, "")),
+    ],
+)
+async def test_cost_and_affinity_are_stored_with_the_prediction(
+    door: Door, director: PlayedDirector, headers: dict[str, str], stored: tuple[float, str]
+) -> None:
+    async with door() as api:
+        await create(api, headers)
+        record = (await director.claim()).record
+    assert (record.cost, record.affinity) == stored
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-Cost": value} for value in ("0", "0.000999", "-1", "1e3", "nan", "", "1000000.000001", "0.0000000", "１")]
+    + [{"X-Affinity-Key": value} for value in ("", "x" * 256)],
+)
+async def test_invalid_cost_or_affinity_is_refused(door: Door, headers: dict[str, str]) -> None:
+    async with door() as api:
+        refused = await create(api, {name: value.encode() for name, value in headers.items()})  # type: ignore[misc]
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_header")
+
+
+async def test_requests_without_the_headers_keep_their_fingerprint(door: Door, redis: Any) -> None:
+    """An idempotency key of the former release must hold across the deploy of this one."""
+    body = json.dumps({"version": VERSION, "input": {}}).encode()
+    async with door() as api:
+        await api.post("/v1/predictions", content=body, headers={"Idempotency-Key": "k", "X-Priority": "low"})
+    name = keys.idempotency(account=ACCOUNT, model=MODEL, digest=hashlib.sha256(b"k").hexdigest())
+    _, fingerprint = (await redis.get(name)).decode().split()
+    assert fingerprint == hashlib.sha256(f"{MODEL}\n\nlow\n\n".encode() + body).hexdigest()
+
+
+async def test_full_storage_refuses_creates_until_files_are_deleted(door: Door, scripts: Scripts) -> None:
+    async with door(max_files_bytes="10", rate="0.001", burst="3") as api:
+        await scripts.stow(ACCOUNT, "f", 10, until_ms=2**42)
+        refused = await create(api)
+        assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (402, "storage_full", 10)
+        await scripts.stow(ACCOUNT, "f", 9, until_ms=2**42)
+        accepted = await create(api)
+        assert (accepted.status_code, limit_headers(accepted)[:2]) == (201, ("3", "2")), "the refused one's is back"

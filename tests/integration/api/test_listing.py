@@ -23,7 +23,6 @@ OLDEST = lowest_id_at(0)
 
 @pytest.fixture
 async def filed(scripts: Scripts, queue: QueueName) -> list[PredictionId]:
-    """Store 250 predictions, one per second. Return their ids, newest first."""
     ids = [new_prediction_id(model=MODEL, now_ms=START_MS + 1000 * number) for number in range(250)]
     await asyncio.gather(*(file(scripts, queue, prediction_id) for prediction_id in ids))
     return ids[::-1]

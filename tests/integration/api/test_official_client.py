@@ -1,8 +1,4 @@
-"""Test the official clients against the real API process, with a simulated director.
-
-The Python client is synchronous, so it runs in a thread. These tests pin the behaviour on which it silently depends.
-Clients that wait sleep as long as the answer says, so some tests take a second or two.
-"""
+"""Test the official clients against the real API process, with a simulated director."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -34,7 +30,6 @@ HELLO = "example/hello"
 
 @pytest.fixture(scope="module")
 async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
-    """Serve an API for all tests that leave it running."""
     async with live_api(server.url, env={"DIRECTOR_CACHE_S": "0"}) as live:
         yield live
 

@@ -43,7 +43,6 @@ def exchange(url: str, request: bytes) -> bytes:
 
 
 def create(token: str, framing: bytes) -> bytes:
-    """Return the head of a request that creates a prediction and closes its connection."""
     address = f"POST /v1/models/{MODEL}/predictions HTTP/1.1\r\nHost: director.test\r\nConnection: close\r\n"
     return address.encode() + b"Authorization: Bearer %b\r\n%b\r\n" % (token.encode(), framing)
 
@@ -109,7 +108,6 @@ async def test_each_request_of_a_connection_has_its_own_head(live: LiveApi) -> N
 
 
 def pieces(url: str, request: bytes) -> list[bytes]:
-    """Return what each read returned until the other side closed."""
     address = urlsplit(url)
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as connection:
         connection.sendall(request)

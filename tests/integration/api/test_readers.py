@@ -29,8 +29,6 @@ from tests.support.queue_driver import QueueDriver
 
 
 class Wire(Scripts):
-    """Wraps the scripts, so that a test can act before and after each `replay`."""
-
     def __init__(self, scripts: Scripts) -> None:
         self._call = scripts._call
         self.asked: list[int] = []
@@ -94,7 +92,6 @@ async def read(readers: Readers, prediction_id: PredictionId, sink: Sink, mark: 
 
 @asynccontextmanager
 async def reading(readers: Readers, claim: Claim) -> AsyncIterator[Sink]:
-    """Read the prediction while the block runs, and then until the reader ends."""
     sink = Sink()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, readers, claim.id, sink)

@@ -30,7 +30,6 @@ ASKED = {"version": VERSION, "input": {}}
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, RedisServer]]:
-    """Start the servers. The first is the home."""
     with redis_server(guarded=True) as home, redis_server(guarded=True) as far:
         yield {"eu": home, "us": far}
 
@@ -48,8 +47,6 @@ async def us(servers: dict[str, RedisServer]) -> AsyncIterator[Place]:
 
 
 class Service:
-    """Holds an API of both sites and the means to create predictions."""
-
     def __init__(self, servers: Mapping[str, RedisServer], folder: Path, token: str) -> None:
         self._servers = servers
         self._folder = folder
@@ -80,15 +77,12 @@ async def api(service: Service) -> AsyncIterator[AsyncClient]:
 
 
 async def made(api: AsyncClient, **headers: str) -> dict[str, Any]:
-    """Create a prediction, which must be accepted with 201."""
     answer = await api.post("/v1/predictions", json=ASKED, headers=headers)
     assert answer.status_code == 201, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return answer.json()
 
 
 async def at(api: AsyncClient, site: str) -> str:
-    """Create a prediction that is forced to this site. Return its id."""
     return str((await made(api, **{"x-site": site}))["id"])
 
 

@@ -34,14 +34,12 @@ BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
 
 @pytest.fixture(scope="module")
 async def live(server: RedisServer) -> AsyncIterator[LiveApi]:
-    """Serve an API for all tests that leave it unchanged."""
     async with live_api(server.url, env={"DIRECTOR_CACHE_S": "0"}) as live:
         yield live
 
 
 @pytest.fixture
 async def http() -> AsyncIterator[AsyncClient]:
-    """Yield a client without a token."""
     async with AsyncClient(timeout=30, trust_env=False) as client:
         yield client
 
@@ -54,8 +52,7 @@ class Asker:
     async def create(self, live: LiveApi) -> dict[str, Any]:
         answer = await self.http.post(f"{live.url}/v1/predictions", json=BODY, headers=self.headers)
         assert answer.status_code == 201
-        made: dict[str, Any] = answer.json()
-        return made
+        return answer.json()
 
 
 @pytest.fixture
@@ -90,7 +87,6 @@ class Listener:
         return [one for one in self.told if isinstance(one, Told)]
 
     async def read(self) -> None:
-        """Read until the stream ends or breaks, starting after the last event of the previous read."""
         after = self.events[-1].id if self.events else ""
         async for one in read_events(self._http, self._url, after=after):
             self.told.append(one)
@@ -187,7 +183,6 @@ async def test_ended_prediction_is_replayed_from_the_start_or_any_event(
 
 
 async def test_large_output_is_streamed_whole_and_once(live: LiveApi, asker: Asker, director: PlayedDirector) -> None:
-    """The output arrives in many pages: half during the run, the rest at its end."""
     url = (await asker.create(live))["urls"]["stream"]
     items = [f"{number}:" + "x" * 5_000 for number in range(400)]
     claim = await director.claim()
@@ -342,7 +337,6 @@ async def test_next_api_continues_the_stream_of_an_ending_one(
 
 
 def connect(url: str) -> socket.socket:
-    """Send a raw request with the smallest receive buffer that the kernel allows."""
     parts = urlsplit(url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

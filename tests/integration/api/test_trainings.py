@@ -35,7 +35,6 @@ WANTED: dict[str, Any] = {"destination": DESTINATION, "input": {"data": "https:/
 
 @pytest.fixture
 async def trainings(catalog: Catalog, queue: QueueName) -> QueueName:
-    """Register the queue of trainings of acme/echo, and a model of the account to which they may add versions."""
     schema = Raw(json.dumps(SCHEMA).encode())
     await catalog.register(MODEL, VERSION, schema=schema, server="echo", policy=Policy())
     await catalog.register(DESTINATION, "d4" * 32, schema=OPEN_SCHEMA, server="", policy=Policy())

@@ -40,7 +40,6 @@ def settings(settings: ApiSettings) -> ApiSettings:
 
 @pytest.fixture
 async def painter(api: AsyncClient, redis: Redis, scripts: Scripts) -> QueueName:
-    """Create a private model of the account with two versions. Return the queue of the newer one."""
     await api.post("/v1/models", json={"owner": ACCOUNT, "name": "painter", "visibility": "private", "hardware": "cpu"})
     clock = FakeClock()
     for version in (OLD, NEW):

@@ -50,13 +50,11 @@ def no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def held(api: AsyncClient) -> int:
-    waits: int = (await api.get("/readyz")).json()["load"]["waits"]
-    return waits
+    return (await api.get("/readyz")).json()["load"]["waits"]
 
 
 @asynccontextmanager
 async def asked(api: AsyncClient, prefer: str = "wait=30") -> AsyncGenerator[list[httpx.Response]]:
-    """Create a prediction while the block runs. Afterwards the list has the answer."""
     answers: list[httpx.Response] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, api, prefer, answers)
@@ -236,14 +234,12 @@ async def test_hanging_up_at_the_moment_of_the_end_reports_no_fault(redis: Redis
 async def test_partial_output_is_not_sent_to_a_waiting_caller(
     api: AsyncClient, director: PlayedDirector, redis: Redis, scripts: Scripts
 ) -> None:
-    answers: list[httpx.Response] = []
     half = b'"%b"' % (b"x" * 1_000_000)
 
     async def sent_bytes() -> int:
         return int((await redis.info("stats"))["total_net_output_bytes"])
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
+    async with asked(api) as answers:
         claim = await director.claim()
         await holds(api, 1)
         seq = await director.begin(claim, half)
@@ -268,9 +264,7 @@ async def test_lost_message_costs_time_but_no_answer(
 
 
 async def test_too_many_waits_are_answered_at_once(served: Served, director: PlayedDirector) -> None:
-    answers: list[httpx.Response] = []
-    async with served(max_waits=1) as api, anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
+    async with served(max_waits=1) as api, asked(api) as answers:
         await holds(api, 1)
         second = await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=30"})
         assert (second.status_code, second.json()["status"]) == (201, "starting")
@@ -368,20 +362,19 @@ async def test_subscription_ends_with_the_last_wait(api: AsyncClient, director: 
 async def test_message_of_the_end_carries_everything_but_a_large_output(
     served: Served, director: PlayedDirector, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    get, asked, answers = Scripts.get, [], list[httpx.Response]()
+    get, read = Scripts.get, []
 
     async def noted(self: Scripts, prediction_id: PredictionId, **options: Any) -> Stored | None:
-        asked.append(prediction_id)
+        read.append(prediction_id)
         return await get(self, prediction_id, **options)
 
     monkeypatch.setattr(Scripts, "get", noted)
     output = json.dumps("é" * size).encode()
     async with served() as api:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, api, "wait=30", answers)
+        async with asked(api) as answers:
             claim = await director.claim()
             await director.finish(claim, output=output, logs="ü\n1", metrics=b'{"a":1}', code="c")
-        assert len(asked) == (size > 3)
+        assert len(read) == (size > 3)
         assert answers[0].json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
         assert answers[0].json()["output"] == "é" * size
 
@@ -400,8 +393,6 @@ async def test_end_missed_without_a_subscription_is_seen_after_resubscribing(
 async def test_end_by_a_director_of_the_former_release_is_noticed(
     api: AsyncClient, director: PlayedDirector, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[httpx.Response] = []
-
     async def end() -> None:
         claim = await director.claim()
         await redis.hdel(keys.record(claim.id), "waiter")  # the former release does not know this field
@@ -409,21 +400,18 @@ async def test_end_by_a_director_of_the_former_release_is_noticed(
 
     with monkeypatch.context() as patched:
         patched.setattr(api_waiters, "SAFETY_S", 0.1)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, api, "wait=30", answers)
+        async with asked(api) as first:
             await end()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
+    async with asked(api) as second:
         await eventually(lambda: listeners(redis), "it is subscribed")
         await end()
-    assert [(answer.status_code, answer.json()["output"]) for answer in answers] == [(201, 1), (201, 1)]
+    assert [(answer.status_code, answer.json()["output"]) for answer in first + second] == [(201, 1), (201, 1)]
 
 
 async def test_prediction_moved_to_another_version_ends_under_that_version(
     api: AsyncClient, scripts: Scripts, queue: QueueName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_waiters, "SAFETY_S", 0.1)
-    answers: list[httpx.Response] = []
     newer = queue_name(MODEL, "b2" * 32)
     await scripts.register(newer, version="b2" * 32, policy=Policy())
 
@@ -431,29 +419,13 @@ async def test_prediction_moved_to_another_version_ends_under_that_version(
         moved = await scripts.migrate(queue, to=newer, start=0, count=9, only_asks=False)
         return moved is not None and moved.moved == 1
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
+    async with asked(api) as answers:
         await eventually(is_moved, "it is moved")
         director = PlayedDirector(scripts, newer)
         claim = await director.claim()
         await director.finish(claim, output=b"1")
     assert answers[0].json()["version"] == "b2" * 32
     assert answers[0].json() == (await api.get(f"/v1/predictions/{claim.id}")).json()
-
-
-async def test_lost_subscription_is_renewed(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
-    answers: list[httpx.Response] = []
-
-    async def stands() -> bool:
-        return len(await redis.pubsub_channels(keys.ends_channel("*"))) == 1
-
-    await eventually(stands, "the API is subscribed")
-    assert await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
-    await eventually(stands, "the API is subscribed")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, api, "wait=30", answers)
-        await director.finish(await director.claim(), output=b"1")
-    assert (answers[0].status_code, answers[0].json()["output"]) == (201, 1)
 
 
 async def test_subscription_error_is_logged_once(
@@ -512,12 +484,10 @@ async def test_disconnected_caller_frees_its_wait_and_cancels_nothing(
 
 
 async def test_ending_api_answers_waiting_callers(server: RedisServer, token: str, queue: QueueName) -> None:
-    answers: list[httpx.Response] = []
     async with live_api(server.url) as live:
         headers = {"Authorization": f"Bearer {token}"}
         async with AsyncClient(base_url=live.url, headers=headers, timeout=90, trust_env=False) as api:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask, api, "wait=60", answers)
+            async with asked(api, "wait=60") as answers:
                 await holds(api, 1)
                 live.process.terminate()
             await live.process.wait()

@@ -1,4 +1,4 @@
-"""The prototype's front door: `python -m tests.bench.sides.prototype.api REDIS_URL PORT`."""
+"""Accept predictions for the prototype: `python -m tests.bench.sides.prototype.api REDIS_URL PORT`."""
 
 import asyncio
 import os
@@ -22,8 +22,6 @@ ANSWER_S: Final = 60.0
 
 
 class Front:
-    """Files predictions, and answers when they have ended."""
-
     def __init__(self, redis_url: str) -> None:
         self._redis = client(redis_url)
         self._listener = blocking_client(redis_url, block_s=60)

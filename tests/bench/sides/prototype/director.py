@@ -1,7 +1,4 @@
-"""The prototype's engine room: `python -m tests.bench.sides.prototype.director REDIS_URL MODEL_URL SLOTS`.
-
-Claims as many as it has slots free, sends each to the model server, and writes each end.
-"""
+"""Run predictions: `python -m tests.bench.sides.prototype.director REDIS_URL MODEL_URL SLOTS`."""
 
 import asyncio
 import sys
@@ -20,8 +17,6 @@ MOST_BYTES: Final = 1 << 20
 
 
 class Slots:
-    """`free` of them; `some` is set while there is one."""
-
     def __init__(self, many: int) -> None:
         self.free = many
         self.some = asyncio.Event()
@@ -38,7 +33,6 @@ class Slots:
 
 
 async def direct(redis_url: str, model_url: str, many: int) -> None:
-    """Until it is ended."""
     redis, waiting = client(redis_url), blocking_client(redis_url, block_s=BLOCK_MS / 1000)
     calls, server, slots = Gathered(redis), OneServer(model_url, keep=many), Slots(many)
     finish = await redis.script_load(FINISH)

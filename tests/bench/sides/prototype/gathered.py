@@ -1,4 +1,4 @@
-"""Commands to Redis: those made in one turn of the loop leave in one write, as the product's do."""
+"""Send the commands of one turn of the loop in one write, as the product does."""
 
 import asyncio
 from typing import Any
@@ -9,8 +9,6 @@ Command = tuple[tuple[Any, ...], "asyncio.Future[Any]"]
 
 
 class Gathered:
-    """Never asks again: a prototype that loses an answer may fail."""
-
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._waiting: list[Command] = []

@@ -1,4 +1,4 @@
-"""What both processes of the prototype know of Redis: its keys, and its two scripts."""
+"""Share the keys and the two scripts between the prototype's processes."""
 
 from typing import Final
 
@@ -28,10 +28,8 @@ def record(prediction_id: str) -> str:
 
 
 def replies(api: str) -> str:
-    """Where an API process hears of ends."""
     return f"proto:replies:{api}"
 
 
 async def make_group(redis: Redis) -> None:
-    """On an empty server."""
     await redis.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
