@@ -61,7 +61,6 @@ COG_INPUTS: Final = {"text": "string", "n": "integer", "size": "integer", "gate"
 COG_SCHEMA: Final = {
     "openapi": "3.0.2",
     "info": {"title": "Cog", "version": "0.1.0"},
-    "paths": {"/predictions": {"post": {"x-cog-streaming": True}}},
     "components": {
         "schemas": {
             "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in COG_INPUTS.items()}},
@@ -132,8 +131,9 @@ async def _small(*, folder: Path, port: int | None = None) -> AsyncGenerator[Liv
 
 
 @asynccontextmanager
-async def _coglet(*, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
-    model = write_model(folder / "model", COG_MODEL, COG_SCHEMA)
+async def _coglet(*, streams: bool, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
+    post = {"x-cog-streaming": True} if streams else {}
+    model = write_model(folder / "model", COG_MODEL, COG_SCHEMA | {"paths": {"/predictions": {"post": post}}})
     async with cog_process(model, port=port) as server:
         yield LiveServer(url=server.url, kill=server.kill)
 
@@ -166,12 +166,12 @@ def _config(name: str) -> RunnerConfig:
     return decode_runner_config(json.dumps(CONFIGS[name]))
 
 
-def _old_kind(version: str) -> Kind:
+def _cog_kind(name: str, server: str, serve: Callable[..., AbstractAsyncContextManager[LiveServer]]) -> Kind:
     return Kind(
-        name=f"cog {version}",
-        server="cog (python)" if version in NAMELESS else f"cog {version}.",
+        name=name,
+        server=server,
         config=_config("cog"),
-        serve=partial(_old_cog, version),
+        serve=serve,
         invalid={"n": "three"},
         refuses=False,
         starting=(200, b'{"status": "STARTING"}'),
@@ -180,17 +180,14 @@ def _old_kind(version: str) -> Kind:
 
 
 SUBJECTS: Final = {
-    "cog": Kind(
-        name="cog",
-        server="coglet 0.",
-        config=_config("cog"),
-        serve=_coglet,
-        invalid={"n": "three"},
-        refuses=False,
-        starting=(200, b'{"status": "STARTING"}'),
-        health_path="/health-check",
-    ),
-    **{f"cog {version}": _old_kind(version) for version in OLD_COGS},
+    "cog": _cog_kind("cog", "coglet 0.", partial(_coglet, streams=True)),
+    "cog answered": _cog_kind("cog answered", "coglet 0.", partial(_coglet, streams=False)),
+    **{
+        f"cog {version}": _cog_kind(
+            f"cog {version}", "cog (python)" if version in NAMELESS else f"cog {version}.", partial(_old_cog, version)
+        )
+        for version in OLD_COGS
+    },
     "http": Kind(name="http", server="http", config=_config("http"), serve=_small, metrics={"units": 3}),
     "http batch": Kind(
         name="http batch", server="http", config=_config("http batch"), serve=_small, metrics={"units": 3}
