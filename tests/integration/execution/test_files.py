@@ -192,7 +192,6 @@ async def test_files_are_deleted_together_with_the_data(
     caller: Caller, live: Live, redis: Redis, scripts: Scripts, folder: Path, api: httpx.AsyncClient, gate: Gate
 ) -> None:
     store = store_in(str(folder), redis, SystemClock())
-    assert store is not None
     tidier = Tidier(redis, scripts, store, SystemClock())
     async with live.director(**settings(folder)):
         removed = await caller.ended(await caller.submit(n=2, size=5_000))
