@@ -250,16 +250,6 @@ async def test_webhook_after_a_500_keeps_its_id(courier: Courier, past: QueueDri
     assert (await past.record(claim.id)).tellings == 2
 
 
-async def test_receiver_that_answers_410_is_not_notified_again(
-    courier: Courier, past: QueueDriver, receiver: Sink
-) -> None:
-    claim = await owe(past, receiver.url)
-    receiver.answer = Answer(status=410)
-    assert (await courier.run_once()).outcomes == {"gone": 1}
-    assert await owed(past, claim.id) is None
-    assert (await past.record(claim.id)).told == "gone"
-
-
 async def test_receiver_that_was_away_gets_the_whole_body_of_a_dropped_letter(
     courier: Courier, past: QueueDriver, receiver: Sink, catalog: Catalog
 ) -> None:
@@ -275,11 +265,15 @@ async def test_receiver_that_was_away_gets_the_whole_body_of_a_dropped_letter(
     assert (said["id"], said["input"], said["data_removed"]) == (letter, {"text": "hi"}, False)
 
 
-async def test_forbidden_address_is_refused_for_good(courier: Courier, past: QueueDriver) -> None:
-    claim = await owe(past, "http://10.0.0.1/hook")
-    assert (await courier.run_once()).outcomes == {"refused": 1}
+@pytest.mark.parametrize("outcome", ["refused", "gone"])
+async def test_forbidden_or_gone_receiver_is_not_notified_again(
+    courier: Courier, past: QueueDriver, receiver: Sink, outcome: str
+) -> None:
+    receiver.answer = Answer(status=410)
+    claim = await owe(past, receiver.url if outcome == "gone" else "http://10.0.0.1/hook")
+    assert (await courier.run_once()).outcomes == {outcome: 1}
     assert await owed(past, claim.id) is None
-    assert (await past.record(claim.id)).told == "refused"
+    assert (await past.record(claim.id)).told == outcome
 
 
 async def test_webhook_is_given_up_when_the_schedule_ends(courier: Courier, past: QueueDriver, receiver: Sink) -> None:
