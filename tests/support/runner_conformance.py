@@ -25,7 +25,7 @@ from director.core.runner_config import RunnerConfig, decode_runner_config
 from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Ended, RunEvent, Runner, RunRequest
-from tests.support.cog import cog_process, write_model
+from tests.support.cog import cog_process, cog_schema, write_model
 from tests.support.model_server import model_server
 
 MOST_BYTES: Final = 256 * 1024
@@ -58,17 +58,6 @@ COG_MODEL: Final = """
                 os._exit(1)
 """
 COG_INPUTS: Final = {"text": "string", "n": "integer", "size": "integer", "gate": "string", "then": "string"}
-COG_SCHEMA: Final = {
-    "openapi": "3.0.2",
-    "info": {"title": "Cog", "version": "0.1.0"},
-    "components": {
-        "schemas": {
-            "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in COG_INPUTS.items()}},
-            "Output": {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"},
-        }
-    },
-}
-
 MAPPED: Final = {
     "input": {"args": {"$input": ""}},
     "output": "/result/items",
@@ -132,8 +121,7 @@ async def _small(*, folder: Path, port: int | None = None) -> AsyncGenerator[Liv
 
 @asynccontextmanager
 async def _coglet(*, streams: bool, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
-    post = {"x-cog-streaming": True} if streams else {}
-    model = write_model(folder / "model", COG_MODEL, COG_SCHEMA | {"paths": {"/predictions": {"post": post}}})
+    model = write_model(folder / "model", COG_MODEL, cog_schema(COG_INPUTS, streams=streams))
     async with cog_process(model, port=port) as server:
         yield LiveServer(url=server.url, kill=server.kill)
 

@@ -30,7 +30,7 @@ from director.servers.runners.runner import (
     RunEvent,
     RunRequest,
 )
-from tests.support.cog import cog_process, cog_server, write_model
+from tests.support.cog import cog_process, cog_schema, cog_server, write_model
 from tests.support.runner_conformance import follow, opened
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
 from tests.unit.core.test_arrivals import client_of, put
@@ -94,25 +94,10 @@ MODEL = """
 """
 
 
-def schema(*, streams: bool, output: dict[str, Any]) -> dict[str, Any]:
-    inputs = {"n": "integer", "text": "string", "gate": "string", "then": "string"}
-    return {
-        "openapi": "3.0.2",
-        "info": {"title": "Cog", "version": "0.1.0"},
-        "paths": {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}},
-        "components": {
-            "schemas": {
-                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in inputs.items()}},
-                "Output": output,
-            }
-        },
-    }
-
-
-ARRAY = {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"}
-STREAMED = schema(streams=True, output=ARRAY)
-ANSWERED = schema(streams=False, output=ARRAY)
-SCALAR = schema(streams=False, output={"type": "string"})
+INPUTS = {"n": "integer", "text": "string", "gate": "string", "then": "string"}
+STREAMED = cog_schema(INPUTS)
+ANSWERED = cog_schema(INPUTS, streams=False)
+SCALAR = cog_schema(INPUTS, {"type": "string"}, streams=False)
 
 
 def request(prediction_id: str = ID, *, wants_progress: bool = True, **inputs: object) -> RunRequest:
@@ -277,7 +262,7 @@ async def test_hundred_consecutive_runs_all_succeed(runner: CogRunner) -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_scalar_output_is_reported_once_at_the_end(tmp_path: Path, inbox: Inbox, streams: bool) -> None:
-    model = write_model(tmp_path, MODEL, schema(streams=streams, output={"type": "string"}))
+    model = write_model(tmp_path, MODEL, cog_schema(INPUTS, {"type": "string"}, streams=streams))
     async with cog_server(model, stub="predict.py:Scalar") as url, runner_for(url, inbox=inbox) as runner:
         events = await follow(runner, request(n=2, text="é"))
     assert [type(event) for event in events] == [Began, Logged, Ended]
