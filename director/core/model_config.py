@@ -68,7 +68,6 @@ class _ModelConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     runner: dict[str, Any] | None = None
     servers: Annotated[tuple[Url, ...], Meta(min_length=1, max_length=64)] | None = None
     slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    objectives: dict[Lane, Objective] | None = None
 
 
 def _bounded(setting: Any) -> Any:
@@ -80,13 +79,20 @@ def _bounded(setting: Any) -> Any:
 if TYPE_CHECKING:
 
     class ModelConfig(_ModelConfig, frozen=True):
+        objectives: dict[Lane, Objective] | None
+
         def __init__(self, **fields: Any) -> None: ...
 
 else:
     ModelConfig = msgspec.defstruct(
         "ModelConfig",
-        [(name, _bounded(SETTINGS[name]) | None, None) for name in LIVE_SETTINGS],
+        # the order in which answers show them
+        [
+            *((name, _bounded(SETTINGS[name]) | None, None) for name in LIVE_SETTINGS),
+            ("objectives", dict[Lane, Objective] | None, None),
+        ],
         bases=(_ModelConfig,),
+        kw_only=True,
         module=__name__,
     )
     ModelConfig.__doc__ = _ModelConfig.__doc__

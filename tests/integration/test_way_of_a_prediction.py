@@ -27,7 +27,7 @@ from anyio.abc import Process
 from redis import Redis
 
 from tests.support import function_trace
-from tests.support.cog import cog_server, free_port, write_model
+from tests.support.cog import cog_schema, cog_server, free_port, write_model
 from tests.support.eventually import eventually
 from tests.support.function_trace import Function
 from tests.support.servers import redis_server
@@ -56,17 +56,7 @@ SOURCE: Final = """
             yield text
             yield text
 """
-SCHEMA: Final = {
-    "openapi": "3.0.2",
-    "info": {"title": "Cog", "version": "0.1.0"},
-    "paths": {"/predictions": {"post": {"x-cog-streaming": True}}},
-    "components": {
-        "schemas": {
-            "Input": {"type": "object", "properties": {"text": {"type": "string"}}},
-            "Output": {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"},
-        }
-    },
-}
+SCHEMA: Final = cog_schema({"text": "string"})
 
 Called = dict[str, set[Function]]  # by the name of the process
 

@@ -22,6 +22,20 @@ START_LIMIT_S: Final = 30.0  # a bare model is READY in 0.3 s; a busy machine ma
 LOG_TAIL: Final = 4000
 
 
+ITEMS: Final = {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"}
+
+
+def cog_schema(inputs: Mapping[str, str], output: Mapping[str, Any] = ITEMS, *, streams: bool = True) -> dict[str, Any]:
+    """Return the OpenAPI document of a model whose inputs have these types."""
+    properties = {name: {"type": kind} for name, kind in inputs.items()}
+    return {
+        "openapi": "3.0.2",
+        "info": {"title": "Cog", "version": "0.1.0"},
+        "paths": {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}},
+        "components": {"schemas": {"Input": {"type": "object", "properties": properties}, "Output": output}},
+    }
+
+
 class CogServer(Struct, frozen=True, kw_only=True):
     """`pid` names the process group of the server and its worker."""
 

@@ -22,7 +22,7 @@ from director.core.runner_config import RunnerConfig, decode_runner_config
 from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Ended, RunEvent, Runner, RunRequest
-from tests.support.cog import cog_process, write_model
+from tests.support.cog import cog_process, cog_schema, write_model
 from tests.support.model_server import model_server
 
 MOST_BYTES: Final = 256 * 1024
@@ -55,18 +55,6 @@ COG_MODEL: Final = """
                 os._exit(1)
 """
 COG_INPUTS: Final = {"text": "string", "n": "integer", "size": "integer", "gate": "string", "then": "string"}
-COG_SCHEMA: Final = {
-    "openapi": "3.0.2",
-    "info": {"title": "Cog", "version": "0.1.0"},
-    "paths": {"/predictions": {"post": {"x-cog-streaming": True}}},
-    "components": {
-        "schemas": {
-            "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in COG_INPUTS.items()}},
-            "Output": {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"},
-        }
-    },
-}
-
 MAPPED: Final = {
     "input": {"args": {"$input": ""}},
     "output": "/result/items",
@@ -124,8 +112,8 @@ async def _small(*, folder: Path, port: int | None = None) -> AsyncGenerator[Liv
 
 
 @asynccontextmanager
-async def _coglet(*, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
-    model = write_model(folder / "model", COG_MODEL, COG_SCHEMA)
+async def _coglet(*, streams: bool, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
+    model = write_model(folder / "model", COG_MODEL, cog_schema(COG_INPUTS, streams=streams))
     async with cog_process(model, port=port) as server:
         yield LiveServer(url=server.url, kill=server.kill)
 
@@ -171,7 +159,8 @@ def _cog_kind(name: str, server: str, serve: Callable[..., AbstractAsyncContextM
 
 
 SUBJECTS: Final = {
-    "cog": _cog_kind("cog", "coglet 0.", _coglet),
+    "cog": _cog_kind("cog", "coglet 0.", partial(_coglet, streams=True)),
+    "cog answered": _cog_kind("cog answered", "coglet 0.", partial(_coglet, streams=False)),
     **{
         (name := f"cog {version}"): _cog_kind(
             name, "cog (python)" if version in NAMELESS else f"{name}.", partial(_old_cog, version)

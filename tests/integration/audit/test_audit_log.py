@@ -1,6 +1,4 @@
-"""Test reading the log of every partition with a cursor: every entry in order, and a count of the entries that were
-cut.
-"""
+"""Test reading every log with a cursor: each entry in order, and a count of the entries that were cut."""
 
 import anyio
 import pytest

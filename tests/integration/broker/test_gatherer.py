@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -171,18 +171,6 @@ async def test_closing_waits_for_a_call_just_made(driver: QueueDriver, gatherer:
     await caller
 
 
-@pytest.fixture
-def mortal() -> Iterator[RedisServer]:
-    with redis_server(loopback=True) as started:
-        yield started
-
-
-@pytest.fixture
-async def mortal_driver(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
-    async with driving(mortal.url) as driver:
-        yield driver
-
-
 async def test_server_that_lost_its_scripts_gets_them_again(driver: QueueDriver) -> None:
     await driver.submit()
     await driver.redis.script_flush()
@@ -191,8 +179,8 @@ async def test_server_that_lost_its_scripts_gets_them_again(driver: QueueDriver)
     assert len(await driver.members(keys.live(driver.queue))) == 3
 
 
-async def test_killed_and_restarted_server_lost_nothing(mortal: RedisServer, mortal_driver: QueueDriver) -> None:
-    driver = mortal_driver
+async def test_killed_and_restarted_server_lost_nothing(mortal: RedisServer, near: QueueDriver) -> None:
+    driver = near
     await driver.submit(streams=[0])
     await asyncio.gather(*(driver.submit() for _ in range(10)))
     held = await driver.claim_one()
@@ -205,10 +193,8 @@ async def test_killed_and_restarted_server_lost_nothing(mortal: RedisServer, mor
     assert len(await driver.claim_all()) == 20
 
 
-async def test_outage_is_an_error_for_every_caller_in_bounded_time(
-    mortal: RedisServer, mortal_driver: QueueDriver
-) -> None:
-    driver = mortal_driver
+async def test_outage_is_an_error_for_every_caller_in_bounded_time(mortal: RedisServer, near: QueueDriver) -> None:
+    driver = near
     mortal.kill()
     async with asyncio.timeout(20):
         answers = await asyncio.gather(*(driver.submit() for _ in range(5)), return_exceptions=True)

@@ -1,7 +1,4 @@
-"""Test servers that refuse, hang, or answer from the wrong place: each case is bounded, reported, and heals by itself.
-
-The refusals come from a real server, caused as in production.
-"""
+"""Test real servers that refuse, hang, or answer from the wrong place: each case is bounded, reported, and heals."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any

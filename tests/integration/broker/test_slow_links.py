@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -19,16 +19,10 @@ from director.core.schema import Claim
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.queue_driver import ACCOUNT, VERSION, QueueDriver, driving
-from tests.support.servers import RedisServer, redis_server
+from tests.support.servers import RedisServer
 
 MIB = 1 << 20
 SHORT_S = 0.3
-
-
-@pytest.fixture
-def mortal() -> Iterator[RedisServer]:
-    with redis_server(loopback=True) as started:
-        yield started
 
 
 @pytest.fixture
@@ -43,12 +37,6 @@ async def link(mortal: RedisServer) -> AsyncIterator[Link]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeout, so that few bytes exceed it."""
     monkeypatch.setattr(gatherers, "SOCKET_TIMEOUT_S", SHORT_S)
-
-
-@pytest.fixture
-async def near(mortal: RedisServer) -> AsyncIterator[QueueDriver]:
-    async with driving(mortal.url) as driver:
-        yield driver
 
 
 @pytest.fixture

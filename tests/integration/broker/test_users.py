@@ -35,25 +35,21 @@ FORMER = ("zincrby", "zremrangebylex")
 ID = new_prediction_id(model="acme/echo", now_ms=SystemClock().now_ms())
 SAMPLES: dict[str, Any] = {
     "account": "a",
-    "consumer": "host-1-00",
     "digest": "0" * 64,
-    "director": "host-1-00",
     "file_id": ID,
     "host": "hooks.example",
     "lane": "normal",
     "model": "acme/echo",
     "name": "acme/echo",
     "number": 0,
+    "of": "a",
     "order": "created",
     "partition": Partition(7),
     "prediction_id": ID,
     "purpose": "files",
     "queue": QUEUE,
-    "slug": "a",
     "tenant": "a",
-    "training": ID,
     "version_id": "0" * 64,
-    "waiter": "0" * 26,
 }
 # The script that KEDA's scaler of the type `redis` has sent since 2.0
 OF_KEDA = """

@@ -1,8 +1,4 @@
-"""Check that the checker bites: each story passes with the scripts as they are, and fails with a broken script.
-
-The stories run on a real server through the typed calls. The journals are written as the parties would write them.
-Only the text of a script is changed, on its way to the server.
-"""
+"""Check that the checker bites: each story passes with the scripts as they are, and fails with a broken script."""
 
 import re
 from collections.abc import Awaitable, Callable

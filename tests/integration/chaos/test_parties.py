@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from director.chaos.journal import CogEnded, CogStarted, Delivered, Journal, Line, read
+from director.chaos.journal import CogEnded, Delivered, Journal, Line, read
 from director.chaos.parties import Cog, Sink
 from director.chaos.proxy import Link
 from director.chaos.wire import Caller, Handler, Unanswered, listening
@@ -60,10 +60,7 @@ async def test_a_run_is_recorded_and_its_outputs_name_it(tmp_path: Path):
         ended = await end_of(runner, "one", outputs=2)
     assert ended.outcome is Outcome.SUCCEEDED
     start, end = lines(tmp_path)
-    assert isinstance(start, CogStarted)
-    assert isinstance(end, CogEnded)
     assert (start.id, start.run, end.outcome) == ("one", end.run, "succeeded")
-    assert ended.output is not None
     assert msgspec.json.decode(ended.output) == [{"run": start.run, "i": 0}, {"run": start.run, "i": 1}]
 
 

@@ -96,7 +96,7 @@ async def test_one_queue_is_shown_with_its_accounts(run: Run, driver: QueueDrive
     for account, count in (("small", 1), ("large", 3)):
         for _ in range(count):
             await driver.submit(account=account)
-    shown = await said(run, "show", driver.queue)
+    shown = await said(run, "show", MODEL)
     assert shown.splitlines()[0] == driver.queue
     assert "  waiting    high 0, normal 4, low 0; oldest " in shown
     assert "  running    0 in 2 slots; directors: 1" in shown
@@ -117,6 +117,8 @@ async def test_one_queue_is_shown_with_its_accounts(run: Run, driver: QueueDrive
 
 
 async def test_quality_of_estimates_is_shown(driver: QueueDriver, redis: Redis) -> None:
+    lines = report(driver.queue, await driver.scripts.stats(driver.queue), [])
+    assert {"  estimates  none yet", "  warm hits  none yet", "  batches    none"} <= set(lines)
     counters = {"eta_kept": 9, "eta_missed": 1, "eta_error:inf": 1, "eta_error:15": 2, "eta_error:0.5": 7}
     await redis.hset(keys.tally(driver.queue), mapping={**counters, "warm": 3, "cold": 1, "batch_budget": 5})
     lines = report(driver.queue, await driver.scripts.stats(driver.queue), [])
@@ -131,17 +133,6 @@ async def test_objectives_are_shown_with_burn_rates(driver: QueueDriver) -> None
     burnt: Burns = {"normal": {"5m": Burn(met=1, missed=1, rate=5), "1h": Burn(met=9, missed=1, rate=1)}}
     lines = report(driver.queue, await driver.stats(), [], burnt=burnt)
     assert "  objectives normal: 90 % start within 10 s; burn rate 5.0 over 5m, 1.0 over 1h" in lines
-
-
-async def test_queue_without_scores_says_so(driver: QueueDriver) -> None:
-    lines = report(driver.queue, await driver.scripts.stats(driver.queue), [])
-    assert "  estimates  none yet" in lines
-    assert "  warm hits  none yet" in lines
-    assert "  batches    none" in lines
-
-
-async def test_model_names_its_queue(run: Run, driver: QueueDriver) -> None:
-    assert (await said(run, "show", MODEL)).splitlines()[0] == driver.queue
 
 
 async def test_largest_and_all_paused_accounts_are_shown(redis: Redis, catalog: Catalog, driver: QueueDriver) -> None:

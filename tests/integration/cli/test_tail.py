@@ -34,8 +34,6 @@ class Tail:
             text=True,
             preexec_fn=hear_ctrl_c,
         )
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
         self._readers = [
             threading.Thread(target=_keep, args=(stream, kept), daemon=True)
             for stream, kept in ((self.process.stdout, self.out), (self.process.stderr, self.err))

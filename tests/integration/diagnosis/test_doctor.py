@@ -12,16 +12,12 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
-from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
-from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.policy import Policy
 from director.core.settings import CommonSettings
 from director.diagnosis.doctor import CHECKS, Finding, examine, look
-from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
-from tests.support.queue_driver import MODEL, VERSION, QueueDriver
+from tests.support.queue_driver import QueueDriver, driving
 from tests.support.servers import RedisServer, redis_server
 
 
@@ -41,16 +37,9 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def driver(server: RedisServer) -> AsyncIterator[QueueDriver]:
     """Return a queue on this server, by a clock of a minute ago."""
-    redis = client(server.url)
-    gatherer = Gatherer(redis)
-    scripts = Scripts(gatherer)
-    catalog = Catalog(redis, scripts, SystemClock())
-    queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-    driver = QueueDriver(redis, scripts, queue)
-    driver.now_ms = time.time_ns() // 1_000_000 - 60_000
-    yield driver
-    await gatherer.aclose()
-    await redis.aclose()
+    async with driving(server.url) as driver:
+        driver.now_ms = time.time_ns() // 1_000_000 - 60_000
+        yield driver
 
 
 async def examined(server: RedisServer, **settings: str) -> dict[str, Finding]:

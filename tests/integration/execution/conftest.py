@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -11,7 +10,7 @@ from director.broker.scripts import Scripts
 from director.core.policy import Policy
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.support.cog import cog_server, write_model
+from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.live_director import Caller, Gate, Live, Tally
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
 from tests.support.servers import RedisServer
@@ -74,23 +73,9 @@ INPUTS = {
 }
 
 
-def schema(*, streams: bool) -> dict[str, Any]:
-    return {
-        "openapi": "3.0.2",
-        "info": {"title": "Cog", "version": "0.1.0"},
-        "paths": {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}},
-        "components": {
-            "schemas": {
-                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in INPUTS.items()}},
-                "Output": {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"},
-            }
-        },
-    }
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "streamed", SOURCE, schema(streams=True))
+    return write_model(tmp_path_factory.mktemp("model") / "streamed", SOURCE, cog_schema(INPUTS, streams=True))
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +94,7 @@ async def second_cog_url(folder: Path) -> AsyncGenerator[str]:
 @pytest.fixture(scope="session")
 async def answered_cog_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
     """Return the address of a server that does not stream: callbacks bring the progress, the answer brings the end."""
-    folder = write_model(tmp_path_factory.mktemp("model") / "answered", SOURCE, schema(streams=False))
+    folder = write_model(tmp_path_factory.mktemp("model") / "answered", SOURCE, cog_schema(INPUTS, streams=False))
     async with cog_server(folder) as url:
         yield url
 

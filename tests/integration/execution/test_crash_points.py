@@ -1,8 +1,4 @@
-"""Test a process that dies or freezes between two effects: each such window has one exact outcome.
-
-One director reaches the point and no further. A keeper and a second director with its own model server take over.
-A frozen director wakes up after the end and must not damage the result.
-"""
+"""Test a process that dies or freezes between two effects: each such window has one exact outcome."""
 
 import signal
 import subprocess

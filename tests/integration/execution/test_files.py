@@ -18,7 +18,7 @@ from director.execution import run_files as storing
 from director.files.choose import store_in
 from director.keeper.tidier import Tidied, Tidier
 from tests.support.api import api_client
-from tests.support.cog import cog_server, write_model
+from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import URL, Caller, Gate, Live, live_director
 from tests.support.queue_driver import ACCOUNT
@@ -54,33 +54,21 @@ SOURCE = """
 """
 
 
-def schema(output: dict[str, Any]) -> dict[str, Any]:
-    inputs = {"n": "integer", "size": "integer", "gate": "string", "name": "string"}
-    return {
-        "openapi": "3.0.2",
-        "info": {"title": "Cog", "version": "0.1.0"},
-        "paths": {"/predictions": {"post": {"x-cog-streaming": True}}},
-        "components": {
-            "schemas": {
-                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in inputs.items()}},
-                "Output": output,
-            }
-        },
-    }
-
-
+INPUTS = {"n": "integer", "size": "integer", "gate": "string", "name": "string"}
 FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-array-type": "iterator"}
 
 
 @pytest.fixture(scope="module")
 async def files_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    async with cog_server(write_model(tmp_path_factory.mktemp("files") / "model", SOURCE, schema(FILES))) as url:
+    async with cog_server(
+        write_model(tmp_path_factory.mktemp("files") / "model", SOURCE, cog_schema(INPUTS, FILES))
+    ) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 async def whole_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str]:
-    folder = write_model(tmp_path_factory.mktemp("whole") / "model", SOURCE, schema({"type": "object"}))
+    folder = write_model(tmp_path_factory.mktemp("whole") / "model", SOURCE, cog_schema(INPUTS, {"type": "object"}))
     async with cog_server(folder, stub="predict.py:Whole") as url:
         yield url
 
@@ -192,7 +180,6 @@ async def test_files_are_deleted_together_with_the_data(
     caller: Caller, live: Live, redis: Redis, scripts: Scripts, folder: Path, api: httpx.AsyncClient, gate: Gate
 ) -> None:
     store = store_in(str(folder), redis, SystemClock())
-    assert store is not None
     tidier = Tidier(redis, scripts, store, SystemClock())
     async with live.director(**settings(folder)):
         removed = await caller.ended(await caller.submit(n=2, size=5_000))

@@ -35,7 +35,6 @@ async def test_dead_server_does_not_stop_the_other_and_is_used_again(
         held = [await caller.submit(n=1, gate=str(gate)) for _ in range(2)]
         for each in held:  # a prediction that has not begun is released unspent
             await caller.shows(each, status="processing")
-        assert cog.server is not None
         os.killpg(cog.server.pid, signal.SIGKILL)
         await eventually(lambda: mortal.busy, "its run is known to be lost", until=lambda busy: busy == 0)
         assert (other.can_run, other.busy) == (True, 1)

@@ -11,9 +11,9 @@ import pytest
 
 from director.execution.tracker import MOST_EVENTS
 from director.store.accounts import Accounts
-from tests.integration.execution.conftest import schema
+from tests.integration.execution.conftest import INPUTS
 from tests.support.api import live_api
-from tests.support.cog import cog_server, free_port, write_model
+from tests.support.cog import cog_schema, cog_server, free_port, write_model
 from tests.support.event_stream import Comment, Told, read_events
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, Tally
@@ -127,7 +127,7 @@ async def test_run_longer_than_the_log_is_streamed_whole_within_its_bound(
 ) -> None:
     token = await Accounts(caller.redis).create_token(ACCOUNT)
     asked = {"version": VERSION, "input": {"n": TOKENS}}
-    model = write_model(tmp_path / "model", SOURCE, schema(streams=True))
+    model = write_model(tmp_path / "model", SOURCE, cog_schema(INPUTS, streams=True))
     began = anyio.current_time()
     async with (
         httpx.AsyncClient(timeout=60, trust_env=False) as http,

@@ -180,7 +180,6 @@ async def test_weights_live_as_long_as_the_version(
 ) -> None:
     done = await ended(api, await train(api, data="poems"))
     store = store_in(str(tmp_path / "files"), redis, SystemClock())
-    assert store is not None
     tidier = Tidier(redis, scripts, store, SystemClock())
     weights = done["output"]["weights"]
     # in the order of their ends
@@ -214,7 +213,6 @@ async def test_destination_deleted_at_the_last_moment_is_not_recreated(
 ) -> None:
     done = await ended(api, await train(api, data="a"))
     stored = await scripts.get(done["id"])
-    assert stored is not None
     removal = Removal(redis, scripts, catalog)
     for version in await catalog.version_ids(DESTINATION):
         await removal.remove(DESTINATION, version)

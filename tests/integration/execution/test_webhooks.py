@@ -145,7 +145,6 @@ async def test_failed_terminal_webhook_stays_owed_until_its_next_attempt(caller:
         after = SystemClock().now_ms()
     assert (record.status, record.told, record.tellings) == ("succeeded", "failed", 1)
     due = await owed(caller.redis, asked)
-    assert due is not None
     assert before + 1800 <= due <= after + 2200  # the first backoff: two seconds, plus or minus a tenth
 
 

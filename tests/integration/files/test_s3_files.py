@@ -16,7 +16,7 @@ from director.core.ids import PredictionId, new_file_id, new_prediction_id
 from director.core.settings import ApiSettings
 from director.files.choose import store_in
 from director.files.s3 import S3Files
-from director.files.store import CallerFileName, FileName, OpenFile, file_name
+from director.files.store import CallerFileName, FileName, file_name
 from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
 from tests.support.api import api_client, live_api
@@ -43,9 +43,7 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
 def store(url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> S3Files:
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
-    store = store_in("", redis, SystemClock(), url=url)
-    assert isinstance(store, S3Files)
-    return store
+    return store_in("", redis, SystemClock(), url=url)
 
 
 @pytest.fixture
@@ -73,12 +71,6 @@ async def content(store: S3Files, name: FileName | CallerFileName) -> tuple[str,
     return file.content_type, data
 
 
-async def opened(store: S3Files, name: CallerFileName) -> OpenFile:
-    file = await store.open(name)
-    assert file is not None
-    return file
-
-
 async def callers(store: S3Files) -> list[CallerFileName]:
     return [name async for page in store.callers(2) for name in page]
 
@@ -95,7 +87,7 @@ async def test_stored_file_is_read_back_and_fetched_by_its_address(store: S3File
         name, blocks(*(data[at : at + 300_000] for at in range(0, size, 300_000))), content_type="image/png"
     )
     assert await content(store, name) == ("image/png", data)
-    assert b"".join([piece async for piece in (await opened(store, name)).read(size // 2, size)]) == data[size // 2 :]
+    assert b"".join([piece async for piece in (await store.open(name)).read(size // 2, size)]) == data[size // 2 :]
     address = await store.fetch_url(name, shown="x", base="", expires_s=SystemClock().now_ms() // 1000 + 60)
     async with httpx.AsyncClient(trust_env=False) as anybody:
         answer = await anybody.get(address)

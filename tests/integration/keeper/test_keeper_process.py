@@ -51,7 +51,6 @@ class Log:
     """The log lines of a process, in order. `until` waits for a message and returns its line."""
 
     def __init__(self, process: Process) -> None:
-        assert process.stderr is not None
         self._text = TextReceiveStream(process.stderr)
         self._rest = ""
 
@@ -129,7 +128,6 @@ async def test_second_signal_ends_the_keeper_at_once() -> None:
 async def test_unsafe_server_ends_the_keeper_with_one_line() -> None:
     with redis_server(config={"appendonly": "no"}) as server:
         async with keeper_process(server) as process:
-            assert process.stderr is not None
             with anyio.fail_after(LIMIT_S):
                 assert await process.wait() == 1
             *before, said = (await process.stderr.receive()).decode().splitlines()

@@ -173,17 +173,20 @@ def test_predict_accepts_a_version_and_sends_and_saves_files(up, tmp_path):
     assert (fetched.content, fetched.headers["content-type"]) == (small.read_bytes(), "image/png")
 
 
-def test_refusal_of_the_model_is_one_line_and_exit_code_1(up):
-    answer = director("predict", "example/hello", "-i", "n=2", home=up.home)
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["predict", "example/hello", "-i", "n=2"], "text"),
+        (["predict", "unknown/nothing"], "director queues"),
+        (["up"], "up already at http://"),
+    ],
+    ids=["refused input", "unknown model", "second up"],
+)
+def test_refused_command_is_one_line(up, line, says):
+    answer = director(*line, home=up.home)
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr.count("\n") == 1
-    assert "text" in answer.stderr
-
-
-def test_unknown_model_is_one_line_with_the_next_step(up):
-    answer = director("predict", "unknown/nothing", home=up.home)
-    assert answer.returncode == 1
-    assert "director queues" in answer.stderr
+    assert says in answer.stderr
 
 
 def test_ctrl_c_during_predict_cancels_the_prediction(up):
@@ -238,13 +241,6 @@ def test_doctor_finds_nothing_wrong_with_the_bundled_server(up):
     answer = director("doctor", "--json", home=up.home)
     verdicts = {each["check"]: each["verdict"] for each in json.loads(answer.stdout)["checks"]}
     assert {verdicts[name] for name in ("durability", "eviction", "memory", "password")} == {"ok"}
-
-
-def test_second_up_in_the_same_home_is_one_line(up):
-    answer = director("up", home=up.home)
-    assert answer.returncode == 1
-    assert answer.stderr.count("\n") == 1
-    assert f"up already at {up.state['url']}" in answer.stderr
 
 
 def test_taken_port_is_one_line(up, tmp_path):

@@ -167,8 +167,6 @@ async def test_trace_is_complete_from_the_caller_to_its_webhook(
     assert (shown["attempt"], shown["outcome"]) == (1, "succeeded")
     assert facts(found["claim"][0])["status"] == "succeeded"
     assert facts(webhook)["http.response.status_code"] == 200
-    assert wait.start_time is not None
-    assert wait.end_time is not None
     assert wait.start_time <= wait.end_time
     assert {span.resource.attributes["service.name"] for span in traces.all} == {"api", "director"}
 
@@ -214,8 +212,6 @@ async def test_second_attempt_has_its_own_spans_in_the_same_trace(service: Servi
     assert [facts(run)["attempt"] for run in found["run"]] == [1, 2]
     assert [facts(claim)["status"] for claim in found["claim"]] == ["given_back", "succeeded"]
     first, second = found["wait"]
-    assert first.end_time is not None
-    assert second.start_time is not None
     assert second.start_time >= first.end_time
     asked = [each.headers["traceparent"] for each in service.model.received if "traceparent" in each.headers]
     assert asked == [traceparent_of(run) for run in found["run"]]

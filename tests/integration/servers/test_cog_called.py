@@ -16,8 +16,8 @@ from director.servers.runners import RunnerOptions
 from director.servers.runners import cog_follow as cog_called
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.inbox import Inbox
-from director.servers.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunEvent, RunRequest
-from tests.support.inbox import serving
+from director.servers.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunRequest
+from tests.support.runner_conformance import follow, opened
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
 
 ID = "a" * 26
@@ -28,12 +28,6 @@ TAKEN: dict[str, Any] = {"id": ID, "status": "processing", "output": None, "logs
 
 def health(status: str) -> Script:
     return answer(200, {"status": status, "setup": {"started_at": "then"}})
-
-
-@pytest.fixture(scope="module")
-async def inbox() -> AsyncGenerator[Inbox, None]:
-    async with serving(Inbox("")) as inbox:
-        yield inbox
 
 
 @pytest.fixture
@@ -48,10 +42,9 @@ async def old() -> AsyncGenerator[ScriptedCog, None]:
 
 @pytest.fixture
 async def runner(old: ScriptedCog, inbox: Inbox) -> AsyncGenerator[CogRunner, None]:
-    runner = CogRunner(CogConfig(), RunnerOptions(url=old.url, inbox=inbox))
-    await runner.health()
-    yield runner
-    await runner.aclose()
+    async with opened(CogRunner(CogConfig(), RunnerOptions(url=old.url, inbox=inbox))) as runner:
+        await runner.health()
+        yield runner
 
 
 async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
@@ -64,15 +57,9 @@ async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
             await client.post(asked["webhook"], json={**TAKEN, **snapshot})
 
 
-async def follow(runner: CogRunner) -> list[RunEvent]:
-    with anyio.fail_after(30):
-        async with aclosing(runner.run(REQUEST)) as events:
-            return [event async for event in events]
-
-
 async def test_last_callback_is_the_end_and_no_request_stays_open(old: ScriptedCog, runner: CogRunner) -> None:
     told = [{"output": ["a"]}, {"output": ["a", "b"], "status": "succeeded", "metrics": {"predict_time": 1}}]
-    events, _ = await asyncio.gather(follow(runner), callbacks(old, *told))
+    events, _ = await asyncio.gather(follow(runner, REQUEST), callbacks(old, *told))
     assert events[:3] == [Began(), Produced(Raw(b'"a"'), 0), Produced(Raw(b'"b"'), 1)]
     assert events[3] == Ended(
         outcome=Outcome.SUCCEEDED, output=Raw(b'["a","b"]'), logs="", metrics={"predict_time": Raw(b"1")}
@@ -84,19 +71,19 @@ async def test_last_callback_is_the_end_and_no_request_stays_open(old: ScriptedC
 
 async def test_foreign_callback_is_ignored(old: ScriptedCog, runner: CogRunner) -> None:
     told = [{"id": "b" * 26, "status": "failed"}, {"status": 7}, {"status": "canceled"}]
-    events, _ = await asyncio.gather(follow(runner), callbacks(old, *told))
+    events, _ = await asyncio.gather(follow(runner, REQUEST), callbacks(old, *told))
     assert [type(event) for event in events] == [Began, Ended]
     assert events[-1] == Ended(outcome=Outcome.CANCELED)
 
 
 async def test_refused_input_is_answered_without_waiting(old: ScriptedCog, runner: CogRunner) -> None:
     old.on("PUT", PATH, answer(422, {"detail": [{"loc": ["body", "input", "n"], "msg": "no integer"}]}))
-    assert await follow(runner) == [Ended(outcome=Outcome.INVALID, error="n: no integer")]
+    assert await follow(runner, REQUEST) == [Ended(outcome=Outcome.INVALID, error="n: no integer")]
 
 
 async def test_dead_worker_loses_the_run(old: ScriptedCog, runner: CogRunner) -> None:
     error = "Prediction failed for an unknown reason. It might have run out of memory? (exitcode -9)"
-    events, _ = await asyncio.gather(follow(runner), callbacks(old, {"status": "failed", "error": error}))
+    events, _ = await asyncio.gather(follow(runner, REQUEST), callbacks(old, {"status": "failed", "error": error}))
     assert events[-1] == Ended(outcome=Outcome.LOST, error=error, server_is_dead=True)
 
 
@@ -106,7 +93,7 @@ async def test_server_that_disappears_during_the_run_loses_it(
 ) -> None:
     monkeypatch.setattr(cog_called, "LOOK_AFTER_S", 0.01)
     old.on("GET", "/health-check", health("BUSY"), health(status))
-    ended = (await follow(runner))[-1]
+    ended = (await follow(runner, REQUEST))[-1]
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
 
 
@@ -116,7 +103,7 @@ async def test_server_that_is_ready_without_an_end_has_lost_the_run(
     monkeypatch.setattr(cog_called, "LOOK_AFTER_S", 0.01)
     monkeypatch.setattr(cog_called, "REPORTED_WITHIN_S", 0.05)
     old.on("GET", "/health-check", health("READY"), health("BUSY"), health("READY"))
-    assert (await follow(runner))[-1] == cog_called.NO_END
+    assert (await follow(runner, REQUEST))[-1] == cog_called.NO_END
 
 
 async def test_first_cancel_waits_until_the_run_can_receive_it(
@@ -147,8 +134,7 @@ async def test_run_with_an_open_request_leaves_the_server_busy_and_unasked(
         await answer(200, {"status": "succeeded", "output": "x"}).act(exchange)
 
     old.on("PUT", PATH, Script(act))
-    runner = CogRunner(CogConfig(fast=fast), RunnerOptions(url=old.url, inbox=inbox))
-    try:
+    async with opened(CogRunner(CogConfig(fast=fast), RunnerOptions(url=old.url, inbox=inbox))) as runner:
         ready = await runner.health()
         async with aclosing(runner.run(REQUEST)) as events:
             assert await anext(events) == Began()
@@ -162,5 +148,3 @@ async def test_run_with_an_open_request_leaves_the_server_busy_and_unasked(
             )
         assert "prefer" not in old.asked("PUT")[0].headers
         assert (await runner.health()).status is HealthStatus.READY
-    finally:
-        await runner.aclose()

@@ -1,9 +1,8 @@
 """Test the Cog runner on a real Cog server, or on a scripted one where a real one cannot be made to misbehave."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,8 @@ from director.servers.runners.runner import (
     RunEvent,
     RunRequest,
 )
-from tests.support.cog import cog_process, cog_server, write_model
-from tests.support.inbox import serving
+from tests.support.cog import cog_process, cog_schema, cog_server, write_model
+from tests.support.runner_conformance import follow, opened
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
 from tests.unit.core.test_arrivals import client_of, put
 
@@ -95,25 +94,10 @@ MODEL = """
 """
 
 
-def schema(*, streams: bool, output: dict[str, Any]) -> dict[str, Any]:
-    inputs = {"n": "integer", "text": "string", "gate": "string", "then": "string"}
-    return {
-        "openapi": "3.0.2",
-        "info": {"title": "Cog", "version": "0.1.0"},
-        "paths": {"/predictions": {"post": {"x-cog-streaming": True} if streams else {}}},
-        "components": {
-            "schemas": {
-                "Input": {"type": "object", "properties": {name: {"type": kind} for name, kind in inputs.items()}},
-                "Output": output,
-            }
-        },
-    }
-
-
-ARRAY = {"type": "array", "items": {"type": "string"}, "x-cog-array-type": "iterator"}
-STREAMED = schema(streams=True, output=ARRAY)
-ANSWERED = schema(streams=False, output=ARRAY)
-SCALAR = schema(streams=False, output={"type": "string"})
+INPUTS = {"n": "integer", "text": "string", "gate": "string", "then": "string"}
+STREAMED = cog_schema(INPUTS)
+ANSWERED = cog_schema(INPUTS, streams=False)
+SCALAR = cog_schema(INPUTS, {"type": "string"}, streams=False)
 
 
 def request(prediction_id: str = ID, *, wants_progress: bool = True, **inputs: object) -> RunRequest:
@@ -124,12 +108,6 @@ async def end_of(runner: CogRunner, asked: RunRequest) -> RunEvent:
     """Return the end of a run that shows nothing else. On a busy machine the run may count as begun."""
     (ended,) = [event for event in await follow(runner, asked) if not isinstance(event, Began)]
     return ended
-
-
-async def follow(runner: CogRunner, asked: RunRequest) -> list[RunEvent]:
-    with anyio.fail_after(30):  # a run that never ends must fail its test and not delay all the others
-        async with aclosing(runner.run(asked)) as events:
-            return [event async for event in events]
 
 
 async def the_end(runner: CogRunner, asked: RunRequest) -> Ended:
@@ -166,24 +144,13 @@ async def says(runner: CogRunner, status: HealthStatus) -> None:
             await anyio.sleep(0.005)
 
 
-@asynccontextmanager
-async def runner_for(url: str, *, fast: bool = False, **options: Any) -> AsyncGenerator[CogRunner, None]:
-    runner = CogRunner(CogConfig(fast=fast), RunnerOptions(url=url, **options))
-    try:
-        yield runner
-    finally:
-        await runner.aclose()
+def runner_for(url: str, *, fast: bool = False, **options: Any) -> AbstractAsyncContextManager[CogRunner]:
+    return opened(CogRunner(CogConfig(fast=fast), RunnerOptions(url=url, **options)))
 
 
 async def end_at(url: str) -> Ended:
     async with runner_for(url) as runner:
         return await the_end(runner, request())
-
-
-@pytest.fixture(scope="module")
-async def inbox() -> AsyncGenerator[Inbox, None]:
-    async with serving(Inbox("")) as inbox:
-        yield inbox
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +183,6 @@ async def runner(
         yield runner
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    return tmp_path / "gate"
-
-
 async def test_output_and_logs_arrive_in_order_and_the_end_is_complete(runner: CogRunner) -> None:
     first, *progress, ended = await follow(runner, request(n=3))
     assert first == Began()
@@ -239,11 +201,6 @@ async def test_two_thousand_outputs_arrive_complete(runner: CogRunner) -> None:
     assert msgspec.json.decode(ended.output or b"") == items(events)
 
 
-async def test_text_of_any_kind_arrives_as_it_was_sent(runner: CogRunner) -> None:
-    text = 'ü "quoted" \n\r\u2028 \U0001f600 '
-    assert items(await follow(runner, request(n=1, text=text))) == [f"{text}0"]
-
-
 async def test_failure_has_its_error_its_logs_and_its_partial_output(runner: CogRunner) -> None:
     ended = await the_end(runner, request(n=2, then="raise"))
     assert ended.outcome is Outcome.FAILED
@@ -259,14 +216,6 @@ async def test_run_without_progress_still_reports_a_complete_failure(runner: Cog
     began, ended = await follow(runner, request(n=2, then="raise", wants_progress=False))
     assert began == Began()
     assert (ended.outcome, ended.logs) == (Outcome.FAILED, "token 0\ntoken 1\n")
-
-
-async def test_closing_early_stops_the_run(runner: CogRunner, gate: Path) -> None:
-    async with aclosing(runner.run(request(gate=str(gate)))) as events:
-        assert await anext(events) == Began()
-        await busy(runner)
-    await ready(runner)
-    assert (await the_end(runner, request())).outcome is Outcome.SUCCEEDED
 
 
 async def test_second_run_waits_for_the_slot(runner: CogRunner, gate: Path) -> None:
@@ -311,23 +260,14 @@ async def test_hundred_consecutive_runs_all_succeed(runner: CogRunner) -> None:
         assert (await the_end(runner, request(f"{n:026d}", n=1))).outcome is Outcome.SUCCEEDED
 
 
-async def test_scalar_output_is_reported_once_at_the_end(scalar_url: str, inbox: Inbox) -> None:
-    async with runner_for(scalar_url, inbox=inbox) as runner:
+@pytest.mark.parametrize("streams", [True, False])
+async def test_scalar_output_is_reported_once_at_the_end(tmp_path: Path, inbox: Inbox, streams: bool) -> None:
+    model = write_model(tmp_path, MODEL, cog_schema(INPUTS, {"type": "string"}, streams=streams))
+    async with cog_server(model, stub="predict.py:Scalar") as url, runner_for(url, inbox=inbox) as runner:
         events = await follow(runner, request(n=2, text="é"))
-    assert items(events) == []
+    assert [type(event) for event in events] == [Began, Logged, Ended]
     assert printed(events) == "thinking\n"
     assert events[-1].output == Raw('"éé"'.encode())
-
-
-async def test_scalar_output_is_reported_once_at_the_end_of_a_stream_too(tmp_path: Path) -> None:
-    openapi = schema(streams=True, output={"type": "string"})
-    async with (
-        cog_server(write_model(tmp_path, MODEL, openapi), stub="predict.py:Scalar") as url,
-        runner_for(url) as runner,
-    ):
-        events = await follow(runner, request(n=2))
-    assert [type(event) for event in events] == [Began, Logged, Ended]
-    assert events[-1].output == Raw(b'"aa"')
 
 
 async def test_fast_runs_request_no_callbacks_so_a_failure_has_no_logs(scalar_url: str, inbox: Inbox) -> None:
@@ -395,16 +335,6 @@ async def test_failed_setup_says_why(tmp_path: Path) -> None:
     assert (health.status, health.can_run) == (HealthStatus.SETUP_FAILED, False)
     assert "no weights" in health.setup.logs
     assert ended.outcome is Outcome.REFUSED
-
-
-async def test_missing_server_is_unreachable_and_refuses_the_run(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    async with runner_for(url) as runner:
-        assert (await runner.health()).status is HealthStatus.UNREACHABLE
-        ended = await end_of(runner, request())
-        assert not await runner.cancel(ID)
-    assert (ended.outcome, ended.server_is_dead) == (Outcome.REFUSED, True)
 
 
 @pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
@@ -537,8 +467,16 @@ async def test_server_that_turns_out_not_to_stream_is_remembered(streaming: Scri
     assert accepts == ["text/event-stream", "application/json", "application/json"]
 
 
-async def test_server_that_ignores_the_request_for_a_stream_is_understood(streaming: ScriptedCog) -> None:
-    streaming.on("PUT", PATH, answer(200, SUCCEEDED, content_type="application/json"))
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer(200, SUCCEEDED, content_type="application/json"),
+        stream(START, frame("novelty", b"?"), frame("completed", SUCCEEDED)),
+    ],
+    ids=["no stream", "an event of a later version"],
+)
+async def test_unusual_answer_to_the_request_for_a_stream_is_understood(streaming: ScriptedCog, said: Script) -> None:
+    streaming.on("PUT", PATH, said)
     assert (await end_at(streaming.url)).outcome is Outcome.SUCCEEDED
 
 
@@ -600,11 +538,6 @@ async def test_broken_stream_connection_loses_the_run_with_its_server(streaming:
     streaming.on("PUT", PATH, stream(START, whole=False))
     ended = await end_at(streaming.url)
     assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, True)
-
-
-async def test_events_of_a_later_version_are_ignored(streaming: ScriptedCog) -> None:
-    streaming.on("PUT", PATH, stream(START, frame("novelty", b"?"), frame("completed", SUCCEEDED)))
-    assert (await end_at(streaming.url)).outcome is Outcome.SUCCEEDED
 
 
 async def test_internal_error_of_the_runner_still_gives_an_end(

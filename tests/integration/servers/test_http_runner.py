@@ -1,7 +1,6 @@
 """Test the runner for servers that answer a POST, its templates, and requests that all servers other than Cog get."""
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import jsonschema_rs
@@ -12,7 +11,7 @@ from msgspec import Raw
 from director.core.runner_config import TEMPLATES, decode_runner_config
 from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.runner import HealthStatus, Outcome, Runner, RunRequest
-from tests.support.model_server import ModelServer, model_server
+from tests.support.model_server import ModelServer
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, follow, opened, the_end
 from tests.support.scripted_cog import ScriptedCog, answer, scripted_cog
 
@@ -107,12 +106,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any, Outcome, str]] 
         "unknown model: 'another'",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-async def server() -> AsyncGenerator[ModelServer, None]:
-    async with model_server() as server:
-        yield server
 
 
 def template_runner(url: str, template: str, **given: Any) -> Runner:

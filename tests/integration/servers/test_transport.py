@@ -43,7 +43,6 @@ async def serving(answer: bytes | Answer) -> AsyncGenerator[tuple[Server, OneSer
     """Yield a server and a transport to it. Bytes are the answer to every request."""
 
     async def as_told(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert isinstance(answer, bytes)
         writer.write(answer)
 
     server = Server(as_told if isinstance(answer, bytes) else answer)

@@ -1,6 +1,4 @@
-"""Test the log of operator changes: each is recorded before it is made, with author and time, and voided if
-ineffective.
-"""
+"""Test the log of operator changes: each is recorded with author and time before it is made, and may be voided."""
 
 from typing import Any
 

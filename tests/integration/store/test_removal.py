@@ -1,7 +1,4 @@
-"""Test that an entry that is made during its removal stays listed: versions, models, tokens and collections.
-
-Each test runs the whole of one operation at every step of the other.
-"""
+"""Test that an entry that is made at any step of its removal stays listed: versions, models, tokens, collections."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial

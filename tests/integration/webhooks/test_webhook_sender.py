@@ -52,32 +52,18 @@ async def test_delivery_has_the_exact_body_and_a_valid_signature(sender: Sender,
     Webhooks.validate(headers=dict(headers), body=body.decode(), secret=WebhookSigningSecret(key=SECRET), tolerance=60)
 
 
-async def test_old_and_new_secret_verify_during_a_rotation(sender: Sender, receiver: Sink) -> None:
-    new = new_secret()
-    await deliver(sender, receiver.url, secrets=[new, SECRET])
-    headers, body = receiver.received[0]
-    for secret in (new, SECRET):
-        Webhook(secret).verify(body, dict(headers))
-
-
 async def test_path_and_query_arrive_as_the_caller_wrote_them(sender: Sender, receiver: Sink) -> None:
     target = "/a//b/%2Fc?job=1&next=a%2Fb+c&flag"
     await deliver(sender, receiver.url.replace("/hook", target) + "#part")
     assert receiver.targets == [target]
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 299, 400, 401, 404, 429, 500, 503])
-async def test_only_a_2xx_is_a_success(sender: Sender, receiver: Sink, status: int) -> None:
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299, 400, 401, 404, 410, 429, 500, 503])
+async def test_only_a_2xx_is_a_success_and_a_410_wants_no_more(sender: Sender, receiver: Sink, status: int) -> None:
     receiver.answer = Answer(status=status)
     reason = "" if status < 300 else f"answered {status}"
-    assert await deliver(sender, receiver.url) == Delivery(ok=status < 300, status=status, reason=reason)
-
-
-async def test_status_410_means_that_the_receiver_wants_no_more(sender: Sender, receiver: Sink) -> None:
-    receiver.answer = Answer(status=410)
-    delivery = await deliver(sender, receiver.url)
-    assert delivery.gone
-    assert not delivery.ok
+    expected = Delivery(ok=status < 300, status=status, reason=reason, gone=status == 410)
+    assert await deliver(sender, receiver.url) == expected
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -406,16 +392,3 @@ async def test_host_with_an_internal_address_is_never_connected_to(monkeypatch: 
             delivery = await sender.send(url, message_id="p1", body=b"{}", secrets=[SECRET], now_s=1)
             assert (delivery.refused, delivery.status) == (True, None), host
             assert "secret" not in delivery.reason
-
-
-async def test_name_that_resolves_inside_at_second_look_is_never_reached(authority: Authority) -> None:
-    async with secure_sink(authority.shown_by("hook.example")) as sink:
-        ask, asked = leading_home("10.0.0.1")
-        sender = Sender(LOOPBACK, resolve=ask, tls=authority.trusted())
-        url = f"https://hook.example:{sink.port}/"
-        said = [
-            await sender.send(url, message_id="p1", body=b"{}", secrets=[SECRET], now_s=time.time()) for _ in range(2)
-        ]
-        await sender.aclose()
-        assert [(one.ok, one.refused) for one in said] == [(True, False), (False, True)]
-        assert (len(asked), len(sink.heads)) == (2, 1)
