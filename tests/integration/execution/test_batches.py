@@ -1,6 +1,7 @@
 """Test how many predictions a director claims at once and in which order: by the batch cost and by warm keys."""
 
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import anyio
 import httpx
 import pytest
 
-from director.core.ids import PredictionId
+from director.broker.scripts import Scripts
+from director.core.ids import PredictionId, QueueName
 from director.execution.consumer import MOST_SKIPS
-from director.execution.director import Director
 from director.execution.main import opened
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
@@ -114,17 +115,17 @@ async def test_slots_beyond_the_batch_are_not_used(
             await caller.ended(each)
 
 
-def counted_claims(director: Director, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record how many predictions each call returns from now on."""
-    calls: list[int] = []
-    claim = director._scripts.claim
+def counted_claims(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, list[int]]:
+    """Record from now on how many predictions each call returns, by director."""
+    calls: defaultdict[str, list[int]] = defaultdict(list)
+    claim = Scripts.claim
 
-    async def counting(*args: Any, **options: Any) -> Any:
-        claims = await claim(*args, **options)
-        calls.append(len(claims))
+    async def counting(self: Scripts, queue: QueueName, *, consumer: str, **options: Any) -> Any:
+        claims = await claim(self, queue, consumer=consumer, **options)
+        calls[consumer].append(len(claims))
         return claims
 
-    monkeypatch.setattr(director._scripts, "claim", counting)
+    monkeypatch.setattr(Scripts, "claim", counting)
     return calls
 
 
@@ -148,13 +149,12 @@ async def test_idle_director_starts_at_once_what_a_full_director_cannot(
         await eventually(lambda: sum(server.can_run for server in busy.servers.all) == 2, "both servers are ready")
         first = await caller.submit(n=1, gate=str(gate), cost=cost)
         await caller.shows(first, output=["a0"])
-        asked_by_busy = counted_claims(busy, monkeypatch)
+        asked = counted_claims(monkeypatch)
         async with live.director(third_cog_url, batch_cost=3) as idle:
-            asked_by_idle = counted_claims(idle, monkeypatch)
-            await eventually(lambda: asked_by_idle, "it waits at the bell, behind the busy one")
+            await eventually(lambda: asked[idle.name], "it waits at the bell, behind the busy one")
             second = await caller.submit(n=1, cost=2)
             await caller.ended(second)
             assert (await caller.record(second)).holder == idle.name
-            assert asked_by_busy in ([], [0]), "who has no room does not ask again and again"
+            assert asked[busy.name] in ([], [0]), "who has no room does not ask again and again"
             gate.open()
             await caller.ended(first)
