@@ -13,10 +13,10 @@ import pytest
 from director.broker import keys
 from director.core.settings import ApiSettings
 from director.execution import run_files as storing
-from tests.integration.execution.test_files import FILES, SOURCE, fetched, schema
+from tests.integration.execution.test_files import FILES, INPUTS, SOURCE, fetched
 from tests.support.api import api_client
 from tests.support.bucket import AWS, bucket_url, moto_folder
-from tests.support.cog import cog_server, free_port, write_model
+from tests.support.cog import cog_schema, cog_server, free_port, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live
 from tests.support.servers import RedisServer
@@ -40,7 +40,7 @@ class Given:
 
 @pytest.fixture(scope="module", params=["streamed", "answered"])
 async def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Given]:
-    document = schema(FILES)
+    document = cog_schema(INPUTS, FILES)
     document["paths"]["/predictions"]["post"]["x-cog-streaming"] = request.param == "streamed"
     folder = write_model(tmp_path_factory.mktemp(request.param) / "model", SOURCE, document)
     port = free_port()

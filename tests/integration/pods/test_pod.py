@@ -14,9 +14,9 @@ from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
 from director.core.policy import Policy
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from tests.integration.execution.test_files import SOURCE, schema
+from tests.integration.execution.test_files import INPUTS, SOURCE
 from tests.support.api import live_api
-from tests.support.cog import cog_server, write_model
+from tests.support.cog import cog_schema, cog_server, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Tally, director_process
 from tests.support.pod import DEFAULTS, GRACE_S, HAND_BACK_S, Pod, pod
@@ -235,7 +235,7 @@ FILES = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-a
 
 
 async def test_output_files_go_through_the_api(caller: Caller, server: RedisServer, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", SOURCE, schema(FILES))
+    model = write_model(tmp_path / "model", SOURCE, cog_schema(INPUTS, FILES))
     async with (
         live_api(server.url, env={"DIRECTOR_FILES_DIR": str(tmp_path / "volume")}) as api,
         cog_server(model) as cog,
