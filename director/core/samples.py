@@ -17,13 +17,13 @@ GAP_MS: Final = 2 * PERIOD_S * 1000
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """One queue at one moment, and its counts since the sample before. Fields are in the order of sample.lua's line,
-    mappings are per lane.
+    """One queue at one moment, and its counts since the sample before. Mappings are per lane.
 
     `late`: waiting predictions that are past their lane's objective. `waited_ms`: sum over all starts. `met`, `missed`:
     starts within their lane's objective, or not.
     """
 
+    # in the order of the line that sample.lua writes
     at_ms: int
     waiting: Mapping[str, int]
     claimed: int

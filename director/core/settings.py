@@ -306,13 +306,16 @@ def described(cls: type[CommonSettings]) -> list[tuple[str, str, str]]:
     texts = {name: text for each in reversed(declaring) for name, text in _texts(each)}
     rows = []
     for field in msgspec.structs.fields(cls):
-        text = texts[field.name].replace("{values}", ", ".join(map(str, get_args(field.type))))
+        text = texts.get(field.name, "").replace("{values}", ", ".join(map(str, get_args(field.type))))
         rows.append((PREFIX + field.name.upper(), _shown(field.default), text))
     return rows
 
 
 def _texts(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
-    [declared] = ast.parse(inspect.getsource(cls)).body
+    try:
+        [declared] = ast.parse(inspect.getsource(cls)).body
+    except OSError:  # installed without sources: the help has no descriptions
+        return
     for field, text in pairwise(cast(ast.ClassDef, declared).body):
         match field, text:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):

@@ -27,6 +27,7 @@ OUTPUTS: Final = "outputs"
 CALLERS: Final = "uploads"
 PAGE: Final = 1_000
 PART_BYTES: Final = 5 << 20
+PARTS_AT_ONCE: Final = 12
 LONGEST_S: Final = 7 * 86400  # the longest life of a presigned address that S3 allows
 OPTIONS: Final = ("endpoint", "region", "virtual_hosted_style_request")
 # a whole file may take long, but the connection is never silent
@@ -98,7 +99,7 @@ class S3Files(LinkedStore):
             data,
             attributes={"Content-Type": content_type},
             chunk_size=PART_BYTES,
-            max_concurrency=1,
+            max_concurrency=PARTS_AT_ONCE if isinstance(data, bytes) else 1,  # a stream is read in order
         )
 
     async def fetch_url(self, name: CallerFileName, *, shown: str, base: str, expires_s: int) -> str:

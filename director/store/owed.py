@@ -47,6 +47,8 @@ class OwedWebhook(Struct, frozen=True, kw_only=True):
 
 
 class OwedHost(Struct, frozen=True, kw_only=True):
+    """One receiver, counted over the webhooks that were looked at."""
+
     host: str
     count: int
     oldest_at: str

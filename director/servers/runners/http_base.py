@@ -347,7 +347,8 @@ class StreamReader(ABC, Generic[End]):
         async with aclosing(chunks):
             async for chunk in chunks:
                 if (ended := self._read(chunk)) is not None:
-                    await read_out(chunks)
+                    if not isinstance(ended, Ended) or ended.outcome is Outcome.SUCCEEDED:
+                        await read_out(chunks)  # after a fault the server may go on for long: hang up
                     return ended
                 await self._feed.room()
         return None
