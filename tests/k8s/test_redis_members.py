@@ -34,7 +34,7 @@ SECRETS = {
     "REPLICA_PASSWORD": "replica",
     "SENTINEL_PASSWORD": "sentinel",
 }
-# What `valkey-cli … sentinel get-master-addr-by-name director` prints, for machines that have none
+# The answer of `valkey-cli … sentinel get-master-addr-by-name director`, for machines that have none
 CLI = f"""#!{sys.executable}
 import sys
 from redis import Redis

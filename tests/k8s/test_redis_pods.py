@@ -140,7 +140,7 @@ def test_a_member_starts_as_replica_of_the_known_master(
     ("has_data", "looks", "master"),
     [
         (False, 3, "redis-2.redis-nodes"),  # they name another one in time
-        (False, 99, ""),  # there is none: they know no other member yet
+        (False, 99, ""),  # no master is known: they know no other member yet
         (True, 99, ""),
     ],
 )

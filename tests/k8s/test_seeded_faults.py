@@ -158,11 +158,11 @@ FAULTS: dict[str, Fault] = {
         lambda o: has(o, "keeper", "DIRECTOR_MODEL", "a/b"), "DIRECTOR_MODEL is nothing that it"
     ),
     "an unknown setting": Fault(setting("director-config", "DIRECTOR_DURABLE", "yes"), "DIRECTOR_DURABLE is nothing"),
-    "a value that is none": Fault(
+    "a value that is missing": Fault(
         setting("director-config", "DIRECTOR_DURABILITY", "sometimes"), "DIRECTOR_DURABILITY: "
     ),
     "no model": Fault(setting("pool-painter", "DIRECTOR_MODEL", ""), "needs --model"),
-    "an objective that is none": Fault(
+    "an objective that is missing": Fault(
         setting("pool-painter", "DIRECTOR_OBJECTIVES", '{"normal": {"share": 2}}'), "DIRECTOR_OBJECTIVES: "
     ),
     "our secrets in a model": Fault(
@@ -174,17 +174,21 @@ FAULTS: dict[str, Fault] = {
     "a password that is named too early": Fault(
         lambda o: first(o, "api")["env"].reverse(), "DIRECTOR_REDIS_URL names a variable that does not stand above it"
     ),
-    "a command that is none": Fault(lambda o: first(o, "api").update(args=["serve"]), "`director serve` is no command"),
-    "an option that is none": Fault(
+    "a command that is missing": Fault(
+        lambda o: first(o, "api").update(args=["serve"]), "`director serve` is no command"
+    ),
+    "an option that is missing": Fault(
         lambda o: first(o, "keeper").update(args=["keeper", "--leader"]),
         "`director keeper --leader` is no command line",
     ),
-    "a key that is none": Fault(drop("Secret", r"director-secrets-\w+", "data", "SCALE_TOKEN"), "has no SCALE_TOKEN"),
-    "a ConfigMap that is none": Fault(
+    "a key that is missing": Fault(
+        drop("Secret", r"director-secrets-\w+", "data", "SCALE_TOKEN"), "has no SCALE_TOKEN"
+    ),
+    "a ConfigMap that is missing": Fault(
         lambda o: first(o, "api")["envFrom"][0]["configMapRef"].update(name="director"),
         "there is no ConfigMap director",
     ),
-    "an account that is none": Fault(
+    "an account that is missing": Fault(
         lambda o: pod(o, "api").update(serviceAccountName="web"), "there is no ServiceAccount web"
     ),
     "a change that rolls nothing": Fault(
@@ -199,7 +203,7 @@ FAULTS: dict[str, Fault] = {
         ),
         "a change of it rolls nothing",
     ),
-    "a volume that is none": Fault(
+    "a volume that is missing": Fault(
         lambda o: first(o, "api")["volumeMounts"].append({"name": "files", "mountPath": "/files"}),
         "there is no volume files",
     ),
@@ -242,9 +246,9 @@ FAULTS: dict[str, Fault] = {
     "an open way in for them": Fault(
         drop("Ingress", "internal", "metadata", "annotations"), "it passes /internal on", "ha"
     ),
-    "a service of nobody": Fault(
+    "a service without pods": Fault(
         lambda o: named(o, "Service", "redis")["spec"]["selector"].update({"director/pool": "painter"}),
-        "Service/redis picks nobody",
+        "Service/redis selects no pod",
     ),
     "a pool that picks another": Fault(
         lambda o: named(o, "Deployment", "director-writer")["spec"].update(
@@ -281,7 +285,9 @@ FAULTS: dict[str, Fault] = {
         "takes the first director away",
         "multi-pool",
     ),
-    "a Redis that is none": Fault(without("Service", "redis"), "nothing answers at redis.director:6379", "multi-pool"),
+    "a Redis that is missing": Fault(
+        without("Service", "redis"), "nothing answers at redis.director:6379", "multi-pool"
+    ),
     "streams": Fault(put(*SCALED, "spec.triggers.0", type="redis-streams"), "counts what is not the queue"),
     "replicas that come back": Fault(put("Deployment", DIRECTOR, "spec", replicas=1), "which an apply would put back"),
 }

@@ -1,4 +1,4 @@
-"""What is under k8s/ beside manifests: how secrets are made, of what an image is built, what Prometheus is given."""
+"""Judge what is under k8s/ beside manifests: making secrets, building the image, rules for Prometheus."""
 
 import re
 import subprocess

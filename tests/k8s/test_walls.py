@@ -1,4 +1,4 @@
-"""Who may speak to whom, by the policies of an overlay: what is needed is allowed, and nothing beside it."""
+"""The policies of an overlay allow every connection that our processes need, and no other."""
 
 import ipaddress
 

@@ -156,7 +156,7 @@ async def test_fairness_lets_a_small_account_pass_a_large_one(driver: QueueDrive
 
 
 async def test_limit_keeps_what_one_account_runs_at_once(driver: QueueDriver) -> None:
-    """What is over the limit waits and is not refused. The end of a run makes room for the next."""
+    """Predictions over the limit wait and are not refused. The end of a run makes room for the next."""
     for _ in range(5):
         await driver.submit(account="limited", most_running=2)
     other = await driver.submit(account="other")

@@ -1,4 +1,4 @@
-"""What must hold of every overlay: each rule looks at all of its objects and names what is wrong.
+"""Rules that hold for every overlay: each rule looks at all of its objects and names what is wrong.
 
 Looks at manifests and at the code that they start: its settings, its command line, its times. Asks no cluster.
 """
@@ -17,8 +17,8 @@ from tests.k8s.rules.promises import (
 from tests.k8s.rules.references import (
     asks_services_that_there_are,
     names_ports_that_there_are,
-    picks_somebody,
     refers_to_what_there_is,
+    selects_a_pod,
 )
 from tests.k8s.rules.rights import asks_for_what_it_takes, names_its_images, runs_without_rights, trusts_no_model
 from tests.k8s.rules.settings import is_given_what_it_reads
@@ -41,7 +41,7 @@ RULES: Final[tuple[Rule, ...]] = (
     asks_services_that_there_are,
     lets_streams_last,
     keeps_inside_what_is_for_directors,
-    picks_somebody,
+    selects_a_pod,
     keeps_what_was_accepted,
     scales_by_what_is_counted,
     is_walled,

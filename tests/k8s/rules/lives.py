@@ -70,7 +70,7 @@ def _needed_s(pod: Pod, objects: list[Manifest]) -> float:
 
 
 def leaves_proxies_time(objects: list[Manifest]) -> Iterator[str]:
-    """What takes callers goes on answering until nobody sends it any."""
+    """A process that takes callers answers until no more of them are sent to it."""
     for pod in pods(objects):
         if pod.component == "api" and not _pre_stop_s(pod.container("api")):
             yield f"{pod.name} ends while proxies still send it callers"
@@ -100,6 +100,6 @@ def drains_its_gpus(objects: list[Manifest]) -> Iterator[str]:
             for each in sidecars
             if each.get("restartPolicy") != "Always"
         )
-        heeds_none = any("--await-explicit-shutdown" in str(each) for each in sidecars)
-        if heeds_none != settings.end_servers:
+        waits_for_word = any("--await-explicit-shutdown" in str(each) for each in sidecars)
+        if waits_for_word != settings.end_servers:
             yield f"{pod.name}: DIRECTOR_END_SERVERS goes with --await-explicit-shutdown"

@@ -1,4 +1,4 @@
-"""What an installation promises: nothing accepted is lost, streams last, pools go by their queues, walls stand."""
+"""Promises of an installation: nothing accepted is lost, streams last, pools go by their queues, walls stand."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -74,7 +74,7 @@ def keeps_inside_what_is_for_directors(objects: list[Manifest]) -> Iterator[str]
 
 
 def _fronts(objects: list[Manifest]) -> Iterator[tuple[Manifest, str]]:
-    """What brings callers in, and each path of it."""
+    """Yield everything that brings callers in, with each of its paths."""
     for each in objects:
         if each["kind"] == "Ingress":
             yield from ((each, path["path"]) for rule in each["spec"]["rules"] for path in rule["http"]["paths"])
@@ -95,7 +95,7 @@ def _path(rule: Manifest) -> str:
 
 
 def scales_by_what_is_counted(objects: list[Manifest]) -> Iterator[str]:
-    """A pool is scaled by its own model's queue, by a number that is never a nought that nobody counted."""
+    """A pool is scaled by its own model's queue, by a number that is counted even when it is 0."""
     services = {
         (each["metadata"]["name"], each["metadata"]["namespace"]): each for each in objects if each["kind"] == "Service"
     }

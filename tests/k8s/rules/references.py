@@ -143,7 +143,7 @@ def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
                 yield f"{where}: no service has the port {port} that it asks"
 
 
-def picks_somebody(objects: list[Manifest]) -> Iterator[str]:
+def selects_a_pod(objects: list[Manifest]) -> Iterator[str]:
     """Require that each selector matches existing pods, and a workload's selector its own pods only."""
     everybody = list(pods(objects))
     for each in objects:
@@ -163,6 +163,6 @@ def picks_somebody(objects: list[Manifest]) -> Iterator[str]:
             continue
         picked = [pod for pod in everybody if picks(selector or {}, pod.labels)]
         if not picked:
-            yield f"{where} picks nobody"
+            yield f"{where} selects no pod"
         if each["kind"] in ("Deployment", "StatefulSet") and [pod.workload for pod in picked] != [each]:
             yield f"{where} picks what is another one's"

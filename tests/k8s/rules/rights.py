@@ -1,4 +1,4 @@
-"""What a pod may: nobody is root, nothing is without a limit, images are named, and no model is trusted."""
+"""Rights of a pod: no process is root, everything has a limit, images are named, and no model is trusted."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from tests.support.manifests import Manifest, Pod, pods
 
 
 def runs_without_rights(objects: list[Manifest]) -> Iterator[str]:
-    """Nobody is root, nobody becomes it, nothing of the node is seen, and nobody may ask the cluster anything."""
+    """No process is root or becomes it, sees anything of the node, or may ask the cluster anything."""
     for each in objects:
         if each["kind"] == "ServiceAccount" and each.get("automountServiceAccountToken") is not False:
             yield f"ServiceAccount/{each['metadata']['name']} mounts its token"

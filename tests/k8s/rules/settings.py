@@ -1,4 +1,4 @@
-"""What a process is given is what it reads: its variables, their values, its command line."""
+"""A process is given exactly the variables, values and command line that it reads."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ SETTINGS: Final[dict[str, type[CommonSettings]]] = {
     "keeper": KeeperSettings,
     "run": DirectorSettings,
 }
-# What else a container of ours may be given: of itself, not read by it
+# Further variables that a container of ours may have, although our process does not read them
 BESIDE: Final = re.compile(r"REDIS_PASSWORD|SENTINEL_PASSWORD|UPLOAD_SECRET|AWS_\w+|OTEL_\w+")
 
 

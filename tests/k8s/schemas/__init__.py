@@ -12,13 +12,13 @@ from tests.support.manifests import Manifest
 
 HERE: Final = Path(__file__).parent
 VERSIONS: Final = tuple(f"1.{minor}" for minor in range(29, 38))
-# It reads two megabytes of definitions for each object that it judges
+# The validator reads two megabytes of definitions for each object that it judges
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 OURS: Final = {path.stem for path in HERE.glob("*.yaml")}
 
 
 def misfits(objects: list[Manifest], version: str) -> list[str]:
-    """What a cluster of this version would refuse, or drop in silence."""
+    """Return what a cluster of this version would refuse, or drop in silence."""
     return [
         f"{each['kind']}/{each['metadata']['name']}: {wrong}" for each in objects for wrong in _wrong(each, version)
     ]
