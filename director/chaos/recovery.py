@@ -27,6 +27,7 @@ from director.chaos.plan import ALL_LINKS
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
 BACK: Final = frozenset({"created", "retried", "released", "revived"})  # events that put it into its queue
+TICK_MS: Final = 1_000  # between two looks of the reaper
 BEFORE_MS: Final = 1_000  # a target that broke shortly before may still be on its way back
 WASTED: Final = 0.01  # of the time that model servers worked
 # Codes and statuses of an end that came too late → the field of the caller's limit
@@ -129,11 +130,13 @@ def recoveries(evidence: Evidence) -> list[Recovery]:
 
 
 def _held_off_ms(evidence: Evidence, died: int) -> int:
-    """For one lease after a step of the server's clock, the product believes no lease to be over."""
+    """For one lease after a step of the server's clock, the product believes no lease to be over. A step counts that
+    comes before the reaper has seen the end of the lease.
+    """
     lease_ms = round(evidence.rules.lease_s * 1000)
     until = died + lease_ms
     for at, _ in evidence.clock.steps:
-        if died <= at <= until:
+        if died <= at <= until + TICK_MS:
             until = at + lease_ms
     return until - died - lease_ms
 

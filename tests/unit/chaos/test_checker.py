@@ -449,6 +449,9 @@ KEPT: dict[str, list[Line]] = {
     "a start that waited for contact after a step": stepped(
         lived_through_a_death(again=29_000), at=10_000, seconds=-600
     ),
+    "a start after a step between the end of the lease and the reaper's next look": stepped(
+        lived_through_a_death(again=31_000), at=15_400, seconds=60
+    ),
     "a claim of one that stood still": [
         *taken_from_the_living(),
         *fault("stop_director", "director-0", 50, 30_050, pid=41),
@@ -578,6 +581,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I13", "claimed 5 ms after the time by which it was to start", start_by(claims=1_005, began=1_100)),
     ("I13", "ended as too late, 400 ms before its time", hurried(ended=600)),
     ("I18", "which nothing had silenced", taken_from_the_living()),
+    ("I12", "it started again 33000 ms later", stepped(lived_through_a_death(again=33_050), at=17_000, seconds=60)),
     ("I18", "which nothing had silenced", stepped(taken_from_the_living(), at=100, seconds=60)),
     (
         "I18",
