@@ -21,7 +21,7 @@ from director.core.schema import Record
 from director.core.settings import DirectorSettings
 from director.execution.tracker import Judged, Verdict
 from director.servers.runners.answers import Unreadable, one_line, read_json
-from director.servers.runners.connections import read_chunks
+from director.servers.runners.transport import read_chunks
 from director.webhooks.delivery import message_id
 
 log = logging.getLogger(__name__)
