@@ -48,8 +48,7 @@ from director.servers.setup_webhook import SetupWebhook
 from director.store.catalog import OPEN_SCHEMA
 from director.store.removal import TrainedVersions
 from director.store.services import Services
-from director.webhooks.delivery import Schedule, Webhooks
-from director.webhooks.outbox import Post
+from director.webhooks.delivery import Post, Schedule, Webhooks
 from director.webhooks.sender import Sender
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from director.servers.runners.runner import Began, Ended, OneAnswer, Outcome, Ru
 from director.servers.server import Permit
 from director.servers.servers import Servers
 from director.store.removal import TrainedVersions
-from director.webhooks.outbox import GRACE_S, Outbox, Post
+from director.webhooks.delivery import GRACE_S, Outbox, Post
 
 log = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from director.servers.server import Permit, Server
 from director.servers.servers import Servers
 from director.store.accounts import Accounts
 from director.webhooks.addresses import AllowList
+from director.webhooks.delivery import Post
 from director.webhooks.delivery import Webhooks as Deliveries
-from director.webhooks.outbox import Post
 from director.webhooks.sender import Sender
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, keeper_process

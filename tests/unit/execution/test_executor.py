@@ -39,8 +39,7 @@ from director.servers.servers import Servers
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
-from director.webhooks.delivery import Webhooks
-from director.webhooks.outbox import Outbox, Post
+from director.webhooks.delivery import Outbox, Post, Webhooks
 from director.webhooks.sender import Sender
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
