@@ -33,8 +33,7 @@ from director.core.ids import Partition
 from director.core.settings import AuditSettings
 from director.core.webhook_url import host_of
 from director.runtime import process
-from director.webhooks.addresses import AllowList
-from director.webhooks.sender import Delivery, Sender
+from director.webhooks.sender import AllowList, Delivery, Sender
 
 
 class SinkAway(DirectorError):

@@ -27,8 +27,7 @@ from director.servers.runners.runner import HealthStatus
 from director.servers.setup_webhook import SetupWebhook
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.webhooks.addresses import AllowList
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 from tests.support.api import api_client
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually

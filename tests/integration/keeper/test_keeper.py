@@ -28,9 +28,8 @@ from director.keeper.sweeps import Expired, expire, promote
 from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.webhooks.addresses import AllowList
 from director.webhooks.delivery import LONGEST_S, SCHEDULE, Webhooks
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, driving
 from tests.support.servers import redis_server
