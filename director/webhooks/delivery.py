@@ -25,7 +25,7 @@ from director.core.schema import Record, Stored
 from director.core.settings import WEBHOOK_SCHEDULE
 from director.core.states import WebhookEvent
 from director.core.view import view
-from director.core.webhook_url import host_of
+from director.core.webhooks import host_of
 from director.runtime import crash
 from director.runtime.tracing import OFF, Facts, Tracing, facts_of
 from director.store.accounts import Accounts

@@ -23,10 +23,9 @@ import httpx
 from msgspec import Struct
 
 from director import __version__
-from director.core import signing
 from director.core.errors import DirectorError, SettingsError
 from director.core.trace_context import NO_TRACE, TraceHeaders
-from director.core.webhook_url import HOST_NAME, WebhookUrl, read_webhook_url
+from director.core.webhooks import HOST_NAME, WebhookUrl, read_webhook_url, signed_headers
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -289,7 +288,7 @@ class Sender:
         async with of_host, self._all:  # in this order, so that a wait for one host holds nothing of all
             # receivers refuse a timestamp that is five minutes old, and the wait for a connection may be longer
             sent_at_s = now_s + clock() - asked_at_s
-            headers = signing.headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
+            headers = signed_headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)
             began_s = clock()
             delivery = await self._attempt(url, {**trace, **headers}, body, sent_at_s)
             self.on_sent(delivery.ok, clock() - began_s)

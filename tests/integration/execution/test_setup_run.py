@@ -16,12 +16,12 @@ from standardwebhooks import Webhook
 
 from director.broker import keys
 from director.cli.queues import report
-from director.core import signing
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.policy import Policy
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import ApiSettings, DirectorSettings
+from director.core.webhooks import new_secret
 from director.servers import setup_webhook
 from director.servers.runners.runner import HealthStatus
 from director.servers.setup_webhook import SetupWebhook
@@ -128,7 +128,7 @@ async def queues_show(server: RedisServer, *line: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-SECRET = signing.new_secret()
+SECRET = new_secret()
 
 
 def settings(url: str, **given: Any) -> dict[str, Any]:

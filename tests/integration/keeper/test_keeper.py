@@ -18,9 +18,8 @@ from director.core.clock import SystemClock
 from director.core.ids import Partition, PredictionId, QueueName, new_prediction_id, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.signing import new_secret
 from director.core.states import Status
-from director.core.webhook_url import host_of
+from director.core.webhooks import host_of, new_secret
 from director.keeper.courier import AFTER, INTERVAL_S, Breakers, Courier
 from director.keeper.reaper import Reaped, Reaper, ServerTime
 from director.keeper.registry import Registry

@@ -11,7 +11,7 @@ import pytest
 from replicate.webhook import Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook
 
-from director.core.signing import new_secret
+from director.core.webhooks import new_secret
 from director.keeper.courier import PLACES, PLACES_PER_HOST
 from director.webhooks.sender import AT_ONCE, AT_ONCE_PER_HOST, AllowList, Delivery, Resolve, Sender
 from tests.support.authority import Authority, secure_sink
