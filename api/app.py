@@ -26,10 +26,9 @@ from api.admin import dead, overview, queues
 from api.admin import models as admin_models
 from api.errors import Problem, head_too_large, is_expected, problem_of
 from api.files import files, outputs
+from api.http import Request, carried, proxy_networks
 from api.models import collections, deployments, models
 from api.predictions import predictions, streams
-from api.request import Request
-from api.response import carried, proxy_networks
 from api.route import Handler, Route, routes_of
 from api.services import NO_ROUTE, Meters
 from api.sites.sites import Plan, State, all_running, answer_at_site

@@ -20,11 +20,10 @@ from starlette.responses import Response
 from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
 from api.errors import Moved, Problem
+from api.http import Request, base_url, json_response, until_gone
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
-from api.request import Request, until_gone
-from api.response import base_url, json_response
 from api.services import Services
 from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
