@@ -42,8 +42,7 @@ from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import Setup
-from director.servers.server import Server, Trust
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers, Trust
 from director.servers.setup_webhook import SetupWebhook
 from director.store.catalog import OPEN_SCHEMA
 from director.store.removal import TrainedVersions

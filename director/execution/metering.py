@@ -22,8 +22,7 @@ from director.runtime.metric_table import METRICS, QueueNames
 from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Ended, HealthStatus, Outcome
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 
 MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3

@@ -34,8 +34,7 @@ from director.servers.runners.runner import (
     RunEvent,
     RunRequest,
 )
-from director.servers.server import Permit, Server
-from director.servers.servers import Servers
+from director.servers.servers import Permit, Server, Servers
 from director.store.accounts import Accounts
 from director.webhooks.delivery import Post
 from director.webhooks.delivery import Webhooks as Deliveries

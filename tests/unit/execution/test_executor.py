@@ -34,8 +34,7 @@ from director.servers.runners.runner import (
     RunRequest,
     Unreceived,
 )
-from director.servers.server import Permit, Server
-from director.servers.servers import Servers
+from director.servers.servers import Permit, Server, Servers
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.delivery import Outbox, Post, Webhooks
