@@ -32,12 +32,11 @@ from director.core.account_limits import Bucket
 from director.core.errors import BackendUnavailable, DirectorError, QueueError
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard
-from director.core.schema import NewPrediction, Outlook, Stored
+from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status, WebhookEvent
-from director.core.trace_context import TraceHeaders, trace_headers
 from director.core.view import address, view
 from director.runtime import crash
-from director.runtime.tracing import Facts
+from director.runtime.tracing import Facts, trace_headers
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.predictions import Ending

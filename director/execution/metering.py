@@ -13,9 +13,8 @@ from prometheus_client.registry import Collector
 
 from director.broker.replies import Requeued
 from director.core.ids import LANES, QueueName
-from director.core.schema import Record, spent_attempts
+from director.core.schema import Record, TraceHeaders, spent_attempts
 from director.core.states import Status
-from director.core.trace_context import TraceHeaders
 from director.execution.active_claims import ActiveClaims
 from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Tracker
 from director.runtime.metric_table import METRICS, QueueNames

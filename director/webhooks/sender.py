@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from director import __version__
 from director.core.errors import DirectorError, SettingsError
-from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.core.schema import NO_TRACE, TraceHeaders
 from director.core.webhooks import HOST_NAME, WebhookUrl, read_webhook_url, signed_headers
 
 Address = IPv4Address | IPv6Address

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from director.core.runner_config import MappedConfig
-from director.core.trace_context import TraceHeaders
+from director.core.schema import TraceHeaders
 from director.servers.runners import answers
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import httptools
 import httpx
 
-from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.core.schema import NO_TRACE, TraceHeaders
 from director.servers.runners.runner import Ended, Outcome
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
