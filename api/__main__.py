@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from api.app import create_app
-from api.server import BoundedHttp
+from api.app import BoundedHttp, create_app
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load
 from director.runtime.logs import configure

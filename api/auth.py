@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api import errors
-from api.request import Request
-from api.response import RawHeaders, carry, json_response, raw
+from api.http import RawHeaders, Request, carry, json_response, raw
 from api.route import Answer, Scope, changes, reads
 from api.services import services_of
 from director.broker.replies import Allowance

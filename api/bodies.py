@@ -11,11 +11,11 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from api.errors import invalid_header, invalid_input, invalid_version, not_found
+from api.http import Members, Request, read_body, type_of, wrong_type
 from api.lookups import VersionRef
-from api.request import Members, Request, read_body, type_of, wrong_type
 from director.core.ids import MODEL_NAME, VERSION_ID
 from director.core.states import WebhookEvent
-from director.core.webhook_url import parse_webhook_url
+from director.core.webhooks import parse_webhook_url
 
 MODEL: Final = re.compile(MODEL_NAME)
 VERSION: Final = re.compile(VERSION_ID)

@@ -3,8 +3,7 @@
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-from api.request import Request
-from api.response import json_response
+from api.http import Request, json_response
 from api.route import Route
 from api.sites.sites import Sites, sites_of
 from director.core.errors import BackendUnavailable, UnsafeBackend

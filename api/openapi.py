@@ -11,8 +11,7 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from api.errors import MEDIA_TYPE, ProblemDocument
-from api.request import Request
-from api.response import base_url
+from api.http import Request, base_url
 from api.route import Answer, Parameter, Route
 from director import __version__
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.bodies import LARGEST_COST, LONGEST_AFFINITY, LONGEST_LIFE_S, SMALLEST_COST
-from api.request import Request
+from api.http import Request
 from director.core.account_limits import BucketName
 from director.core.ids import LANES, MODEL_NAME, QUEUE_END, VERSION_ID, PredictionId
 from director.core.schema import Page, Prediction

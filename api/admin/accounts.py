@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from api.auth import named
 from api.errors import account_exists, invalid_field, not_found
-from api.request import Request, decoded
-from api.response import cursor_of, json_response, page_after, page_response
+from api.http import Request, cursor_of, decoded, json_response, page_after, page_response
 from api.route import CURSOR, NO_BODY, Answer, Body, Route
 from api.sites.sites import others
 from director.core.account_limits import DEFAULT, NO_LIMIT, AccountLimits

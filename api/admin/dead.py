@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from api.auth import named
 from api.errors import InvalidField, invalid_field, invalid_input, not_found
-from api.request import Request, decoded, prediction_id_of
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_response
+from api.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
 from api.route import CURSOR, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Page

@@ -15,11 +15,10 @@ from starlette.responses import Response
 
 from api.auth import authenticate, may_still
 from api.errors import invalid_field, too_many_streams
+from api.http import Request, cursor_of, json_response, number_of, page_after, page_response
 from api.predictions.stream_events import KEEP_ALIVE
 from api.predictions.stream_readers import KEEP_ALIVE_S, PIECE_BYTES, STALL_S, Send
 from api.predictions.streams import RETRY_AFTER_S, STREAM, EventStream
-from api.request import Request, number_of
-from api.response import cursor_of, json_response, page_after, page_response
 from api.route import CURSOR, Answer, Parameter, Route, administers
 from director.core.ids import QueueName
 from director.core.schema import Page

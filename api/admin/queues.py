@@ -12,8 +12,19 @@ from starlette.responses import Response
 from api.admin.models import ConfigView
 from api.auth import named
 from api.errors import invalid_field, not_found
-from api.request import Request, decode_json, decoded, number_of, read_body
-from api.response import PAGE_SIZE, Cursor, cursor_of, json_response, page_after, page_response
+from api.http import (
+    PAGE_SIZE,
+    Cursor,
+    Request,
+    cursor_of,
+    decode_json,
+    decoded,
+    json_response,
+    number_of,
+    page_after,
+    page_response,
+    read_body,
+)
 from api.route import CURSOR, Answer, Body, Parameter, Route, administers, one_of
 from director.broker.replies import Admission, QueueStats
 from director.core.clock import Clock

@@ -13,7 +13,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from api.errors import not_found
-from api.request import Request
+from api.http import Request
 from api.route import Route
 
 TYPES: Final = {

@@ -22,8 +22,7 @@ from api.auth import refuse_suspended
 from api.errors import InvalidField, Problem
 from api.files.multipart import Form, Part
 from api.files.outputs import BYTES, PART, store_of, stored_response
-from api.request import Request, decode_json
-from api.response import PAGE_SIZE, base_url, cursor_of, json_response, walked_page
+from api.http import PAGE_SIZE, Request, base_url, cursor_of, decode_json, json_response, walked_page
 from api.route import CURSOR, Answer, Body, Parameter, Route, changes, deletes, reads
 from api.services import Services
 from director.core.errors import BackendUnavailable

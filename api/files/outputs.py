@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from api import errors
-from api.request import Request, prediction_id_of
+from api.http import Request, prediction_id_of
 from api.route import Answer, Parameter, Route
 from director.core.ids import PredictionId
 from director.files.store import PLAIN_TYPE, FileName, FileStore, OpenFile

@@ -9,9 +9,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from api.errors import invalid_field, malformed, not_found
+from api.http import PAGE_SIZE, Request, cursor_of, json_response, page_after, page_response, read_body
 from api.models.models import ModelView, fitting, shown_models
-from api.request import Request, read_body
-from api.response import PAGE_SIZE, cursor_of, json_response, page_after, page_response
 from api.route import CURSOR, TEXT, Answer, Body, Parameter, Route, reads
 from api.services import Services
 from director.core.schema import Page

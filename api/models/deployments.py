@@ -13,11 +13,10 @@ from starlette.responses import Response
 from api.auth import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, read_create
 from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
+from api.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
 from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
-from api.request import Members, Request, read_body
-from api.response import cursor_of, json_response, page_response, slice_of
 from api.route import CURSOR, HOW, WAIT, Answer, Body, changes, creates, deletes, reads
 from api.sites.sites import version_named
 from director.core.ids import MODEL_NAME, VERSION_ID

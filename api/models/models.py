@@ -13,8 +13,19 @@ from starlette.responses import Response
 
 from api.bodies import parse_model
 from api.errors import InvalidField, forbidden, in_use, invalid_input, model_exists, not_found
-from api.request import Members, Request, read_body
-from api.response import PAGE_SIZE, Cursor, base_url, cursor_of, json_response, page_response, slice_of, walked_page
+from api.http import (
+    PAGE_SIZE,
+    Cursor,
+    Members,
+    Request,
+    base_url,
+    cursor_of,
+    json_response,
+    page_response,
+    read_body,
+    slice_of,
+    walked_page,
+)
 from api.route import CURSOR, NO_BODY, TEXT, Answer, Body, Parameter, changes, deletes, one_of, reads
 from api.services import Services
 from director.core.ids import MODEL_NAME, VERSION_ID

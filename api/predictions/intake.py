@@ -20,11 +20,10 @@ from starlette.responses import Response
 from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
 from api.errors import Moved, Problem
+from api.http import Request, base_url, json_response, until_gone
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
-from api.request import Request, until_gone
-from api.response import base_url, json_response
 from api.services import Services
 from api.sites.placing import FILE, Submission, place
 from api.sites.sites import services_at, sites_of, where_it_is
@@ -33,12 +32,11 @@ from director.core.account_limits import Bucket
 from director.core.errors import BackendUnavailable, DirectorError, QueueError
 from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_id
 from director.core.policy import shard
-from director.core.schema import NewPrediction, Outlook, Stored
+from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status, WebhookEvent
-from director.core.trace_context import TraceHeaders, trace_headers
 from director.core.view import address, view
 from director.runtime import crash
-from director.runtime.tracing import Facts
+from director.runtime.tracing import Facts, trace_headers
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.predictions import Ending

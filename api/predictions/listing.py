@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from api.errors import InvalidField, forbidden, invalid_input
+from api.http import PAGE_SIZE, Cursor, Request, cursor_of, walked_page
 from api.predictions.waiters import Glance
-from api.request import Request
-from api.response import PAGE_SIZE, Cursor, cursor_of, walked_page
 from api.sites.lists import AWAY, ListedId, Lists, Sighting
 from director.core.ids import MODEL_NAME, VERSION_ID, Kind, PredictionId, is_prediction_id, lowest_id_at
 from director.core.schema import Prediction, Record

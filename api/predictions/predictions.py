@@ -14,11 +14,10 @@ from starlette.responses import Response
 from api import bodies, errors, route
 from api.auth import take
 from api.errors import Moved, Problem, ProblemDocument
+from api.http import Request, json_response, number_of, prediction_id_of, read_body
 from api.lookups import VersionRef
 from api.predictions.intake import accept, submit
 from api.predictions.listing import list_of_kind
-from api.request import Request, number_of, prediction_id_of, read_body
-from api.response import json_response
 from api.sites.sites import sites_of, version_named
 from director.broker.replies import Redelivered
 from director.core.errors import BackendUnavailable, DirectorError

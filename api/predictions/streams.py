@@ -15,9 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.errors import Moved, data_removed, not_found, too_many_streams
+from api.http import Request, carry, raw, until_gone
 from api.predictions.stream_events import Mark
-from api.request import Request, until_gone
-from api.response import carry, raw
 from api.route import NO_BODY, Answer, Parameter, Route
 from director.core.ids import PredictionId, is_prediction_id
 

@@ -16,7 +16,7 @@ from jsonschema_rs import RegexOptions, ValidationError, validator_for
 from msgspec import Raw
 
 from api.errors import MAX_INVALID_FIELDS, InvalidField, Problem, shown, unusable_schema
-from api.request import decode_json
+from api.http import decode_json
 from director.core.ids import Kind
 from director.store.catalog import Version
 

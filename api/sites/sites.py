@@ -18,8 +18,8 @@ from starlette.requests import Request as BaseRequest
 from starlette.responses import Response
 
 from api.errors import Moved, invalid_header, not_found
+from api.http import Request
 from api.lookups import Cache, VersionRef
-from api.request import Request
 from api.route import Route
 from api.services import Clients, Meters, Services, services_of
 from api.sites import table

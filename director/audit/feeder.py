@@ -26,15 +26,13 @@ from redis.asyncio import Redis
 from director.audit.log import AuditLog, Batch, Cursor
 from director.broker import keys
 from director.broker.redis_client import ask, client, texts
-from director.core import signing
 from director.core.clock import Clock, SystemClock
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError
 from director.core.ids import Partition
 from director.core.settings import AuditSettings
-from director.core.webhook_url import host_of
+from director.core.webhooks import host_of, sign
 from director.runtime import process
-from director.webhooks.addresses import AllowList
-from director.webhooks.sender import Delivery, Sender
+from director.webhooks.sender import AllowList, Delivery, Sender
 
 
 class SinkAway(DirectorError):
@@ -320,7 +318,7 @@ def sink_name(url: str) -> str:
 
 def _secret(settings: AuditSettings) -> str:
     try:
-        signing.sign([settings.audit_secret], message_id="audit", timestamp_s=0, body=b"")
+        sign([settings.audit_secret], message_id="audit", timestamp_s=0, body=b"")
     except ValueError as exc:
         raise SettingsError(f"DIRECTOR_AUDIT_SECRET, which signs the batches: {exc}.") from exc
     return settings.audit_secret

@@ -22,8 +22,7 @@ from redis.asyncio import Redis
 
 from director.broker.cluster import Address, Cluster
 from director.broker.connections import was_sent
-from director.broker.pipes import ClusterPipes, Pipes
-from director.broker.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, unavailable
+from director.broker.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, ClusterPipes, Pipes, unavailable
 from director.core.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from director.core.errors import SettingsError
 from director.core.policy import Lane, Objective, encode
 from director.core.runner_config import WrongRunnerConfig, decode_runner_config
 from director.core.settings import LIVE_SETTINGS, DirectorSettings
-from director.core.webhook_url import HOST_NAME
+from director.core.webhooks import HOST_NAME
 
 # A model server's URL is judged by its form; nothing is resolved. Messages never repeat a user, a password or a query.
 

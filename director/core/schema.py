@@ -2,7 +2,7 @@
 `Raw` from end to end: inputs and outputs are never encoded again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, Generic, Literal, TypeVar
 
@@ -11,13 +11,16 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from director.core.ids import Kind, PredictionId, QueueName
 from director.core.states import TERMINAL, Status, WebhookEvent
-from director.core.trace_context import NO_TRACE, TraceHeaders
 
 T = TypeVar("T")
 
 Token = str
 NewEvent = tuple[str, bytes]
 """(kind, data) of an event that gets its number in Redis."""
+TraceHeaders = Mapping[str, str]
+"""What is handed on with a prediction: `traceparent`, and `tracestate` where there is one; empty where none came."""
+
+NO_TRACE: Final[TraceHeaders] = {}
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -73,7 +76,7 @@ class Record(Struct, frozen=True, kw_only=True):
     moved: str = ""  # site of the server that has it now, with all its data
     moves: int = 0  # number of moves to another server
     history: str = ""  # attempts that did not end it, see `spent_attempts`
-    traceparent: str = ""  # of its trace, see director.core.trace_context
+    traceparent: str = ""  # of its trace, see director/runtime/tracing.py
     tracestate: str = ""
 
     @property

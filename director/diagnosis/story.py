@@ -12,7 +12,7 @@ from director.core.ids import PredictionId, QueueName
 from director.core.schema import Eta, Known, Outlook, Place, Record, spent_attempts
 from director.core.states import Status
 from director.core.view import DeliveryAttempt, delivery_attempt, iso, place
-from director.core.webhook_url import host_of
+from director.core.webhooks import host_of
 
 CROWD: Final = 20
 SLOW_STORY_MS: Final = 50.0  # of one answer, to which a busy process may add

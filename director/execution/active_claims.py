@@ -22,7 +22,7 @@ from director.core.states import WebhookEvent
 from director.execution.tracker import Stop, Tracker
 from director.runtime import crash
 from director.servers.runners.runner import Runner
-from director.webhooks.outbox import Outbox
+from director.webhooks.delivery import Outbox
 
 log = logging.getLogger(__name__)
 

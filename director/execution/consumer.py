@@ -31,8 +31,7 @@ from director.core.schema import Claim
 from director.execution.executor import Executor
 from director.execution.tracker import CLAIMED_AHEAD
 from director.runtime import crash
-from director.servers.server import Permit, Server
-from director.servers.servers import Servers
+from director.servers.servers import Permit, Server, Servers
 
 log = logging.getLogger(__name__)
 

@@ -42,14 +42,12 @@ from director.servers.runners import RunnerOptions, make_runner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Health as ServerHealth
 from director.servers.runners.runner import Setup
-from director.servers.server import Server, Trust
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers, Trust
 from director.servers.setup_webhook import SetupWebhook
 from director.store.catalog import OPEN_SCHEMA
 from director.store.removal import TrainedVersions
 from director.store.services import Services
-from director.webhooks.delivery import Schedule, Webhooks
-from director.webhooks.outbox import Post
+from director.webhooks.delivery import Post, Schedule, Webhooks
 from director.webhooks.sender import Sender
 
 log = logging.getLogger(__name__)

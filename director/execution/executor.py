@@ -34,10 +34,9 @@ from director.files.store import FileName
 from director.runtime import crash
 from director.runtime.tracing import OFF, Tracing
 from director.servers.runners.runner import Began, Ended, OneAnswer, Outcome, RunEvent, RunRequest
-from director.servers.server import Permit
-from director.servers.servers import Servers
+from director.servers.servers import Permit, Servers
 from director.store.removal import TrainedVersions
-from director.webhooks.outbox import GRACE_S, Outbox, Post
+from director.webhooks.delivery import GRACE_S, Outbox, Post
 
 log = logging.getLogger(__name__)
 

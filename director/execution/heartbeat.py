@@ -25,8 +25,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import QueueName
 from director.execution.active_claims import ActiveClaims
-from director.servers.server import Server
-from director.servers.servers import Servers, Standing
+from director.servers.servers import Server, Servers, Standing
 from director.store.directors import About, ServerFound
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from director.runtime.tracing import Tracing
 from director.servers.leftovers import Leftovers
 from director.servers.runners.inbox import Arrivals, Inbox
 from director.store.services import Services
-from director.webhooks.addresses import AllowList
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 
 log = logging.getLogger(__name__)
 

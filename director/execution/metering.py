@@ -13,17 +13,15 @@ from prometheus_client.registry import Collector
 
 from director.broker.replies import Requeued
 from director.core.ids import LANES, QueueName
-from director.core.schema import Record, spent_attempts
+from director.core.schema import Record, TraceHeaders, spent_attempts
 from director.core.states import Status
-from director.core.trace_context import TraceHeaders
 from director.execution.active_claims import ActiveClaims
 from director.execution.tracker import FAULTS, STOPS, VERDICTS, End, ErrorClass, Finish, GiveBack, Tracker
 from director.runtime.metric_table import METRICS, QueueNames
 from director.runtime.metrics import Counter, RedisMeter, Registry, WebhookMeter
 from director.runtime.tracing import Facts, Span, Tracing, facts_of
 from director.servers.runners.runner import Ended, HealthStatus, Outcome
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 
 MOST_QUEUES: Final = 500
 MOST_ATTEMPTS: Final = 3

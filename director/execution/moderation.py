@@ -14,14 +14,14 @@ import msgspec
 from msgspec import Raw, Struct
 
 from director import __version__
-from director.core import signing
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.schema import Record
 from director.core.settings import DirectorSettings
+from director.core.webhooks import sign, signed_headers
 from director.execution.tracker import Judged, Verdict
 from director.servers.runners.answers import Unreadable, one_line, read_json
-from director.servers.runners.connections import read_chunks
+from director.servers.runners.transport import read_chunks
 from director.webhooks.delivery import message_id
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Moderator:
         if not is_url:
             raise SettingsError("DIRECTOR_MODERATION_URL is no http:// or https:// URL.")
         try:
-            signing.sign([settings.moderation_secret], message_id="msg", timestamp_s=0, body=b"")
+            sign([settings.moderation_secret], message_id="msg", timestamp_s=0, body=b"")
         except ValueError as exc:
             raise SettingsError(f"DIRECTOR_MODERATION_SECRET: {exc}.") from None
         return cls(settings, clock)
@@ -96,7 +96,7 @@ class Moderator:
         await self._http.aclose()
 
     async def _ask(self, record: Record, body: bytes) -> Judged | str:
-        headers = signing.headers(
+        headers = signed_headers(
             [self.settings.moderation_secret],
             message_id=message_id(record.id, f"moderation_{record.claims}", revivals=record.revivals),
             timestamp_s=self.clock.now_ms() // 1000,

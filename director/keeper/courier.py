@@ -24,7 +24,7 @@ from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import Partition, PredictionId
-from director.core.webhook_url import host_of
+from director.core.webhooks import host_of
 from director.keeper.registry import Registry
 from director.keeper.sweeps import ignored
 from director.runtime.sweep import LIMIT, repeat, sweep

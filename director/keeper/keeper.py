@@ -32,9 +32,8 @@ from director.runtime.process import Health, redis_check, serve_http
 from director.runtime.sweep import repeat
 from director.runtime.tracing import OFF, Tracing
 from director.store.services import Services
-from director.webhooks.addresses import AllowList
 from director.webhooks.delivery import Schedule, Webhooks
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from director import __version__
-from director.core.trace_context import NO_TRACE, SAMPLED, TraceHeaders, trace_headers
-from director.runtime.tracing import Facts, Span, SpanKind, SpanName, Tracing
+from director.core.schema import NO_TRACE, TraceHeaders
+from director.runtime.tracing import SAMPLED, Facts, Span, SpanKind, SpanName, Tracing, trace_headers
 
 log = logging.getLogger(__name__)
 

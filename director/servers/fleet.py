@@ -19,8 +19,7 @@ from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError
 from director.core.runner_config import RunnerConfig
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 
 log = logging.getLogger(__name__)
 

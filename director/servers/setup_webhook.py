@@ -13,12 +13,11 @@ from typing import Final, NoReturn
 import msgspec
 from msgspec import Struct
 
-from director.core import signing
 from director.core.clock import Clock
 from director.core.errors import SettingsError
 from director.core.schema import SetupRun
 from director.core.settings import DirectorSettings
-from director.core.webhook_url import read_webhook_url
+from director.core.webhooks import read_webhook_url, sign
 from director.webhooks.sender import Sender
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class SetupWebhook(Struct, eq=False):
         except ValueError as exc:
             raise SettingsError(f"DIRECTOR_SETUP_WEBHOOK: the URL {exc}.") from None
         try:
-            signing.sign([settings.setup_webhook_secret], message_id="msg", timestamp_s=0, body=b"")
+            sign([settings.setup_webhook_secret], message_id="msg", timestamp_s=0, body=b"")
         except ValueError as exc:
             raise SettingsError(f"DIRECTOR_SETUP_WEBHOOK_SECRET: {exc}.") from None
         return cls(settings.setup_webhook, settings.setup_webhook_secret, sender, clock)

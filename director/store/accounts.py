@@ -20,7 +20,7 @@ from director.core.account_limits import DEFAULT, UNLIMITED, AccountLimits
 from director.core.clock import Clock, SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import LANES
-from director.core.signing import new_secret
+from director.core.webhooks import new_secret
 
 # read: see what is there; run: create and cancel predictions; admin: operate on all accounts
 SCOPES: Final = ("read", "run", "admin")

@@ -19,7 +19,7 @@ from director.broker.scripts import Scripts
 from director.core.account_limits import UNLIMITED
 from director.core.clock import Clock
 from director.core.ids import Kind, PredictionId, QueueName
-from director.core.signing import new_secret
+from director.core.webhooks import new_secret
 from director.store.accounts import Accounts, AccountType, Policy, Reason, Suspension, Token, Written, refuse_name
 from director.store.catalog import Catalog
 from director.store.changes import Changes

@@ -10,7 +10,7 @@ from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
 from director.core.ids import Partition, PredictionId, QueueName
 from director.core.view import iso
-from director.core.webhook_url import host_of
+from director.core.webhooks import host_of
 from director.store.catalog import Catalog
 
 MOST_LOOKED_AT: Final = 2_000

@@ -5,7 +5,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import MOST_FORMER, Scripts
-from director.core.signing import new_secret
+from director.core.webhooks import new_secret
 from director.store.accounts import Accounts
 from tests.support.clock import FakeClock
 from tests.support.keyspace import unchanged

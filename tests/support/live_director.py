@@ -29,8 +29,7 @@ from director.keeper.courier import INTERVAL_S, Breakers
 from director.keeper.keeper import Keeper
 from director.runtime.tracing import OFF, Tracing
 from director.store.services import Services
-from director.webhooks.addresses import AllowList
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 from tests.support.cog import CogServer, cog_process, free_port
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, enqueue

@@ -19,9 +19,9 @@ from director.core.runner_config import CogConfig
 from director.servers.runners import cog_answers
 from director.servers.runners.answers import Unreadable, one_line, read_json
 from director.servers.runners.cog_follow import Run, put_called, put_stream, put_sync
-from director.servers.runners.connections import connection_lost
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions
 from director.servers.runners.runner import Capabilities, Ended, Health, HealthStatus, Outcome, Restarted, RunRequest
+from director.servers.runners.transport import connection_lost
 
 log = logging.getLogger(__name__)
 

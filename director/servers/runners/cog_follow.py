@@ -18,11 +18,10 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.servers.runners import answers, cog_answers
-from director.servers.runners.connections import OneServer
-from director.servers.runners.exchange import Exchange
 from director.servers.runners.http_base import RAN, Feed, StreamReader, receive
 from director.servers.runners.inbox import Inbox, Mailbox
 from director.servers.runners.runner import Ended, HealthStatus, Logged, Measured, Outcome, Produced, RunRequest
+from director.servers.runners.transport import Exchange, OneServer
 
 COMPLETED_WITHIN_S: Final = 0.25  # the last callback comes within 1 ms of the answer, or hardly ever
 ACCEPTED: Final = 202

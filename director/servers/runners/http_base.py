@@ -18,10 +18,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from director.core.runner_config import MappedConfig
-from director.core.trace_context import TraceHeaders
+from director.core.schema import TraceHeaders
 from director.servers.runners import answers
-from director.servers.runners.connections import NO_HEADERS, OneServer, connection_lost, read_body, read_out
-from director.servers.runners.exchange import Exchange
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import (
     Began,
@@ -35,6 +33,7 @@ from director.servers.runners.runner import (
     RunEvent,
     RunRequest,
 )
+from director.servers.runners.transport import NO_HEADERS, Exchange, OneServer, connection_lost, read_body, read_out
 
 # Carry the events of one run from the code that follows it to the executor. A `Reporter` calls back at once. A `Feed`
 # queues events: the server is read eagerly, since it drops what is not read in time. Neither holds much more than

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from director.core.runner_config import OpenAiConfig
-from director.core.trace_context import TraceHeaders
+from director.core.schema import TraceHeaders
 from director.core.view import joined
 from director.servers.runners import answers
 from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, StreamReader, openapi, receive

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from director.core.trace_context import NO_TRACE, TraceHeaders
+from director.core.schema import NO_TRACE, TraceHeaders
 
 BLOCK_BYTES: Final = 4096  # the smallest block of a disk: no file takes less, here or in a store
 

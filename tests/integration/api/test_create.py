@@ -20,8 +20,8 @@ from director.core.errors import SettingsError
 from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
-from director.core.signing import new_secret
 from director.core.states import Status
+from director.core.webhooks import new_secret
 from director.files.choose import store_in
 from director.files.store import file_name
 from director.store.accounts import Accounts

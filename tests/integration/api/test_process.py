@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from anyio import to_thread
 
-from api.server import MAX_HEAD_BYTES
+from api.app import MAX_HEAD_BYTES
 from director.core.ids import QueueName
 from tests.support.api import LiveApi, live_api
 from tests.support.queue_driver import MODEL

@@ -23,7 +23,7 @@ from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.ids import partition_of
 from director.core.settings import AuditSettings
-from director.core.signing import new_secret
+from director.core.webhooks import new_secret
 from tests.support.audit import STEPS, cut, live
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver

@@ -10,8 +10,7 @@ from redis import exceptions
 
 from director.broker import gatherer as gatherers
 from director.broker.gatherer import Gatherer, Traffic
-from director.broker.pipes import Pipes
-from director.broker.redis_client import blocking_client, client
+from director.broker.redis_client import Pipes, blocking_client, client
 from director.broker.scripts import Scripts
 from director.chaos.proxy import Link
 from director.core.errors import BackendUnavailable

@@ -13,8 +13,8 @@ from director.chaos.journal import CogEnded, Delivered, Journal, Line, read
 from director.chaos.parties import Cog, Sink
 from director.chaos.proxy import Link
 from director.chaos.wire import Caller, Handler, Unanswered, listening
-from director.core import signing
 from director.core.runner_config import CogConfig
+from director.core.webhooks import new_secret, signed_headers
 from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
@@ -106,7 +106,7 @@ async def sink(folder: Path, secret: str) -> AsyncIterator[str]:
 
 
 async def deliver(url: str, secret: str, *, body: bytes = b'{"id":"one","status":"succeeded"}') -> int:
-    headers = signing.headers([secret], message_id="msg_one_completed", timestamp_s=int(time.time()), body=body)
+    headers = signed_headers([secret], message_id="msg_one_completed", timestamp_s=int(time.time()), body=body)
     caller = Caller(url)
     try:
         return (await caller.ask("POST", "/hook/3", body, headers=headers, within_s=5)).status
@@ -115,10 +115,10 @@ async def deliver(url: str, secret: str, *, body: bytes = b'{"id":"one","status"
 
 
 async def test_the_sink_recognises_a_valid_signature(tmp_path: Path):
-    secret = signing.new_secret()
+    secret = new_secret()
     async with sink(tmp_path, secret) as url:
         assert await deliver(url, secret) == 200
-        assert await deliver(url, signing.new_secret()) == 200
+        assert await deliver(url, new_secret()) == 200
     delivered = [line for line in read(tmp_path / "sink.jsonl") if isinstance(line, Delivered)]
     assert [line.signed for line in delivered] == [True, False]
     assert {(line.id, line.webhook_id, line.status) for line in delivered} == {
@@ -127,7 +127,7 @@ async def test_the_sink_recognises_a_valid_signature(tmp_path: Path):
 
 
 async def test_the_sink_fails_and_breaks_connections_on_request(tmp_path: Path):
-    secret = signing.new_secret()
+    secret = new_secret()
     async with sink(tmp_path, secret) as url:
         orders = Caller(url)
         await orders.ask("PUT", "/mode/error", within_s=5)

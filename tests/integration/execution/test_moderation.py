@@ -11,7 +11,7 @@ from standardwebhooks import Webhook
 
 from director.broker import keys
 from director.core.errors import SettingsError
-from director.core.signing import new_secret
+from director.core.webhooks import new_secret
 from director.execution import moderation
 from director.execution.tracker import Stop
 from tests.support.cog import free_port

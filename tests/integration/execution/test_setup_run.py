@@ -16,19 +16,18 @@ from standardwebhooks import Webhook
 
 from director.broker import keys
 from director.cli.queues import report
-from director.core import signing
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
 from director.core.policy import Policy
 from director.core.schema import SetupRun, setup_run
 from director.core.settings import ApiSettings, DirectorSettings
+from director.core.webhooks import new_secret
 from director.servers import setup_webhook
 from director.servers.runners.runner import HealthStatus
 from director.servers.setup_webhook import SetupWebhook
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.webhooks.addresses import AllowList
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 from tests.support.api import api_client
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
@@ -129,7 +128,7 @@ async def queues_show(server: RedisServer, *line: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-SECRET = signing.new_secret()
+SECRET = new_secret()
 
 
 def settings(url: str, **given: Any) -> dict[str, Any]:

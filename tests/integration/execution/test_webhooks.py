@@ -34,13 +34,11 @@ from director.servers.runners.runner import (
     RunEvent,
     RunRequest,
 )
-from director.servers.server import Permit, Server
-from director.servers.servers import Servers
+from director.servers.servers import Permit, Server, Servers
 from director.store.accounts import Accounts
-from director.webhooks.addresses import AllowList
+from director.webhooks.delivery import Post
 from director.webhooks.delivery import Webhooks as Deliveries
-from director.webhooks.outbox import Post
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, keeper_process
 from tests.support.queue_driver import ACCOUNT, QueueDriver

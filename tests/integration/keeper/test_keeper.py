@@ -18,9 +18,8 @@ from director.core.clock import SystemClock
 from director.core.ids import Partition, PredictionId, QueueName, new_prediction_id, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
-from director.core.signing import new_secret
 from director.core.states import Status
-from director.core.webhook_url import host_of
+from director.core.webhooks import host_of, new_secret
 from director.keeper.courier import AFTER, INTERVAL_S, Breakers, Courier
 from director.keeper.reaper import Reaped, Reaper, ServerTime
 from director.keeper.registry import Registry
@@ -28,9 +27,8 @@ from director.keeper.sweeps import Expired, expire, promote
 from director.runtime.sweep import LIMIT
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.webhooks.addresses import AllowList
 from director.webhooks.delivery import LONGEST_S, SCHEDULE, Webhooks
-from director.webhooks.sender import Sender
+from director.webhooks.sender import AllowList, Sender
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, driving
 from tests.support.servers import redis_server

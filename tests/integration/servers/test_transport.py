@@ -8,8 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from director.servers.runners.connections import OneServer
-from director.servers.runners.exchange import MOST_WAITING
+from director.servers.runners.transport import MOST_WAITING, OneServer
 from tests.support.authority import Authority, secure_sink
 from tests.support.eventually import eventually
 
@@ -167,7 +166,7 @@ async def test_tls_server_is_called_if_its_certificate_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool
 ) -> None:
     authority = Authority(tmp_path)
-    monkeypatch.setattr("director.servers.runners.connections._trusted", authority.trusted)
+    monkeypatch.setattr("director.servers.runners.transport._trusted", authority.trusted)
     async with secure_sink(authority.shown_by(name)) as sink:
         asking = OneServer(f"https://localhost:{sink.port}").send("GET", "/x")
         if is_trusted:

@@ -16,8 +16,7 @@ from director.core.ids import QueueName
 from director.core.schema import Claim
 from director.execution.consumer import ClaimPlanner, Consumer
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.server import Permit, Server
-from director.servers.servers import Servers
+from director.servers.servers import Permit, Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner

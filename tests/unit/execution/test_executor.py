@@ -34,14 +34,11 @@ from director.servers.runners.runner import (
     RunRequest,
     Unreceived,
 )
-from director.servers.server import Permit, Server
-from director.servers.servers import Servers
+from director.servers.servers import Permit, Server, Servers
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
-from director.webhooks.addresses import AllowList
-from director.webhooks.delivery import Webhooks
-from director.webhooks.outbox import Outbox, Post
-from director.webhooks.sender import Sender
+from director.webhooks.delivery import Outbox, Post, Webhooks
+from director.webhooks.sender import AllowList, Sender
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 from tests.support.scripted_runner import ScriptedRunner

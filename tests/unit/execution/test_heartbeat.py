@@ -11,8 +11,7 @@ from director.core.ids import QueueName
 from director.execution.active_claims import ActiveClaims
 from director.execution.heartbeat import Heartbeat
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner

@@ -4,8 +4,7 @@ import pytest
 from director import __version__
 from director.execution.heartbeat import LONGEST_DETAIL, MOST_SERVERS, SelfReport
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 from director.store.directors import About, about_of
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner

@@ -114,8 +114,8 @@ def test_no_library_logs_a_url_at_any_level(level: str, capsys: pytest.CaptureFi
 @pytest.mark.usefixtures("as_before")
 def test_the_level_is_the_least_that_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     configure("warning", process="api")
-    logging.getLogger("api.server").info("this is not read")
-    logging.getLogger("api.server").warning("redis is away")
+    logging.getLogger("api.app").info("this is not read")
+    logging.getLogger("api.app").warning("redis is away")
     [said] = capsys.readouterr().err.splitlines()
     assert json.loads(said)["process"] == "api"
 
@@ -124,7 +124,7 @@ def test_the_level_is_the_least_that_is_logged(capsys: pytest.CaptureFixture[str
 def test_to_configure_twice_does_not_say_everything_twice(capsys: pytest.CaptureFixture[str]) -> None:
     configure("info", process="api")
     configure("info", process="api")
-    logging.getLogger("api.server").info("ready")
+    logging.getLogger("api.app").info("ready")
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

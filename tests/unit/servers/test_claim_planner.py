@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from director.core.schema import Claim
 from director.execution.consumer import MOST_AT_ONCE, MOST_SKIPS, ClaimPlanner, ClaimRequest
 from director.servers.runners.runner import Batch, Health, HealthStatus
-from director.servers.server import Permit, Server
+from director.servers.servers import Permit, Server
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_tracker import RECORD
 

@@ -6,8 +6,7 @@ import pytest
 from director.core.schema import Claim
 from director.execution.tracker import Stop
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 from tests.support.scripted_runner import ScriptedRunner
@@ -89,7 +88,7 @@ async def test_claim_lost_while_it_waits_is_never_started(bench: Bench, driver: 
 async def test_overlong_wait_releases_unspent(
     bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("director.servers.server.TURN_WITHIN_S", 0.01)
+    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0.01)
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
     await asyncio.wait_for(waiting.run, 5)

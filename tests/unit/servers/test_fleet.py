@@ -7,8 +7,7 @@ import pytest
 from director.core.runner_config import CogConfig
 from director.servers.fleet import Driven, Fleet
 from director.servers.runners.runner import Health, HealthStatus
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
 

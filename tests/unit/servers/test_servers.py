@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from director.servers.runners.runner import Ended, Health, HealthStatus, Outcome
-from director.servers.server import Permit, Server, Trust
-from director.servers.servers import Servers, Standing
+from director.servers.servers import Permit, Server, Servers, Standing, Trust
 from tests.support.clock import FakeClock
 from tests.support.scripted_runner import ScriptedRunner
 
@@ -189,7 +188,7 @@ async def test_foreign_run_in_the_only_slot_restarts_the_server_each_time() -> N
 
 
 async def test_failing_server_rests_and_returns_with_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.server.FIRST_S", 0.01)
+    monkeypatch.setattr("director.servers.servers.FIRST_S", 0.01)
     one, other = server(2, rests_after=2), server(1)
     servers = Servers([one, other])
     first, beside, second = await taken(servers)
@@ -304,7 +303,7 @@ async def test_run_duration_is_measured_on_successful_runs() -> None:
 
 
 async def test_long_wait_for_a_turn_ends_permits_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.server.TURN_WITHIN_S", 0)
+    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0)
     _, servers = alone(1, run_s=0.1)
     await taken(servers)
     [waiting] = servers.permits.take_ahead()

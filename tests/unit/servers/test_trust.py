@@ -1,7 +1,7 @@
 import pytest
 
 from director.servers.runners.runner import Outcome
-from director.servers.server import LONGEST_S, Rest, Trust
+from director.servers.servers import LONGEST_S, Rest, Trust
 
 FAILED = Outcome.FAILED
 

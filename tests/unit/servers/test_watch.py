@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from director.core.errors import BackendUnavailable
 from director.servers.fleet import END_AGAIN_S, LATER_S, STRANGER_S, UNHEALTHY_S, Watch
 from director.servers.runners.runner import Capabilities, Health, HealthStatus, Setup
-from director.servers.server import Server
-from director.servers.servers import Servers
+from director.servers.servers import Server, Servers
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner

@@ -8,7 +8,7 @@ import msgspec
 import uvloop
 
 from director.broker.redis_client import blocking_client, client
-from director.servers.runners.connections import OneServer, read_body
+from director.servers.runners.transport import OneServer, read_body
 from tests.bench.sides.prototype.gathered import Gathered
 from tests.bench.sides.prototype.steps import CONSUMER, FINISH, GROUP, STREAM, record
 

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from director.core.trace_context import MOST_CHARS, NO_TRACE, trace_headers
+from director.core.schema import NO_TRACE
+from director.runtime.tracing import MOST_CHARS, trace_headers
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"

@@ -1,8 +1,8 @@
 import httpx
 import pytest
 
-from director.servers.runners.connections import connection_lost
 from director.servers.runners.runner import Outcome
+from director.servers.runners.transport import connection_lost
 
 BROKEN = [httpx.ReadError("broke"), httpx.WriteError("broke"), httpx.RemoteProtocolError("hung up")]
 

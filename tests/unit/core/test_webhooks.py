@@ -6,7 +6,7 @@ import pytest
 from replicate.webhook import InvalidSignatureError, Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from director.core.signing import headers, new_secret, sign
+from director.core.webhooks import new_secret, sign, signed_headers
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BODY = '{"status":"succeeded","output":["ü","\\n"]}'.encode()
@@ -30,7 +30,7 @@ def test_the_standard_library_signs_the_same(size: int) -> None:
 
 def test_the_standard_library_verifies_the_headers() -> None:
     secret = new_secret()
-    signed = headers([secret], message_id="p1-completed", timestamp_s=int(time.time()), body=BODY)
+    signed = signed_headers([secret], message_id="p1-completed", timestamp_s=int(time.time()), body=BODY)
     Webhook(secret).verify(BODY, signed)
     with pytest.raises(WebhookVerificationError):
         Webhook(secret).verify(BODY + b" ", signed)
@@ -38,7 +38,7 @@ def test_the_standard_library_verifies_the_headers() -> None:
 
 def test_the_replicate_client_validates_the_headers() -> None:
     secret = new_secret()
-    signed = headers([secret], message_id="p1-completed", timestamp_s=int(time.time()), body=BODY)
+    signed = signed_headers([secret], message_id="p1-completed", timestamp_s=int(time.time()), body=BODY)
     Webhooks.validate(headers=signed, body=BODY.decode(), secret=WebhookSigningSecret(key=secret), tolerance=60)
     with pytest.raises(InvalidSignatureError):
         Webhooks.validate(headers=signed, body=BODY.decode(), secret=WebhookSigningSecret(key=new_secret()))
@@ -46,7 +46,7 @@ def test_the_replicate_client_validates_the_headers() -> None:
 
 def test_during_a_rotation_either_secret_verifies_and_no_other() -> None:
     old, new = new_secret(), new_secret()
-    signed = headers([new, old], message_id="p1", timestamp_s=int(time.time()), body=BODY)
+    signed = signed_headers([new, old], message_id="p1", timestamp_s=int(time.time()), body=BODY)
     for secret in (old, new):
         Webhook(secret).verify(BODY, signed)
         Webhooks.validate(headers=signed, body=BODY.decode(), secret=WebhookSigningSecret(key=secret))

@@ -11,13 +11,12 @@ import pytest
 from replicate.webhook import Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook
 
-from director.core.signing import new_secret
+from director.core.webhooks import new_secret
 from director.keeper.courier import PLACES, PLACES_PER_HOST
-from director.webhooks.addresses import AllowList, Resolve
-from director.webhooks.sender import AT_ONCE, AT_ONCE_PER_HOST, Delivery, Sender
+from director.webhooks.sender import AT_ONCE, AT_ONCE_PER_HOST, AllowList, Delivery, Resolve, Sender
 from tests.support.authority import Authority, secure_sink
 from tests.support.sink import Answer, Sink, sink
-from tests.unit.webhooks.test_addresses import LEADS_INSIDE, resolve
+from tests.unit.webhooks.test_sender import LEADS_INSIDE, resolve
 
 SECRET = new_secret()
 BODY = '{"id":"p1","status":"succeeded","output":"grüße"}'.encode()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from director.core.errors import SettingsError
-from director.core.webhook_url import parse_webhook_url, read_webhook_url
-from director.webhooks.addresses import AllowList, Refused, Resolve, Unresolved, checked_address, is_public
+from director.core.webhooks import parse_webhook_url, read_webhook_url
+from director.webhooks.sender import AllowList, Refused, Resolve, Unresolved, checked_address, is_public
 
 NOTHING_ALLOWED = AllowList()
 LOOPBACK = AllowList.parse("loopback")

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from director.core.errors import SettingsError
 from director.core.ids import new_prediction_id
-from director.core.signing import headers, new_secret
+from director.core.webhooks import new_secret, signed_headers
 from director.webhooks.delivery import LONGEST_S, SCHEDULE, Noted, Schedule, message_id
 from director.webhooks.sender import Delivery
 
@@ -121,4 +121,4 @@ def test_message_id_is_of_its_prediction_and_can_be_signed() -> None:
     prediction_id = new_prediction_id(model="acme/echo", now_ms=1)
     assert message_id(prediction_id, "completed") == f"msg_{prediction_id}_completed"
     named = message_id(prediction_id, "output_1_3")
-    assert headers([new_secret()], message_id=named, timestamp_s=1, body=b"")["webhook-id"] == named
+    assert signed_headers([new_secret()], message_id=named, timestamp_s=1, body=b"")["webhook-id"] == named

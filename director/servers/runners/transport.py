@@ -1,0 +1,433 @@
+"""Send HTTP/1.1 requests to one model server, read each answer as it comes, and say what a broken connection means.
+
+The server is untrusted: everything beside the body has a bound, and the body comes only as fast as it is read. No
+request is sent twice.
+"""
+
+import asyncio
+import re
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final, cast
+
+import httptools
+import httpx
+
+from director.core.schema import NO_TRACE, TraceHeaders
+from director.servers.runners.runner import Ended, Outcome
+
+NO_HEADERS: Final[Mapping[str, str]] = {}
+CONNECT_TIMEOUT_S: Final = 5.0
+# A Python server closes what was idle for 5 s: a request sent at that moment would look like a server that died
+KEEP_ALIVE_S: Final = 3.0
+# The end of a body comes with the last event of its stream. A connection is not worth a longer wait
+LAST_CHUNK_S: Final = 0.05
+# Paths in which nothing has to be escaped; httpx writes all others
+PLAIN: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
+PORTS: Final = {"http": 80, "https": 443}
+
+REMOVED: Final = b"***"
+SHORTEST_KEY: Final = 8
+
+# A run may be silent for any time, and so is a machine that is gone. The kernel probes it: after 20 s its connections
+# break, and its runs are lost then and not at the end of a lease
+PROBES: Final = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, option), value)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, option)
+    ),
+]
+
+MOST_BESIDE: Final = 100 * 1024  # of heads, trailers and chunk framing, before more of the body comes
+MOST_WAITING: Final = 256 * 1024  # of the body, before the server has to wait
+FIRST_STATUS: Final = 100
+FIRST_OK: Final = 200  # a status below it is a hint that an answer will follow
+FIRST_NOT_OK: Final = 300
+FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
+HUNG_UP: Final = "Server disconnected without sending a response."
+CUT_OFF: Final = "peer closed connection without sending complete message body"
+
+
+class Exchange:
+    """An answer: its head once `head` is done, then its body, once. `headers`: names in lower case. `over` is called
+    when it was read or closed, with whether the connection can be used again. `secrets`: what callers must not see.
+    """
+
+    def __init__(self, wire: "Wire", over: Callable[[bool], None]) -> None:
+        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.status_code = 0
+        self.headers: dict[str, str] = {}
+        self.secrets: tuple[bytes, ...] = ()
+        self._wire = wire
+        self._over: Callable[[bool], None] | None = over
+        self._parser = httptools.HttpResponseParser(self)
+        self._beside = 0
+        self._chunks: deque[bytes] = deque()
+        self._waiting = 0
+        self._reader: asyncio.Future[None] | None = None
+        self._is_complete = False
+        self._keeps_alive = False
+        self._fault: httpx.TransportError | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return FIRST_OK <= self.status_code < FIRST_NOT_OK
+
+    @property
+    def socket(self) -> Any:
+        return self._wire.get_extra_info("socket")
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        while True:
+            while self._chunks:
+                chunk = self._chunks.popleft()
+                self._waiting -= len(chunk)
+                yield chunk
+            if self._fault is not None:
+                raise self._fault
+            if self._is_complete:
+                await self.aclose()
+                return
+            self._wire.resume()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    def whole(self) -> bytes | None:
+        if not self._is_complete or self._fault is not None:
+            return None
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._waiting = 0
+        self.close()
+        return body
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Read no further. Unless it was read to its end, the server sees the connection close."""
+        if self._over is not None:
+            over, self._over = self._over, None
+            over(self._is_complete and self._keeps_alive and self._fault is None)
+
+    def feed(self, data: bytes) -> None:
+        self._beside += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            self.fail(httpx.RemoteProtocolError(f"The answer is no HTTP: {type(exc).__name__}"))
+        if self._beside > MOST_BESIDE:
+            self.fail(httpx.RemoteProtocolError("The head of the answer is too large"))
+        if self._waiting > MOST_WAITING:
+            self._wire.pause()
+
+    def lost(self, exc: Exception | None) -> None:
+        """Take in that the connection closed. An answer without a length ends in this way."""
+        if self._is_complete:
+            self._keeps_alive = False
+        elif exc is not None:
+            self.fail(httpx.ReadError(""))
+        elif not self.head.done():
+            self.fail(httpx.RemoteProtocolError(HUNG_UP))
+        elif FRAMING & self.headers.keys():
+            self.fail(httpx.RemoteProtocolError(CUT_OFF))
+        else:
+            self._is_complete = True
+            self._wake()
+
+    def fail(self, fault: httpx.TransportError) -> None:
+        if self._fault is None and not self._is_complete:
+            self._fault = fault
+            if not self.head.done():
+                self.head.set_exception(fault)
+        self._keeps_alive = False
+        self._wake()
+        self._wire.abort()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:  # the server answered twice
+            self._keeps_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.head.done():  # else it is a trailer
+            known, text = name.lower().decode("latin-1"), value.decode("latin-1")
+            self.headers[known] = f"{self.headers[known]}, {text}" if known in self.headers else text
+
+    def on_headers_complete(self) -> None:
+        if self._is_complete or self.head.done():
+            return
+        self.status_code = self._parser.get_status_code()
+        if self.status_code < FIRST_STATUS:  # an answer without a status has a body, and would look like a hint
+            self.fail(httpx.RemoteProtocolError("The answer has no status"))
+            return
+        if self.status_code < FIRST_OK:
+            self.headers.clear()
+            return
+        self._keeps_alive = self._parser.should_keep_alive()
+        self.head.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        self._beside = 0
+        if not self._is_complete:
+            self._chunks.append(body)
+            self._waiting += len(body)
+            self._wake()
+
+    def on_message_complete(self) -> None:
+        if self.status_code >= FIRST_OK:
+            self._is_complete = True
+            self._wake()
+
+
+class Wire(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.is_open = False
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._is_slow = False
+        self._on_sent: Callable[[], None] | None = None
+        self._poll = select.poll()
+
+    def ask(self, request: bytes, *, sent: Callable[[], None], over: Callable[[bool], None]) -> Exchange:
+        """Send a request. `sent` is called when it has left, or all but its last bytes."""
+        assert self._transport is not None  # noqa: S101 - for the type checker: it is open
+        self._exchange = exchange = Exchange(self, over)
+        self._transport.write(request)
+        if self._is_slow:
+            self._on_sent = sent
+        else:
+            sent()
+        return exchange
+
+    def rest(self, now: float) -> bool:
+        """End the exchange, whose answer was read. True if the connection is good for another request."""
+        self._exchange = None
+        self.idle_since = now
+        self.resume()
+        return self.is_open and not self._is_slow
+
+    @property
+    def is_silent(self) -> bool:
+        """False if there is something to read: without a request that can only be that the server hung up."""
+        return self.is_open and not self._poll.poll(0)
+
+    def get_extra_info(self, name: str) -> Any:
+        return None if self._transport is None else self._transport.get_extra_info(name)
+
+    def pause(self) -> None:
+        if self._transport is not None and self.is_open and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and self.is_open and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        self._on_sent = None  # the server has answered: its silence no longer means that the run began
+        if self._exchange is None:
+            self.abort()
+        else:
+            self._exchange.feed(data)
+
+    def pause_writing(self) -> None:
+        self._is_slow = True
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+        if self._on_sent is not None:
+            on_sent, self._on_sent = self._on_sent, None
+            on_sent()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if self._exchange is not None:
+            self._exchange.lost(exc)
+
+
+class OneServer:
+    """HTTP/1.1 to the server at `url`, over as many connections as are needed, of which `keep` are kept while idle.
+
+    `headers`: secrets, which go with every request to this server and to no other place. Stands where httpx would, and
+    raises its errors, at half its cost (206 → 94 µs a run). Reads no proxy or `.netrc` from the environment, keeps no
+    cookies, follows no redirects, unpacks no compressed body, and never sends a request twice. Limits the time of the
+    connect only: the caller knows how long an answer may take.
+    """
+
+    def __init__(self, url: str, *, keep: int = 1, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        at = httpx.URL(url)
+        self._url = url.rstrip("/")
+        self._prefix = at.raw_path.rstrip(b"/")
+        self._host = at.raw_host.decode("ascii").strip("[]")
+        self._port = at.port or PORTS[at.scheme]
+        self._tls = _trusted() if at.scheme == "https" else None
+        always = {
+            "host": at.netloc.decode("ascii"),
+            "accept-encoding": "identity",  # without it a server may compress, and nothing here unpacks
+            "content-type": "application/json",
+            "user-agent": "director",
+            # lets a server tell the director from direct callers, and refuse the director first
+            "x-source": "director",
+            **headers,
+        }
+        self._headers = _lines(always)
+        # A key is the last word of a header, as in `Bearer KEY`. A shorter word is not a key
+        keys = {value.rpartition(" ")[2] for value in headers.values()}
+        self._secrets = tuple(key.encode() for key in keys if len(key) >= SHORTEST_KEY)
+        self._path: str | None = None
+        self._target_of_path = b""
+        self._keep = keep
+        self._idle: list[Wire] = []
+        self._busy: set[Wire] = set()
+        self._is_closed = False
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes = b"",
+        accept: str = "application/json",
+        prefer: str = "",
+        trace: TraceHeaders = NO_TRACE,
+        sent: Callable[[], None] = lambda: None,
+    ) -> Exchange:
+        """Send a request and wait for the head of the answer, which the caller closes. `sent`: called when it has left.
+        Raises `httpx.TransportError`, also for a header of more than one line.
+        """
+        first = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), self._target(path))
+        asked = _lines({"accept": accept, **({"prefer": prefer} if prefer else {}), **trace})
+        request = b"%b%b%bcontent-length: %d\r\n\r\n%b" % (first, asked, self._headers, len(content), content)
+        wire = self._kept() or await self._connected()
+        self._busy.add(wire)
+
+        def over(is_good: bool) -> None:
+            self._give_back(wire, is_good=is_good)
+
+        exchange = wire.ask(request, sent=sent, over=over)
+        exchange.secrets = self._secrets
+        try:
+            await exchange.head
+        except BaseException:  # also if the caller is canceled: the server sees the connection close
+            exchange.close()
+            raise
+        return exchange
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        for wire in [*self._idle, *self._busy]:
+            wire.abort()
+        self._idle.clear()
+
+    def _target(self, path: str) -> bytes:
+        if path != self._path:
+            is_plain = PLAIN.fullmatch(path)
+            target = self._prefix + path.encode("ascii") if is_plain else httpx.URL(self._url + path).raw_path
+            self._path, self._target_of_path = path, target
+        return self._target_of_path
+
+    def _kept(self) -> Wire | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            wire = self._idle.pop()
+            if now - wire.idle_since < KEEP_ALIVE_S and wire.is_silent:
+                return wire
+            wire.abort()
+        return None
+
+    async def _connected(self) -> Wire:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, wire = await loop.create_connection(Wire, self._host, self._port, ssl=self._tls)
+            for option in PROBES:
+                wire.get_extra_info("socket").setsockopt(*option)
+        except TimeoutError as exc:
+            raise httpx.ConnectTimeout("") from exc
+        # the text of the error has the server's address, which is not for callers
+        except (OSError, UnicodeError) as exc:
+            raise httpx.ConnectError("All connection attempts failed") from exc
+        return wire
+
+    def _give_back(self, wire: Wire, *, is_good: bool) -> None:
+        self._busy.discard(wire)
+        is_kept = is_good and not self._is_closed and len(self._idle) < self._keep
+        if is_kept and wire.rest(asyncio.get_running_loop().time()):
+            self._idle.append(wire)
+        else:
+            wire.abort()
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Return the public authorities, loaded once for all servers: loading blocks the loop for 50 ms."""
+    return ssl.create_default_context()
+
+
+def _lines(headers: Mapping[str, str]) -> bytes:
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\n") != len(headers) or text.count("\r") != len(headers):
+        raise httpx.LocalProtocolError("A header of the request has more than one line")
+    return text.encode("ascii")
+
+
+async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
+    """Read up to `limit` bytes of the body. Returns them, and whether that is all of it. Our secrets are removed, since
+    some servers repeat in a refusal what they were sent and callers see it.
+    """
+    here = response.whole()
+    body, is_whole = await read_chunks(response.chunks(), limit) if here is None else (here[:limit], len(here) <= limit)
+    if not response.is_success:
+        for secret in response.secrets:
+            body = body.replace(secret, REMOVED)
+    return body, is_whole
+
+
+async def read_chunks(chunks: AsyncIterable[bytes], limit: int) -> tuple[bytes, bool]:
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > limit:
+            return bytes(body[:limit]), False
+    return bytes(body), True
+
+
+async def read_out(chunks: AsyncIterable[bytes]) -> None:
+    with suppress(httpx.TransportError, TimeoutError):
+        async with asyncio.timeout(LAST_CHUNK_S):
+            async for _ in chunks:
+                pass
+
+
+def connection_lost(exc: httpx.TransportError, *, has_begun: bool) -> Ended:
+    """Return the end of a run whose connection broke, or was never made: then the claim is given back unspent."""
+    # A server that is slow to accept may be alive; one that refuses or hangs up is not
+    is_dead = not isinstance(exc, httpx.TimeoutException)
+    never_made = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
+    what = "The model server cannot be reached" if never_made else "The connection to the model server was lost"
+    return Ended(
+        outcome=Outcome.REFUSED if never_made and not has_begun else Outcome.LOST,
+        error=f"{what}: {str(exc) or type(exc).__name__}",
+        server_is_dead=is_dead,
+    )
