@@ -124,7 +124,7 @@ class Api:
         scope["path"] = _without_base(scope["path"])
         try:
             await self.router(scope, receive, counted)
-        except Exception as exc:
+        except Exception as exc:  # any fault of a handler becomes an answer
             if status:
                 raise
             refusal = problem_of(exc)

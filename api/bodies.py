@@ -170,15 +170,15 @@ UNITS_S: Final = (3600, 60, 1, 1)  # seconds in each group of DURATION
 DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?|([0-9]{1,6})")
 
 
-def wait_seconds(prefer: Iterable[str], *, default: float = LONGEST_WAIT_S) -> float | None:
-    """Return how long to hold the response, from all Prefer headers, or None to answer at once. A plain `wait` means
-    `default`; the most is a minute. `wait=0` and other values are ignored, and the first wait counts (RFC 7240).
+def wait_seconds(prefer: Iterable[str]) -> float | None:
+    """Return how long to hold the response, from all Prefer headers, or None to answer at once. The most is a minute,
+    which a plain `wait` means. `wait=0` and other values are ignored, and the first wait counts (RFC 7240).
     """
     asked = _asked(prefer)
     if asked is None:
         return None
     if not asked:
-        return default
+        return LONGEST_WAIT_S
     if not SECONDS.fullmatch(asked):
         return None
     return min(float(asked), LONGEST_WAIT_S) or None

@@ -66,7 +66,7 @@ class AskedToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenView(Struct, frozen=True, kw_only=True):
-    """A token on the wire, without what is secret of it."""
+    """A token on the wire, without its secret."""
 
     id: str
     label: str
@@ -118,9 +118,7 @@ class AccountDetail(Struct, frozen=True, kw_only=True):
 
 
 class SuspendedAccount(AccountDetail, frozen=True, kw_only=True):
-    """An account that was just suspended, and what became of its predictions: ended in their queue, asked to stop,
-    `left` for a keeper.
-    """
+    """An account that was just suspended. Its predictions: ended in their queue, asked to stop, `left` for a keeper."""
 
     ended: int
     asked: int

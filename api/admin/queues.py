@@ -75,12 +75,13 @@ class TenantView(Struct, frozen=True, kw_only=True):
 
 
 class QueueDetail(QueueView, frozen=True, kw_only=True):
-    """One queue, with all that is known of it.
+    """One queue with all its details.
 
-    `heat`: by lane, how many stand in each stream; the others of that lane wait for their account's turn. `tenants`:
-    those who have the most waiting. `tally`: counters since ever. `config`: how its model is run, where it says so.
-    `objectives`: how soon what comes is to start, by lane; `burns`: how fast what may be missed of that is used up, 1
-    where it just lasts. `history`: what a keeper noted every ten seconds, the newest last; nothing of idle times.
+    `heat`: by lane, the entries in each stream. The lane's other predictions wait for their account's turn.
+    `tenants`: the accounts with the most waiting predictions. `tally`: counters since the queue was made. `config`:
+    the stored configuration of its model. `objectives`: by lane, how soon a prediction should start. `burns`: how fast
+    the error budget of an objective is used up; at 1 it just lasts. `history`: a keeper's samples of every ten seconds,
+    newest last, without idle times.
     """
 
     heat: dict[str, list[int]]
@@ -207,7 +208,7 @@ class AskedSize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AskedBound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the queue treats more than it can run: it is all taken, up to `max_queued` of it, or only what can start at
+    """Which predictions a busy queue accepts: all, up to `max_queued` waiting ones, or only those that can start at
     once. `max_queued` goes with `bounded`.
     """
 

@@ -82,7 +82,7 @@ class Watching:
         while True:
             try:
                 rest_s = await self.run_once()
-            except Exception:
+            except Exception:  # one failed reading must not end the watch for all readers
                 log.exception("reading the snapshot of the service failed")
                 rest_s = BROKEN_S
             await self._clock.sleep(rest_s)

@@ -42,7 +42,7 @@ LONGEST_S: Final = GRACE_S / 4  # the longest that an upload may take
 STORING_S: Final = 60.0
 RETRY_S: Final = 5
 CONTENT: Final = "content"
-# field → how many bytes of it are read at most
+# field → the most bytes that are read of its value
 FIELDS: Final = {"filename": 255, "type": 255, "metadata": 16 << 10}
 ANYTHING: Final = 64 << 10  # of a part with an unknown name
 LONGEST_NAME: Final = 255
@@ -70,7 +70,7 @@ class FileUpload(Struct, kw_only=True):
 
 
 class FileUrls(Struct, frozen=True):
-    """Where it is told of, not where it is."""
+    """`get` is the address of the metadata, not of the bytes."""
 
     get: str
 
@@ -210,7 +210,7 @@ async def _stored(services: Services, store: FileStore, form: Form, account: Acc
     except TimeoutError as exc:
         await upload.discard()
         raise errors.too_slow(seconds=LONGEST_S) from exc
-    except BaseException:
+    except BaseException:  # also if canceled: a part of a file must not stay
         await upload.discard()
         raise
     return file

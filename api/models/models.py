@@ -58,7 +58,7 @@ class SetupRunView(Struct, frozen=True, kw_only=True):
 
 
 class WholeVersionView(VersionView, frozen=True):
-    """A version by itself. `setup_run` is null until a server told of one."""
+    """A version by itself. `setup_run` is null until a server reports a setup."""
 
     setup_run: SetupRunView | None
 

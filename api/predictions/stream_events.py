@@ -22,7 +22,7 @@ NULL: Final = Raw(b"null")
 # A bare CR ends a line too, and progress bars are full of them
 LINE_END: Final = re.compile(r"\r\n|\r|\n")
 ID: Final = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,10})(?::(error|done))?", re.ASCII)
-# The log starts again with each of these, and so does what was sent of it
+# Output and logs start again with each of these events, for the reader too
 BEGINNINGS: Final = RESTARTS | {"created"}
 PIECE_CHARS: Final = 16 * 1024  # of logs in one event
 
@@ -76,8 +76,8 @@ class Frames:
         return b"".join(frames)
 
     def rest(self, output: Raw | None, logs: str, *, most_bytes: int) -> tuple[bytes, bool]:
-        """Return frames for what the final record has and the log lacked, and whether that is all of it; if not, they
-        have at least `most_bytes`. Logs whose beginning was dropped are left as they were sent.
+        """Return frames for what the final record has and the log lacked, and whether these are all. Frames that are
+        not all have at least `most_bytes`. Logs whose beginning was dropped are left as they were sent.
         """
         frames, size = [], 0
         items = _items(output)

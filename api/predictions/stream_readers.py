@@ -25,7 +25,7 @@ from director.runtime.startup import Descriptors
 log = logging.getLogger(__name__)
 PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 64 * 1024
-LARGE_BYTES: Final = 2 * PAGE_BYTES  # what is larger needs a room: a page never is, apart from the framing
+LARGE_BYTES: Final = 2 * PAGE_BYTES  # a larger answer needs a room; a page is never larger, apart from the framing
 REST_BYTES: Final = 512 * 1024  # more than a page, because the whole output is read again for each piece of the rest
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0

@@ -235,7 +235,7 @@ class Waiters:
     async def _listen(self, pubsub: PubSub) -> None:
         connection: Any = pubsub.connection
         while True:
-            # only what is needed of `get_message`: every answer passes here
+            # the part of `get_message` that is needed: every answer passes here
             said = await connection.read_response(timeout=math.inf, push_request=True)
             self._is_silent, self._told = False, ""
             if said[0] == b"message":

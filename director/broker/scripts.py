@@ -379,7 +379,7 @@ class Scripts:
         All events are returned for a number of a former list. Only with `whole` one event may be larger than the bound.
         """
         args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
-        # the size of the answer is not known before: a page may be as large as its bound, and what is whole larger
+        # the size of the answer is not known before: a page may reach its bound, and a whole event may exceed it
         is_large = count > 0 and (whole or most_bytes >= LARGE_BYTES)
         traffic, answer_bytes = (Traffic.LARGE_READS, BATCH_BYTES) if is_large else (Traffic.SMALL, 0)
         names = [keys.record(prediction_id)]

@@ -71,7 +71,7 @@ async def _show(backend: Backend, given: argparse.Namespace) -> Answer:
 @operator(
     "queues resize",
     QUEUE,
-    arg("streams STREAMS", f"from 1 to {MAX_STREAMS}", type=whole(most=MAX_STREAMS)),
+    arg("streams STREAMS", f"from 1 to {MAX_STREAMS}", type=whole(MAX_STREAMS)),
     examples=("acme/painter 8",),
 )
 async def _resize(backend: Backend, given: argparse.Namespace) -> Answer:

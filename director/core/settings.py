@@ -209,7 +209,7 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     moderation_on_failure: OnSilence = "hold"
     """Output without an answer: hold it and ask until the run limit, or release it."""
     moderation_timeout_s: SomeSeconds = 10.0
-    """Time to answer such a request."""
+    """Time to answer a moderation request."""
     setup_webhook: str = ""
     """URL that gets the result of each model server's setup (POST) with its logs; empty: none."""
     setup_webhook_secret: str = ""

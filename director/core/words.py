@@ -22,8 +22,8 @@ def since(moment: str, now_ms: int) -> str:
     return span(max(0.0, now_ms / 1000 - datetime.fromisoformat(moment).timestamp()))
 
 
-def several(count: int, one: str, more: str = "") -> str:
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+def several(count: int, one: str) -> str:
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def some(facts: Sequence[str]) -> str:

@@ -173,7 +173,7 @@ class Closer(Struct, frozen=True, kw_only=True):
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """All facts that findings are made of. `owed_late` counts webhooks that are due and were not tried."""
+    """The facts that findings are made of. `owed_late` counts webhooks that are due and were not tried."""
 
     queues: Mapping[QueueName, QueueStats] = {}
     directors: Sequence[DirectorFound] = ()

@@ -171,7 +171,7 @@ class ActiveClaim:
                 await self.runner.cancel(self.claim.id)
         except TimeoutError:
             pass
-        except Exception:
+        except Exception:  # a runner may raise anything: the run ends without the server's help
             log.exception("asking a server to stop a run failed", extra={"prediction": self.claim.id})
 
     def _detach(self) -> None:

@@ -90,7 +90,7 @@ class Wakeup:
             await connection.send_packed_command([wait, call], check_health=False)
             await connection.read_response()
             answer = await connection.read_response()
-        except BaseException:
+        except BaseException:  # also if canceled: a connection with an unread answer cannot be used again
             await connection.disconnect(nowait=True)
             await pool.release(connection)
             raise
@@ -299,7 +299,7 @@ class Consumer:
             self._start(claim, permit)
 
     async def _claim_or_rest(self) -> None:
-        # a director may die before it hears of such a claim, which must then not cost an attempt: see `may_wait`
+        # a director may die before it receives this claim, which must then not cost an attempt: see `may_wait`
         carries = self.wakeup.carries and self.servers.permits.may_wait and not self.planner.is_bounded
         carries = carries and not self.servers.permits.take_batches()
         if self._is_empty and carries:

@@ -276,33 +276,7 @@ class Director:
         settings, queue = self._settings, self._queue
         assert queue is not None  # noqa: S101 - for the type checker: the event is set after it
         also = [QueueName(name) for name in dict.fromkeys(settings.also) if name != queue]
-        accounts = self._shared.services.accounts
-        sender, tracing = self._shared.sender, self._shared.tracing
-        webhooks = Webhooks(self._scripts, accounts, sender, self._clock, self._schedule, tracing)
-        webhooks.on_told = self._shared.metering.webhooks.told
-        post = Post(webhooks, settings.webhook_interval_s)
-        executor = self._executor = Executor(
-            scripts=self._scripts,
-            clock=self._clock,
-            claims=self.claims,
-            servers=self.servers,
-            post=post,
-            limits=Limits(
-                output=settings.max_output_bytes,
-                logs=settings.max_log_bytes,
-                files=settings.max_files_bytes,
-                inline=settings.inline_text_bytes if self._storing else None,
-            ),
-            policy=self._policy,
-            settings=settings,
-            dice=random.random,
-            storing=self._storing,
-            moderator=self._shared.moderator,
-            file_inputs=self._file_inputs,
-            trained=self._trained,
-            metering=self._shared.metering,
-            tracing=tracing,
-        )
+        executor = self._executor = self._make_executor()
         heartbeat = Heartbeat(
             queues=(queue, *also),
             name=self.name,
@@ -328,6 +302,35 @@ class Director:
             gather_s=settings.batch_wait_ms / 1000,
         )
         return heartbeat, consumer
+
+    def _make_executor(self) -> Executor:
+        settings, shared = self._settings, self._shared
+        webhooks = Webhooks(
+            self._scripts, shared.services.accounts, shared.sender, self._clock, self._schedule, shared.tracing
+        )
+        webhooks.on_told = shared.metering.webhooks.told
+        return Executor(
+            scripts=self._scripts,
+            clock=self._clock,
+            claims=self.claims,
+            servers=self.servers,
+            post=Post(webhooks, settings.webhook_interval_s),
+            limits=Limits(
+                output=settings.max_output_bytes,
+                logs=settings.max_log_bytes,
+                files=settings.max_files_bytes,
+                inline=settings.inline_text_bytes if self._storing else None,
+            ),
+            policy=self._policy,
+            settings=settings,
+            dice=random.random,
+            storing=self._storing,
+            moderator=shared.moderator,
+            file_inputs=self._file_inputs,
+            trained=self._trained,
+            metering=shared.metering,
+            tracing=shared.tracing,
+        )
 
     async def _recognize(self) -> None:
         """Find the queue before any server is ready, if another director registered it.

@@ -95,7 +95,7 @@ class Executor(Struct, kw_only=True, eq=False):
             if finished:
                 await run.notify()
                 await run.remove_unnamed_files(end)
-        except Exception:
+        except Exception:  # a fault in one claim must not end the others: its lease brings it back
             log.exception("a claim is left to its lease", extra={"prediction": claim.id})
         finally:
             run.drop()
@@ -142,7 +142,7 @@ class Run:
         active = self.active
         try:
             await active.follow(self._start_and_read())
-        except Exception:
+        except Exception:  # any fault ends this run as FAULT below
             log.exception("following a run failed", extra={"prediction": self._claim.id})
         if active.is_lost:
             return

@@ -181,6 +181,6 @@ class Heartbeat:
                             self._kicked.set()
             except exceptions.RedisError:
                 pass  # each heartbeat learns of cancels too
-            except Exception:
+            except Exception:  # a fault here must not end the heartbeat
                 log.exception("listening for cancels failed", extra={"queue": self.queues[0]})
             await self.clock.sleep(AWAY_S)

@@ -90,7 +90,7 @@ class Storing:
                     await asyncio.wait(putting)
                 await self._store.remove(record.id)
                 await self._count(record, 0)
-        except Exception:
+        except Exception:  # any store may raise anything
             log.warning("files are left to the keeper", extra={"prediction": record.id}, exc_info=True)
 
     async def _count(self, record: Record, size: int) -> None:

@@ -258,7 +258,7 @@ class Ask(Struct, frozen=True):
 
 Effect = Write | Remember | Tell | Halt | Upload | Ask | End
 Happening = RunEvent | Uploaded | Judged
-"""What a tracker is told: what the runner saw, and what came of an `Upload` or an `Ask`."""
+"""Input of a tracker: an event of the runner, or the result of an `Upload` or an `Ask`."""
 
 
 class Tracker:

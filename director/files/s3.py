@@ -66,7 +66,7 @@ def bucket_of(url: str) -> S3Store:
             client_options=client,
             retry_config=retries,
         )
-    except Exception as exc:
+    except Exception as exc:  # the library raises errors of its own for a wrong URL or option
         raise SettingsError(f"DIRECTOR_FILES_URL: {exc}") from exc
 
 

@@ -36,7 +36,7 @@ AFTER: Final = 5
 INTERVAL_S: Final = 30.0
 # Until then each delayed webhook gets an interval of its own. Later ones share a random time before it.
 LATEST_S: Final = 600.0
-# Added to each delay: the server's clock decides what is due, and that must not be too early for ours.
+# Added to each delay: by Redis's clock, which decides, a delay may end before it ends by ours.
 LATER_S: Final = 0.05
 MOST_HOSTS: Final = 10_000
 
@@ -220,7 +220,7 @@ class Courier:
             await self._clock.sleep(DRAIN_STEP_S)
 
     async def _take(self) -> tuple[list[Attempt], int]:
-        """Take what is due and has a place in line, the rest stays due. Return it, and how many were put off."""
+        """Take the due attempts that have a place in line. Return them, and how many were put off. Others stay due."""
         taken: list[Attempt] = []
         put_off = 0
         try:
@@ -234,7 +234,7 @@ class Courier:
                 await asyncio.gather(*map(self._put_off, compress(due, map(not_, may_try))))
                 if len(joined) == len(due):
                     break
-        except BaseException:
+        except BaseException:  # also if canceled: an attempt that is not returned must not keep its place
             for attempt in taken:
                 self._shares.leave(attempt.host)
             raise

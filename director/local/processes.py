@@ -88,8 +88,8 @@ def _started_elsewhere(pid: int) -> str:
     return "" if state.startswith("Z") else started.strip()
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    return _bind(host, 0)
+def free_port() -> int:
+    return _bind("127.0.0.1", 0)
 
 
 def claimable(host: str, port: int) -> int:

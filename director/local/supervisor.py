@@ -97,7 +97,7 @@ class Supervisor:
             began = time.monotonic()
             kept.process = await self._launch(part)
             code = await kept.process.wait()
-            signal_group(kept.process.pid, signal.SIGKILL)  # a worker of it may still run
+            signal_group(kept.process.pid, signal.SIGKILL)  # one of its workers may still run
             self.ends[part.name] += 1
             if time.monotonic() - began >= LONG_RUN_S:
                 pause_s = self.first_pause_s

@@ -43,7 +43,7 @@ async def repeat(run_once: Callable[[], Awaitable[object]], *, role: str, tick_s
             if not is_away:
                 log.warning("sweeping waits for redis", extra={"role": role, "error": str(exc)})
             is_away = True
-        except Exception:
+        except Exception:  # a fault in one sweep must not end its role
             log.exception("a sweep failed", extra={"role": role})
         else:
             if is_away:

@@ -168,7 +168,7 @@ class Watch(Struct, eq=False):
             self.is_registered = False
 
     def _judge_count(self, health: Health, started: int) -> None:
-        """Compare its count of runs with ours. Valid only if nothing of ours ran since the first such look."""
+        """Compare the server's count of runs with ours. Valid only if we ran nothing since the first comparison."""
         server, now = self.server, self.clock.monotonic()
         if health.status is not HealthStatus.BUSY or server.running or server.runs != started:
             self.stranger = None

@@ -1,5 +1,5 @@
-"""All model servers of this director: the permits for their slots, which of them can run, and what each end of a run
-says of its server.
+"""Know all model servers of this director, the permits for their slots, which of them can run, and what the end of a
+run says about its server.
 
 Never asks a server anything: the watch reports each look at one. A server that keeps failing rests (`Trust`), a
 server that needs a restart is in doubt until the watch has seen to that, and neither holds up the others.

@@ -299,10 +299,6 @@ class Accounts:
         await self.create(account)
         return await self.tokens.add(account, made)
 
-    async def revoke(self, token: str) -> bool:
-        found = await self.tokens.found(token)
-        return found is not None and await self.tokens.remove(found)
-
     async def authenticate(self, token: str) -> Account | None:
         """Return the account, or None. The lookup is by digest, so its time reveals no other token."""
         found = await self.tokens.found(token)

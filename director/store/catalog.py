@@ -20,21 +20,6 @@ from director.core.policy import Policy
 from director.core.schema import SetupRun, read_setup_run
 from director.store.models import Model, Models
 
-
-async def list_queue(redis: Redis, scripts: Scripts, queue: QueueName) -> None:
-    """List a queue, then pause suspended accounts in it (see `Suspensions`). Writes nothing if all of it stands."""
-    client: Any = redis  # redis-py says str or bytes; ours answers in bytes
-    # The partition first: a reader that finds a queue finds what is owed there, even after the queue is gone.
-    for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
-        # a full server refuses to add even what is there
-        if not await ask(partial(client.sismember, registry, member)):
-            await ask(partial(client.sadd, registry, member))
-    for name, score in await ask(lambda: client.zrange(keys.suspensions(), 0, -1, withscores=True)):
-        revision, is_suspended = divmod(int(score), 2)
-        if is_suspended:
-            await scripts.pause(queue, paused=True, tenant=text(name), revision=revision)
-
-
 OPEN_SCHEMA: Final = Raw(b'{"openapi":"3.0.2","info":{"title":"Cog","version":"0.1.0"},"paths":{}}')
 
 # Without `setup_run`: the last setup may have printed much, and is read only on request.
@@ -88,13 +73,8 @@ class Catalog:
         """
         if not re.fullmatch(MODEL_NAME, model) or not re.fullmatch(VERSION_ID, version):
             raise SettingsError(f"{model}:{version} is not owner/name in lower case with a version of 64 hex digits.")
-        queue = queue_name(model, version)
-        if not await self._scripts.register(queue, version=version, policy=policy):
-            raise SettingsError(
-                f"Version {version} of {model} shares its first 12 digits with another: choose a new id."
-            )
+        queue = await self._make_queue(model, version, "", policy)
         key, now_ms = keys.version(model, version), self._clock.now_ms()
-        await list_queue(self._redis, self._scripts, queue)
 
         async def write() -> None:
             known = _named(REGISTERED, await self._redis.hmget(key, REGISTERED))
@@ -248,10 +228,25 @@ class Catalog:
             )
             if not kind:
                 return predictions
+        return await self._make_queue(model, version, kind, policy)
+
+    async def _make_queue(self, model: str, version: str, kind: Kind, policy: Policy) -> QueueName:
+        """List a queue, then pause suspended accounts in it (see `Suspensions`). Writes nothing if all of it stands."""
         queue = queue_name(model, version, kind)
         if not await self._scripts.register(queue, version=version, policy=policy):
-            raise SettingsError(f"Version {version} of {model} shares its first 12 digits with another.")
-        await list_queue(self._redis, self._scripts, queue)
+            raise SettingsError(
+                f"Version {version} of {model} shares its first 12 digits with another: choose a new id."
+            )
+        redis: Any = self._redis  # redis-py says str or bytes; ours answers in bytes
+        # The partition first: a reader that finds a queue finds what is owed there, even after the queue is gone.
+        for registry, member in ((keys.partitions(), str(keys.queue_partition(queue))), (keys.queues(), queue)):
+            # a full server refuses to add even what is there
+            if not await ask(partial(redis.sismember, registry, member)):
+                await ask(partial(redis.sadd, registry, member))
+        for name, score in await ask(lambda: redis.zrange(keys.suspensions(), 0, -1, withscores=True)):
+            revision, is_suspended = divmod(int(score), 2)
+            if is_suspended:
+                await self._scripts.pause(queue, paused=True, tenant=text(name), revision=revision)
         return queue
 
 

@@ -220,9 +220,6 @@ class ModelConfigs:
                 raise ConfigChanged(f"It is revision {revision} by now, and not {was}: read it again.")
         return revision
 
-    async def remove(self, model: str, *, by: str, was: int | None = None) -> int:
-        return await self.put(model, NO_CONFIG, by=by, was=was)
-
 
 # A collection is one value, and the last write wins. It may name any model: visibility is not checked.
 SLUG: Final = r"^[a-z0-9][a-z0-9._-]{0,63}$"

@@ -287,7 +287,7 @@ class Outbox:
                     log.info("webhook not delivered", extra={"prediction": self._record.id, "reason": delivery.reason})
             except BackendUnavailable:
                 log.info("skipped a webhook", extra={"prediction": self._record.id})
-            except Exception:
+            except Exception:  # a webhook of progress must not end the run
                 log.exception("sending a webhook failed", extra={"prediction": self._record.id})
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), self._post.interval_s)

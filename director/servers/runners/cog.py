@@ -133,7 +133,7 @@ class CogRunner(HttpBase):
                 async with asyncio.timeout(LET_GO_PATIENCE_S):  # a server that hangs takes longer over each answer
                     await self._evict(request.id, Patience(LET_GO_PATIENCE_S))
             raise
-        except Exception:
+        except Exception:  # after any fault the server may go on with the run
             self._may_hold_strangers = True
             raise
         if ended.outcome is Outcome.LOST:

@@ -64,7 +64,7 @@ async def read_whole(run: Run, response: Exchange) -> Ended | cog_answers.Again:
 
 
 class Progress:
-    """Turns snapshots of one run, which may come late, twice or in the wrong order, into what is new in them. Pure.
+    """Returns what is new in each snapshot of one run. Snapshots may come late, twice or in the wrong order. Pure.
     Progress only grows. Items are reported only if the output is an array: other models' snapshots have a list that the
     end does not have.
     """

@@ -216,7 +216,7 @@ class OpenRuns:
     ) -> Ended:
         try:
             return CLOSED if self._closed else await follow(request, events)
-        except Exception as exc:
+        except Exception as exc:  # a fault of the runner is the end of this run: its caller must hear of it
             log.exception("following a run failed", extra={"prediction": request.id})
             return Ended(outcome=Outcome.LOST, error=f"Following the run failed: {type(exc).__name__}")
 

@@ -75,7 +75,7 @@ class Spool:
                     await keep()
             if waiting:
                 await keep()
-        except BaseException:
+        except BaseException:  # also if canceled: the places would be lost
             self._free += [place for place, _ in pieces]
             raise
         return ServerFile(
@@ -152,7 +152,7 @@ class _Run:
                 if self._room < 0:
                     raise _TooLarge
                 yield block
-        except BaseException:
+        except BaseException:  # also if canceled: the room would be lost
             self._room += taken
             raise
 

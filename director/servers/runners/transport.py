@@ -393,8 +393,8 @@ def _lines(headers: Mapping[str, str]) -> bytes:
 
 
 async def read_body(response: Exchange, limit: int) -> tuple[bytes, bool]:
-    """Read up to `limit` bytes of the body. Returns them, and whether that is all of it. Our secrets are removed, since
-    some servers repeat in a refusal what they were sent and callers see it.
+    """Read up to `limit` bytes of the body. Returns them, and whether they are the whole body. Our secrets are removed:
+    some servers repeat a request in their refusal, which callers see.
     """
     here = response.whole()
     body, is_whole = await read_chunks(response.chunks(), limit) if here is None else (here[:limit], len(here) <= limit)

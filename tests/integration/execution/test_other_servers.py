@@ -190,7 +190,7 @@ async def test_queue_policy_is_changed_and_reset(caller: Caller, live: Live, ope
         await eventually(
             lambda: policy(caller.redis), "in force", until=lambda now: now == ["7", "fail", "fail", "60000"]
         )
-        await operator.configs.remove(MODEL, by="ops")
+        await operator.says()
         await eventually(lambda: policy(caller.redis), "as before", until=lambda now: now == ["3", "retry", "hold", ""])
 
 

@@ -42,10 +42,6 @@ def test_prefer_is_clamped_or_ignored(prefer: list[str], seconds: float | None, 
     assert applied(prefer) == echo
 
 
-def test_a_plain_wait_can_be_shorter() -> None:
-    assert wait_seconds(["wait"], default=10) == 10
-
-
 @given(st.lists(st.text() | st.text(alphabet='wait=0123456789.,;" \\')))
 def test_no_prefer_is_ever_an_error(prefer: list[str]) -> None:
     seconds = wait_seconds(prefer)
