@@ -38,9 +38,3 @@ def test_busy_server_starts_the_wait_again() -> None:
     assert not recovery.is_due(failed("0"), 0, is_idle=True)
     assert not recovery.is_due(failed("0"), 100, is_idle=False)
     assert due_after(recovery, failed("0"), 200) == WAIT_S
-
-
-def test_status_without_a_wait_is_never_due() -> None:
-    recovery = Recovery({HealthStatus.SETUP_FAILED: 0})
-    starting = Health(status=HealthStatus.STARTING, since="0")
-    assert not any(recovery.is_due(health, 1e9, is_idle=True) for health in (failed("0"), starting))

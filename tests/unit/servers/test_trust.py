@@ -42,10 +42,6 @@ def test_a_success_ends_the_trial_and_the_doubling() -> None:
     assert noted(trust, FAILED) == [Rest(seconds=1, restart=True)]
 
 
-def test_refusing_server_rests_without_a_restart() -> None:
-    assert noted(Trust(1), Outcome.REFUSED) == [Rest(seconds=1, restart=False)]
-
-
 def test_refused_input_is_not_a_failure_of_the_server() -> None:
     assert noted(Trust(1), Outcome.INVALID) == [None]
 
