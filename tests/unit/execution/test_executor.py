@@ -15,6 +15,7 @@ from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.settings import DirectorSettings
+from director.core.states import WebhookEvent
 from director.execution.active_claims import ActiveClaim, ActiveClaims
 from director.execution.executor import AWAY_S, TELL_S, Executor, _may_have_begun
 from director.execution.run_files import Storing
@@ -39,7 +40,7 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.webhooks.addresses import AllowList
 from director.webhooks.delivery import Webhooks
-from director.webhooks.outbox import Post
+from director.webhooks.outbox import Outbox, Post
 from director.webhooks.sender import Sender
 from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
@@ -410,6 +411,18 @@ async def test_claim_lost_during_uploads_writes_nothing(bench: Bench, driver: Qu
         await eventually(lambda: store.asked, "the store is asked")
         bench.held(claim).lose()
     assert (await driver.record(claim.id)).token == claim.token
+
+
+async def test_early_closed_outbox_sends_the_start(bench: Bench, driver: QueueDriver) -> None:
+    async with sink() as receiver, asyncio.timeout(LIMIT_S):
+        claim = await claimed(driver, webhook=receiver.url, events="start,completed")
+        await driver.begin(claim)
+        stored = await driver.scripts.get(claim.id)
+        assert stored is not None
+        box = Outbox(claim.record, bench.post, lambda _: stored)
+        box.tell(WebhookEvent.START, started_ms=1)
+        await box.close()
+        assert len(receiver.received) == 1
 
 
 @pytest.mark.parametrize(("name", "bound"), [("MOST_TELLING", 0), ("TELL_S", 0.05)])

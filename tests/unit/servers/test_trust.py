@@ -10,10 +10,6 @@ def noted(trust: Trust, *outcomes: Outcome, is_dead: bool = False) -> list[Rest 
     return [trust.note(outcome, since="first", is_dead=is_dead) for outcome in outcomes]
 
 
-def test_server_rests_and_restarts_after_failures_in_a_row() -> None:
-    assert noted(Trust(3), FAILED, FAILED, FAILED) == [None, None, Rest(seconds=1, restart=True)]
-
-
 def test_a_success_in_between_forgives_all() -> None:
     trust = Trust(2)
     assert noted(trust, FAILED, Outcome.SUCCEEDED, FAILED) == [None, None, None]
