@@ -10,7 +10,6 @@ from director.core.schema import Claim
 from director.execution.active_claims import (
     CANCEL_AGAIN_S,
     CANCEL_ANSWER_S,
-    CANCEL_WAIT_S,
     DRAIN_WAIT_S,
     ActiveClaim,
     ActiveClaims,
@@ -19,7 +18,7 @@ from director.execution.director import HAND_BACK_S, TELL_S
 from director.execution.tracker import Limits, Stop, Tracker
 from director.local import parts
 from director.servers.runners.cog import LET_GO_PATIENCE_S
-from director.servers.runners.runner import Accepted, Began, Capabilities, Ended, Outcome, RunRequest
+from director.servers.runners.runner import Accepted, Began, Capabilities, RunRequest
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.scripted_runner import ScriptedRunner
@@ -58,6 +57,13 @@ class Run:
         await asyncio.wait_for(self.following, 5)
 
 
+class Hanging(ScriptedRunner):
+    async def cancel(self, prediction_id: str) -> bool:
+        await super().cancel(prediction_id)
+        await asyncio.Event().wait()
+        return True
+
+
 async def started(**given: Any) -> Run:
     run = Run(**given)
     await run.runner.started.wait()
@@ -90,26 +96,11 @@ async def test_a_second_reason_to_stop_asks_no_louder() -> None:
     assert run.tracker.stopped is Stop.USER
 
 
-async def test_a_cancel_that_fails_is_only_one_of_many() -> None:
-    run = await started()
-    run.runner.is_rude = True
-    run.held.stop(Stop.USER)
-    await run.canceled(1)
-    run.clock.pass_time(0.1)
-    await run.canceled(2)
-    await run.end()
-
-
-class Hanging(ScriptedRunner):
-    async def cancel(self, prediction_id: str) -> bool:
-        await super().cancel(prediction_id)
-        await asyncio.Event().wait()
-        return True
-
-
-async def test_unanswered_cancel_does_not_prevent_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_rude", [True, False], ids=["rude", "silent"])
+async def test_failed_cancel_does_not_prevent_the_next(monkeypatch: pytest.MonkeyPatch, is_rude: bool) -> None:
     monkeypatch.setattr("director.execution.active_claims.CANCEL_ANSWER_S", 0.01)
     run = await started(runner=Hanging())
+    run.runner.is_rude = is_rude
     run.held.stop(Stop.USER)
 
     def asked() -> int:
@@ -118,16 +109,6 @@ async def test_unanswered_cancel_does_not_prevent_the_next(monkeypatch: pytest.M
 
     await eventually(asked, "it is asked again and again", until=(3).__eq__)
     await run.end()
-
-
-async def test_run_that_ignores_its_cancel_is_abandoned() -> None:
-    run = await started()
-    run.held.stop(Stop.USER)
-    await run.canceled(1)
-    run.clock.pass_time(CANCEL_WAIT_S)
-    await run.over()
-    assert run.held.is_stuck
-    assert run.runner.let_go.is_set()
 
 
 @pytest.mark.parametrize("before", [None, Stop.USER, Stop.DEADLINE, Stop.RUN_LIMIT])
@@ -141,16 +122,6 @@ async def test_drain_gives_up_sooner_on_a_run_that_ignores_its_cancel(before: St
     run.clock.pass_time(DRAIN_WAIT_S)
     await run.over()
     assert run.held.is_stuck
-
-
-async def test_a_drain_leaves_a_run_that_another_director_can_follow() -> None:
-    run = Run()
-    run.tracker.apply(Accepted("remote"), 0.0)
-    await run.runner.started.wait()
-    run.held.stop(Stop.DRAIN)
-    await run.following
-    assert run.runner.let_go.is_set()
-    assert (run.runner.cancels, run.held.is_left, run.held.is_stuck) == (0, True, False)
 
 
 class Resuming(ScriptedRunner):
@@ -237,25 +208,6 @@ async def test_newer_claim_of_a_prediction_replaces_the_older() -> None:
     for run in (older, newer):
         run.held.lose()
         await run.over()
-
-
-async def test_a_hand_back_stops_also_what_comes_in_after_it() -> None:
-    run, claims = Run(began=False), ActiveClaims()
-    claims.stop_all(Stop.DRAIN)
-    claims.add(run.held)
-    assert run.tracker.stopped is Stop.DRAIN
-    await run.over()
-    assert not run.runner.started.is_set()
-
-
-async def test_a_run_that_ended_by_itself_is_not_stopped() -> None:
-    run = Run(runner=ScriptedRunner(Ended(outcome=Outcome.SUCCEEDED)))
-    await eventually(lambda: run.tracker.ended, "it ended")
-    run.held.stop(Stop.USER)
-    await asyncio.sleep(0)
-    assert run.runner.cancels == 0
-    run.held.lose()
-    await run.over()
 
 
 async def test_fault_while_a_run_is_released_hides_no_cancel() -> None:

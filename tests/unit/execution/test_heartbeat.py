@@ -82,15 +82,6 @@ async def test_failed_heartbeat_is_repeated(
         await eventually(lambda: beating.beats, "it beats again", until=(2).__eq__)
 
 
-async def test_a_heartbeat_that_is_canceled_ends() -> None:
-    beating = Beating()
-    async with beating.running() as task:
-        await eventually(lambda: beating.beats, "it beats")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
 class Deaf:
     """A subscription that loses the first cancellation, as redis-py does on Python 3.11 while it sends."""
 

@@ -1,30 +1,23 @@
 import msgspec
+from msgspec.structs import replace
 
-from director.core.ids import PredictionId, QueueName
-from director.core.schema import Record
-from director.core.states import Status
 from director.execution.metering import metrics_of, with_metrics
 from director.execution.tracker import Limits, Tracker
 from director.servers.runners.runner import Began, Ended, Outcome, Produced, Restarted
+from tests.unit.execution.test_tracker import RECORD as FIRST
 
-RECORD = Record(
-    id=PredictionId("p"),
-    account="acme",
-    model="acme/echo",
-    version="1",
-    queue=QueueName("acme/echo:1"),
-    lane="normal",
-    status=Status.STARTING,
-    created=1_000,
-    claimed=3_500,
-)
+RECORD = replace(FIRST, created=1_000, claimed=3_500)
+
+
+def produced(tracker: Tracker, *times: float) -> None:
+    for index, at in enumerate(times):
+        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), at)
 
 
 def test_metrics_have_times_from_the_claim_and_the_start() -> None:
     tracker = Tracker(RECORD, Limits())
     tracker.apply(Began(), 10.0)
-    for index, at in enumerate((10.5, 11.0, 11.5)):
-        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), at)
+    produced(tracker, 10.5, 11.0, 11.5)
     tracker.apply(Produced(item=msgspec.Raw(b"1"), index=0), 11.9)  # told twice
     tracker.apply(Ended(outcome=Outcome.SUCCEEDED), 12.0)
     assert metrics_of(RECORD, tracker, setup_wait_s=1.25) == {
@@ -45,11 +38,9 @@ def test_wait_for_a_slot_counts_as_queue_time() -> None:
 def test_restarted_run_counts_from_its_last_start() -> None:
     tracker = Tracker(RECORD, Limits())
     tracker.apply(Began(), 10.0)
-    for index, at in enumerate((10.5, 11.0, 11.5)):
-        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), at)
+    produced(tracker, 10.5, 11.0, 11.5)
     tracker.apply(Restarted("stream_lagged"), 12.0)
-    for index, at in enumerate((13.0, 15.0)):
-        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), at)
+    produced(tracker, 13.0, 15.0)
     found = metrics_of(RECORD, tracker, setup_wait_s=0)
     assert (found["output_count"], found["time_to_first_output"], found["outputs_per_second"]) == (2, 3.0, 0.5)
 
@@ -60,8 +51,7 @@ def test_run_that_never_began_has_only_queue_time() -> None:
 
 def test_a_rate_needs_two_outputs_that_are_apart() -> None:
     tracker = Tracker(RECORD, Limits())
-    for index in range(2):
-        tracker.apply(Produced(item=msgspec.Raw(b"1"), index=index), 10.0)
+    produced(tracker, 10.0, 10.0)
     assert "outputs_per_second" not in metrics_of(RECORD, tracker, setup_wait_s=0)
 
 

@@ -24,13 +24,6 @@ def stored(value: Any, *, inline: int = 100, **options: Any) -> Any:
     return value if found is None else json.loads(bytes(filled(output, found, [URL] * len(found.files))))
 
 
-def test_files_are_found_wherever_they_stand() -> None:
-    assert stored(PNG) == URL
-    assert stored([PNG, "text", [PNG]]) == [URL, "text", [URL]]
-    assert stored({"a": {"b": PNG}, "c": [1, None, PNG]}) == {"a": {"b": URL}, "c": [1, None, URL]}
-    assert stored({"a": PNG}, separators=(" ,  ", " : ")) == {"a": URL}
-
-
 def test_what_is_no_file_stays_byte_for_byte() -> None:
     output = Raw(b'[ 1.50, "data" , {"k":"\\u00e9", "f": "%s"}, 12345678901234567890 ]' % PNG.encode())
     found = find(output, inline=0)
@@ -59,6 +52,7 @@ def test_a_text_that_looks_a_little_like_one_is_left_alone(text: str) -> None:
 
 def test_the_name_of_a_member_is_no_file() -> None:
     assert stored({PNG: PNG}) == {PNG: URL}
+    assert stored({"a": PNG}, separators=(" ,  ", " : ")) == {"a": URL}
     assert stored({PNG: 1}, separators=(",", " : ")) == {PNG: 1}
 
 

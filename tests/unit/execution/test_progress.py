@@ -138,16 +138,6 @@ async def test_a_write_whose_answer_was_lost_is_not_written_twice(
     await finished("logs", "logs")
 
 
-@pytest.mark.usefixtures("by_hand")
-async def test_last_write_repeats_nothing_written(progress: Progress, wire: Wire, finished: Finished) -> None:
-    wire.after.append(lose_the_answer)
-    progress.add((STARTED, log(0)))
-    with pytest.raises(BackendUnavailable):
-        await progress.run_once()
-    progress.add((log(1),))
-    await finished("logs", "logs")
-
-
 async def test_closing_waits_for_a_write(claim: Claim, progress: Progress, wire: Wire) -> None:
     written, answered = asyncio.Event(), asyncio.Event()
 

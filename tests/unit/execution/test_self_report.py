@@ -1,7 +1,6 @@
 import msgspec
 import pytest
 
-from director import __version__
 from director.execution.heartbeat import LONGEST_DETAIL, MOST_SERVERS, SelfReport
 from director.servers.runners.runner import Health, HealthStatus
 from director.servers.servers import Server, Servers
@@ -18,15 +17,6 @@ def server(url: str = "http://127.0.0.1:5000", status: HealthStatus = HealthStat
 
 def told(report: SelfReport, held: int = 0) -> About:
     return msgspec.json.decode(report.encoded(held=held), type=About)
-
-
-def test_report_has_release_start_and_claims() -> None:
-    clock = FakeClock()
-    report, began_ms = SelfReport(Servers([server()]), clock), clock.now_ms()
-    clock.pass_time(60)
-    about = told(report, held=3)
-    assert (about.version, about.since_ms, about.held, about.more) == (__version__, began_ms, 3, 0)
-    assert [(each.url, each.state, each.slots) for each in about.servers] == [("http://127.0.0.1:5000", "ready", 2)]
 
 
 def test_a_state_has_the_time_at_which_it_began() -> None:

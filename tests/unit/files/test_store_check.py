@@ -85,17 +85,8 @@ async def test_concurrent_checks_share_one_probe(check: StoreCheck, store: ToldS
     assert store.asked == 1
 
 
-@pytest.fixture
-def links() -> Links:
-    return Links(Redis(), FakeClock())
-
-
-async def test_a_folder_that_can_be_made_or_written_is_good(tmp_path: Path, links: Links) -> None:
-    assert await LocalFiles(tmp_path / "a" / "b", links).probe() == ""
-    assert await LocalFiles(tmp_path, links).probe() == ""
-
-
-async def test_a_file_in_its_place_is_named(tmp_path: Path, links: Links) -> None:
+async def test_file_in_place_of_the_folder_is_reported(tmp_path: Path) -> None:
+    links = Links(Redis(), FakeClock())
     (tmp_path / "file").touch()
-    reason = await LocalFiles(tmp_path / "file", links).probe()
-    assert reason == f"DIRECTOR_FILES_DIR: {tmp_path / 'file'} cannot be written"
+    told = [await LocalFiles(tmp_path / each, links).probe() for each in ("new/folder", ".", "file")]
+    assert told == ["", "", f"DIRECTOR_FILES_DIR: {tmp_path / 'file'} cannot be written"]

@@ -43,11 +43,6 @@ def test_the_share_goes_with_the_item_whatever_its_place() -> None:
     assert [end.metrics["n"] for end in both] == [Raw(b"18"), Raw(b"2")]
 
 
-def test_numbered_items_are_put_in_the_order_of_the_request() -> None:
-    answer = [{"i": 2, "out": "c"}, {"i": 0, "out": "a"}, {"i": 1, "out": "b"}]
-    assert [msgspec.json.decode(end.output or b"") for end in ends(answer, 3, index="/i")] == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize(
     ("answer", "batch"),
     [

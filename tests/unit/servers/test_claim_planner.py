@@ -11,6 +11,7 @@ from director.servers.runners.runner import Batch, Health, HealthStatus
 from director.servers.servers import Permit, Server
 from tests.support.scripted_runner import ScriptedRunner
 from tests.unit.execution.test_tracker import RECORD
+from tests.unit.servers.test_servers import Running
 
 SERVER = Server(ScriptedRunner(), 64, health=Health(status=HealthStatus.READY))
 
@@ -37,11 +38,6 @@ def run(planner: ClaimPlanner, *keys: str, cost: float = 1) -> tuple[ClaimReques
 def leave(*taken: Permit) -> None:
     for permit in taken:
         permit.taken = False
-
-
-class Running(ScriptedRunner):
-    def knows(self, remote: str) -> bool:
-        return remote == "job 7"
 
 
 def test_remote_run_gets_a_permit_of_its_own_server() -> None:
@@ -74,34 +70,6 @@ def test_beside_one_that_fills_the_batch_nothing_is_asked_for() -> None:
     leave(*taken)
     assert planner.has_more_room
     assert asked(planner, 3) == ClaimRequest(count=3, budget=10)
-
-
-def test_no_more_than_the_batch_holds_by_number() -> None:
-    planner = ClaimPlanner(batch_size=3)
-    assert asked(planner, 8).count == 3
-    _, [first, *_] = run(planner, "", "", "")
-    assert planner.next(permits(5)) is None
-    leave(first)
-    assert asked(planner, 6).count == 1
-
-
-def test_what_ran_last_is_asked_for_first() -> None:
-    planner = ClaimPlanner()
-    assert asked(planner, 2).warm == ""
-    run(planner, "a", "b")
-    assert asked(planner, 2).warm == "b"
-    run(planner, "")
-    assert asked(planner, 2).warm == ""
-
-
-def test_claim_ignores_warm_keys_after_too_many_in_a_row() -> None:
-    planner = ClaimPlanner()
-    run(planner, "a")
-    for _ in range(MOST_SKIPS):
-        assert run(planner, "a")[0].warm == "a"
-    assert asked(planner, 1).warm == ""
-    assert run(planner, "a")[0].warm == "", "nothing came of the last one"
-    assert asked(planner, 1).warm == "a"
 
 
 def test_many_permits_skip_no_more_than_single_ones() -> None:
@@ -149,15 +117,6 @@ def test_restarted_server_is_warm_for_no_key() -> None:
     planner = ClaimPlanner()
     leave(*run(planner, "a")[1])
     assert planner.next(permits(1, since="second")) == ClaimRequest(count=1)
-
-
-def test_the_figures_tell_warm_hits_and_how_full_the_batches_were() -> None:
-    planner = ClaimPlanner(batch_cost=4)
-    assert planner.figures == {}
-    for keys in (["a"], ["a", "b"], [""]):
-        _, taken = run(planner, *keys)
-        leave(*taken)
-    assert planner.figures == {"warm_hit_ratio": "0.333", "batch_fill": "0.333"}
 
 
 @given(

@@ -55,17 +55,21 @@ async def test_slot_kept_past_its_permit_is_handed_on() -> None:
     assert (server.busy, server.running) == (1, 0)
 
 
-STOPS = {Stop.USER: ("canceled", 1), Stop.DRAIN: ("starting", 0)}
-
-
-@pytest.mark.parametrize(("why", "then"), STOPS.items(), ids=[why.value for why in STOPS])
-async def test_claim_stopped_in_line_never_starts(
-    bench: Bench, driver: QueueDriver, why: Stop, then: tuple[str, int]
+@pytest.mark.parametrize(
+    ("why", "then"),
+    [(Stop.USER, ("canceled", 1)), (Stop.DRAIN, ("starting", 0)), (None, ("starting", 1))],
+    ids=["canceled", "drained", "lost"],
+)
+async def test_claim_that_ends_in_line_never_starts(
+    bench: Bench, driver: QueueDriver, why: Stop | None, then: tuple[str, int]
 ) -> None:
     claim = await claimed(driver)
     waiting = Waiting(bench, claim)
     held = await eventually(lambda: bench.claims.find(claim.id, claim.token), "held")
-    held.stop(why)
+    if why is None:
+        held.lose()
+    else:
+        held.stop(why)
     await asyncio.wait_for(waiting.run, 5)
     record: Any = await driver.record(claim.id)
     assert (record.status, record.attempt) == then
@@ -73,16 +77,6 @@ async def test_claim_stopped_in_line_never_starts(
     assert not waiting.server.waiting
     waiting.servers.permits.release(waiting.before)
     assert waiting.server.busy == 0
-
-
-async def test_claim_lost_while_it_waits_is_never_started(bench: Bench, driver: QueueDriver) -> None:
-    claim = await claimed(driver)
-    waiting = Waiting(bench, claim)
-    held = await eventually(lambda: bench.claims.find(claim.id, claim.token), "held")
-    held.lose()
-    await asyncio.wait_for(waiting.run, 5)
-    assert not waiting.runner.started.is_set()
-    assert not waiting.server.waiting
 
 
 async def test_overlong_wait_releases_unspent(
@@ -95,3 +89,4 @@ async def test_overlong_wait_releases_unspent(
     record = await driver.record(claim.id)
     assert (record.status, record.attempt) == ("starting", 0)
     assert not waiting.runner.started.is_set()
+    assert waiting.servers.permits.take_ahead() == []

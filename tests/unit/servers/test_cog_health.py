@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from director.servers.runners.cog_answers import Model, read_health, read_model
+from director.servers.runners.cog_answers import COGLET, Model, python_kind, read_health, read_model
 from director.servers.runners.runner import HealthStatus
 
 SETUP = {"started_at": "2026-01-01T00:00:00Z", "status": "succeeded", "logs": "loading\nTypeError: no weights\n"}
@@ -34,14 +34,6 @@ def test_health_is_a_status_and_one_line(body: bytes, status: HealthStatus, deta
     health = read_health(200, body).health
     assert health.status is status
     assert health.detail == detail or (detail.endswith(": ") and health.detail.startswith(detail))
-
-
-def test_setup_logs_and_server_version_are_kept() -> None:
-    sighting = read_health(200, report("READY"))
-    assert sighting.health.setup is not None
-    assert (sighting.health.setup.logs, sighting.health.setup.started_at) == (SETUP["logs"], SETUP["started_at"])
-    assert sighting.health.server == "coglet 0.23.1"
-    assert sighting.since == SETUP["started_at"]
 
 
 def test_an_answer_that_is_not_200_is_unhealthy_and_quoted() -> None:
@@ -81,3 +73,12 @@ def test_only_coglet_from_0_21_on_can_stream(version: str | None, can: bool) -> 
 )
 def test_a_model_streams_and_yields_only_if_its_schema_says_so(document: object, model: Model) -> None:
     assert read_model(msgspec.json.encode(document)) == model
+
+
+@pytest.mark.parametrize(
+    ("version", "hears"),
+    [("", False), ("odd", False), ("0.9.26", False), ("0.12.1", False), ("0.13.0", True), ("0.16.12", True)],
+)
+def test_python_servers_before_0_13_hear_nothing_during_a_run(version: str, hears: bool) -> None:
+    assert python_kind(version).hears_meanwhile is hears
+    assert COGLET.hears_meanwhile

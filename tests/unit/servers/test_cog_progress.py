@@ -11,14 +11,6 @@ def tell(progress: Progress, items: object = None, logs: str | None = None) -> l
     return list(progress.news(output=None if items is None else Raw(msgspec.json.encode(items)), logs=logs))
 
 
-def test_only_new_progress_is_reported() -> None:
-    progress = Progress(is_array=True)
-    assert tell(progress, ["a"], "one\n") == [Logged("one\n"), Produced(Raw(b'"a"'), 0)]
-    assert tell(progress, ["a", "b"], "one\ntwo\n") == [Logged("two\n"), Produced(Raw(b'"b"'), 1)]
-    assert tell(progress, ["a", "b"], "one\ntwo\n") == []
-    assert tell(progress, ["a"], "one\n") == []
-
-
 @given(order=st.permutations(range(8)))
 def test_snapshots_in_any_order_report_everything_once_in_order(order: list[int]) -> None:
     progress = Progress(is_array=True)

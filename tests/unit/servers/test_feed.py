@@ -13,14 +13,6 @@ async def everything(feed: Feed) -> list[RunEvent]:
     return events
 
 
-async def test_first_progress_reports_began() -> None:
-    feed, end = Feed(read_ahead=1000), Ended(outcome=Outcome.SUCCEEDED)
-    feed.add(Logged("a"), size=1)
-    feed.add(Logged("b"), size=1)
-    feed.end(end)
-    assert await everything(feed) == [Began(), Logged("a"), Logged("b"), end]
-
-
 @pytest.mark.parametrize(
     ("outcome", "began"),
     [
@@ -36,12 +28,6 @@ async def test_immediate_end_reports_began_only_if_it_ran(outcome: Outcome, bega
     feed, end = Feed(read_ahead=1000), Ended(outcome=outcome)
     feed.end(end)
     assert await everything(feed) == ([Began(), end] if began else [end])
-
-
-async def test_silence_after_the_request_reports_began() -> None:
-    feed = Feed(read_ahead=1000)
-    feed.sent()
-    assert await feed.next() == Began()
 
 
 async def test_nothing_follows_the_end() -> None:

@@ -58,19 +58,6 @@ async def test_unwanted_server_is_removed_with_its_watch(watched: Watched) -> No
     assert [driven.url for driven, _ in watched.runners] == ["a", "b", "c"], "the one that stays is not made again"
 
 
-async def test_reconfigured_server_begins_after_the_former_ended_its_runs(watched: Watched) -> None:
-    [permit, *rest] = [permit for permit in await watched.servers.permits.wait() if permit.server.runner.url == "a"]
-    for other in rest:
-        watched.servers.permits.release(other)
-    watched.fleet.want([Driven("a", FAST)], slots=2)
-    await eventually(lambda: watched.has(), "neither is there")
-    assert len(watched.runners) == 2
-    watched.servers.permits.release(permit)
-    await eventually(lambda: watched.has("a"), "it is there again")
-    assert watched.runners[-1][0] == Driven("a", FAST)
-    assert [each.server.runner for each in await watched.servers.permits.wait()] == [watched.runners[-1][1]] * 2
-
-
 async def test_more_slots_hold_at_once_and_fewer_as_runs_end(watched: Watched) -> None:
     watched.fleet.want([Driven("a", SLOW), Driven("b", SLOW)], slots=3)
     await eventually(lambda: sum(server.slots for server in watched.servers.all) == 6, "more slots")

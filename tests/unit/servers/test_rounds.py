@@ -70,12 +70,6 @@ async def test_halving_finds_the_failing_run_and_the_others_succeed() -> None:
     assert found == [DONE] * 5 + [FAILED] + [DONE] * 2
 
 
-async def test_server_death_ends_all_runs_without_another_request() -> None:
-    slot = Slot(4, poison="b", end=LOST)
-    assert await ends(slot.start("abcd")) == [LOST] * 4
-    assert slot.sent == ["abcd"]
-
-
 async def test_run_that_goes_alone_goes_after_the_others() -> None:
     slot = Slot(5)
     runs = [*slot.start("ab", shared=None), *slot.start("cde", first=2)]
@@ -106,21 +100,6 @@ async def test_late_run_goes_after_the_others(monkeypatch: pytest.MonkeyPatch) -
     slot.answers.set()
     await ends([*first, *second])
     assert slot.sent == ["a", "b"]
-
-
-async def test_last_run_to_leave_ends_the_request() -> None:
-    slot = Slot(4)
-    slot.answers.clear()
-    together, other = slot.start("ab"), slot.start("cd", first=2, shared="other")
-    await eventually(lambda: slot.sent, "the first request is sent", until=["ab"].__eq__)
-    together[0].cancel()
-    other[1].cancel()
-    await asyncio.sleep(0.01)
-    assert slot.sent == ["ab"]
-    together[1].cancel()
-    await eventually(lambda: slot.sent, "the next request is sent", until=["ab", "c"].__eq__)
-    slot.answers.set()
-    assert await ends(other[:1]) == [DONE]
 
 
 async def test_own_fault_reaches_every_waiting_run(monkeypatch: pytest.MonkeyPatch) -> None:

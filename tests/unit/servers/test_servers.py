@@ -33,14 +33,6 @@ async def taken(servers: Servers) -> list[Permit]:
     return await asyncio.wait_for(servers.permits.wait(), 5)
 
 
-async def test_every_free_permit_comes_from_the_least_busy_server_first() -> None:
-    one, two = server(3), server(2)
-    one.busy = 1
-    permits = await taken(Servers([one, two]))
-    assert [permit.server for permit in permits] == [two, one, two, one]
-    assert (one.busy, two.busy) == (3, 2)
-
-
 @pytest.mark.parametrize("status", [status for status in HealthStatus if not Health(status=status).can_run])
 async def test_a_server_that_is_not_ready_has_no_permits_until_it_is(status: HealthStatus) -> None:
     one, servers = alone(1, health=Health(status=status))
@@ -157,17 +149,10 @@ async def full(servers: Servers, runs: int = 1) -> None:
         servers.permits.release(permit)
 
 
-async def test_server_full_against_our_count_is_restarted() -> None:
-    servers = Servers([server(2)])
-    await full(servers, runs=2)
-    assert not servers.any_ready()
-    servers.started(servers.all[0], "second")
-    assert servers.standing == Standing(2, "ready")
-
-
 async def test_server_soon_full_again_gets_fewer_slots(caplog: Any) -> None:
     servers = Servers([server(4)])
-    await full(servers)
+    await full(servers, runs=2)
+    assert not servers.any_ready()
     servers.started(servers.all[0], "second")
     await full(servers)
     assert servers.standing == Standing(3, "ready")
@@ -302,16 +287,6 @@ async def test_run_duration_is_measured_on_successful_runs() -> None:
     assert servers.all[0].ahead == 0
 
 
-async def test_long_wait_for_a_turn_ends_permits_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("director.servers.servers.TURN_WITHIN_S", 0)
-    _, servers = alone(1, run_s=0.1)
-    await taken(servers)
-    [waiting] = servers.permits.take_ahead()
-    assert not await servers.permits.turn(waiting)
-    servers.permits.release(waiting)
-    assert servers.permits.take_ahead() == []
-
-
 async def test_waiting_permit_gets_its_slot_once_the_doubted_server_is_back() -> None:
     one, servers = alone(2, run_s=0.1)
     permit, other = await taken(servers)
@@ -336,14 +311,6 @@ async def test_batch_frees_its_slot_with_its_last_place() -> None:
     assert one.busy == 1
     servers.permits.release(first[2])
     assert one.busy == 0
-
-
-async def test_failed_batch_request_counts_as_one_failure() -> None:
-    one, servers = alone(1, places=4, rests_after=3)
-    for permit in await taken(servers):
-        servers.ended(permit, Ended(outcome=Outcome.FAILED), unasked=True)
-        servers.permits.release(permit)
-    assert one.trust.failures == 1
 
 
 async def test_server_on_trial_gets_one_run_and_no_batch() -> None:

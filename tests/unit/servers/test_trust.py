@@ -10,10 +10,6 @@ def noted(trust: Trust, *outcomes: Outcome, is_dead: bool = False) -> list[Rest 
     return [trust.note(outcome, since="first", is_dead=is_dead) for outcome in outcomes]
 
 
-def test_server_rests_and_restarts_after_failures_in_a_row() -> None:
-    assert noted(Trust(3), FAILED, FAILED, FAILED) == [None, None, Rest(seconds=1, restart=True)]
-
-
 def test_a_success_in_between_forgives_all() -> None:
     trust = Trust(2)
     assert noted(trust, FAILED, Outcome.SUCCEEDED, FAILED) == [None, None, None]
@@ -40,10 +36,6 @@ def test_a_success_ends_the_trial_and_the_doubling() -> None:
     noted(trust, FAILED, FAILED, Outcome.SUCCEEDED)
     assert not trust.is_on_trial
     assert noted(trust, FAILED) == [Rest(seconds=1, restart=True)]
-
-
-def test_refusing_server_rests_without_a_restart() -> None:
-    assert noted(Trust(1), Outcome.REFUSED) == [Rest(seconds=1, restart=False)]
 
 
 def test_refused_input_is_not_a_failure_of_the_server() -> None:

@@ -30,10 +30,6 @@ def test_fractions_are_split_in_proportion() -> None:
     assert split(1.5, [1, 2]) == [0.5, 1.0]
 
 
-def test_zero_weights_split_evenly() -> None:
-    assert split(9, [0, 0, 0]) == [3, 3, 3]
-
-
 ITEMS = [Raw(b'{"t":1}'), Raw(b'{"t":3}')]
 
 

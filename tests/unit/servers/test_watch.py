@@ -148,18 +148,6 @@ async def test_restarted_server_is_not_ended_again(watched: Watched) -> None:
     assert watched.servers.any_ready()
 
 
-async def test_server_busy_with_foreign_runs_is_restarted(watched: Watched) -> None:
-    await watched.look(READY)
-    await watched.look(BUSY)
-    assert watched.servers.any_ready(), "it may just have ended a run of ours"
-    watched.clock.pass_time(STRANGER_S)
-    await watched.look(BUSY)
-    assert not watched.servers.any_ready()
-    assert watched.runner.shutdowns == 1
-    await watched.look(replace(BUSY, since="second"))
-    assert watched.servers.any_ready()
-
-
 async def test_server_busy_with_our_runs_is_not_restarted(watched: Watched) -> None:
     await watched.look(READY)
     for _ in range(3):
@@ -218,6 +206,7 @@ async def test_each_health_status_has_its_own_consequences(watched: Watched, cap
     assert watched.server.trouble == ("" if works else f"{status}: so it says")
     [said] = [each for each in caplog.records if each.message == CHANGED]
     assert (said.levelname, said.status, said.detail) == (level, status, "so it says")
+    assert watched.noted == [], "it reported no setup"
 
 
 async def test_each_setup_is_noted_once_at_its_end(watched: Watched) -> None:
@@ -240,11 +229,6 @@ async def test_setup_is_noted_until_written_without_delaying_work(watched: Watch
     await watched.look(failed)
     await watched.look(failed)
     assert watched.noted == [("first", False)] * 2
-
-
-async def test_server_without_setup_report_has_no_setup_noted(watched: Watched) -> None:
-    await watched.look(READY)
-    assert watched.noted == []
 
 
 # The looks at a server, each with the seconds after it, and how often it is asked to end
