@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from director.local.home import UP, Home, State
-from director.local.processes import Mark, UpError, claimable
+from director.local.processes import Mark, UpError, claimable, is_alive, mark
 from director.local.server import EmbeddedServer, find_binary
 from director.local.up import down
 from director.runtime.startup import raise_descriptor_limit
@@ -77,6 +77,17 @@ def test_a_short_log_is_added_to(home):
     os.close(descriptor)
     assert home.last_lines("api") == ["before", "after"]
     assert home.last_lines("never started") == []
+
+
+def test_down_ends_what_a_killed_up_left_and_may_be_repeated(home):
+    with subprocess.Popen(SLEEPER, start_new_session=True) as left:
+        one = mark(left.pid)
+        home.write(State(token="t").running({UP: Mark(left.pid, "an earlier process"), "api": one}))
+        assert down(home)
+        left.wait()
+    assert not is_alive(one)
+    assert home.read() == State(token="t")
+    assert not down(home)
 
 
 def test_down_spares_another_process_with_the_same_pid(home):
