@@ -228,18 +228,13 @@ def test_each_delivery_attempt_is_listed() -> None:
     ]
     story = tell(known(*log, attempt=1, completed=s(12), told="delivered", tellings=2, **DONE, **HOOK))
     assert story.webhook is not None
+    assert (story.webhook.is_owed, comes(story)) == (False, [("nothing", None)])
     told = [(one.at, one.attempt, one.outcome, one.status, one.next_at) for one in story.webhook.deliveries]
     assert told == [
         (f"{AT}13.000Z", 1, "failed", None, f"{AT}15.000Z"),
         (f"{AT}15.000Z", 2, "delivered", 204, None),
     ]
     assert held(story) == held(tell(known(attempt=1, completed=s(12), **DONE, **HOOK))), "and nothing else changes"
-
-
-def test_delivered_webhook_is_not_a_next_step() -> None:
-    story = tell(known(attempt=1, completed=s(12), told="delivered", tellings=1, **DONE, **HOOK))
-    assert story.webhook is not None
-    assert (story.webhook.is_owed, comes(story)) == (False, [("nothing", None)])
 
 
 def test_unreadable_webhook_url_is_not_repeated() -> None:
