@@ -13,27 +13,14 @@ from typing import Any
 
 import pytest
 from redis import Redis, exceptions
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from tests.k8s.test_redis_pods import NO_RETRIES, SECRETS, SOURCES
 from tests.support.cog import free_port
 from tests.support.manifests import K8S
 from tests.support.servers import binary
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
-NO_RETRIES = Retry(NoBackoff(), 0)
-SOURCES = (
-    *("base/redis/redis.conf", "base/redis/users.acl", "base/redis/start.sh"),
-    *("components/sentinel/member.sh", "components/sentinel/sentinel.sh", "components/sentinel/members.acl"),
-)
-SECRETS = {
-    "REDIS_PASSWORD": "director",
-    "KEDA_PASSWORD": "keda",
-    "ADMIN_PASSWORD": "admin",
-    "REPLICA_PASSWORD": "replica",
-    "SENTINEL_PASSWORD": "sentinel",
-}
 # The answer of `valkey-cli … sentinel get-master-addr-by-name director`, for machines that have none
 CLI = f"""#!{sys.executable}
 import sys

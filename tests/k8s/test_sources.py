@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from director.cli.main import made_parser
 from tests.support.manifests import K8S
+from tests.unit.cli.test_cli_lines import is_a_command
 
 ROOT = K8S.parent
 RULES = K8S / "components/monitoring/rules.yaml"
@@ -57,28 +57,6 @@ def test_the_operations_page_shows_only_existing_commands() -> None:
     shown = {tuple(words.split()) for words in re.findall(r"(?:`|-- )director ((?:[a-z-]+ ?)+)", text)}
     assert ("token", "create", "--account", "me") in {words[:4] for words in shown}
     assert [words for words in sorted(shown) if not is_a_command(words)] == []
-
-
-def is_a_command(words: tuple[str, ...]) -> bool:
-    parser = made_parser()
-    for word in words:
-        if word.startswith("-") or not parser.commands:
-            break
-        if word not in parser.commands:
-            return False
-        parser = parser.commands[word]
-    return True
-
-
-def test_an_unknown_command_is_found() -> None:
-    assert is_a_command(("queues", "resize", "acme"))
-    assert not is_a_command(("queues", "mend"))
-    assert not is_a_command(("heal",))
-
-
-def test_every_path_on_the_operations_page_exists() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)[)#]", (K8S / "README.md").read_text()):
-        assert (K8S / target).exists(), target
 
 
 # Containerfile

@@ -97,9 +97,9 @@ class ModelCompute:
 
 @dataclass
 class ModelCredit:
-    """The compute of one account over all days."""
+    """The compute of one account over all days. `most_ms`: None without a limit, and then nothing is counted."""
 
-    most_ms: int
+    most_ms: int | None = None
     reserved: dict[str, int] = field(default_factory=dict)
     spent_ms: int = 0
 
@@ -108,10 +108,11 @@ class ModelCredit:
         return self.spent_ms + sum(self.reserved.values())
 
     def has_room(self, name: str, asked_ms: int) -> bool:
-        return name in self.reserved or self.used_ms + asked_ms <= self.most_ms
+        return self.most_ms is None or name in self.reserved or self.used_ms + asked_ms <= self.most_ms
 
     def reserve(self, name: str, asked_ms: int) -> None:
-        self.reserved.setdefault(name, asked_ms)
+        if self.most_ms is not None:
+            self.reserved.setdefault(name, asked_ms)
 
     def spend(self, name: str, spent_ms: int) -> bool:
         if name not in self.reserved:

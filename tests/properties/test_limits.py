@@ -98,51 +98,24 @@ def test_a_bucket_answers_as_its_model_and_never_exceeds_its_limit(
 
 
 @bounded
-@given(most_s=st.integers(1, 20), steps=COMPUTE_STEPS)
-def test_compute_of_a_day_is_never_reserved_beyond_its_limit(
-    server: Started, runner: asyncio.Runner, most_s: int, steps: list[ComputeStep]
-) -> None:
-    async def walk() -> None:
-        model, now_ms = ModelCompute(most_s * 1000), MIDNIGHT_MS
-        async with emptied(server) as (scripts, accounts):
-            for what, name, amount_ms, pause_ms in steps:
-                now_ms += pause_ms
-                used_ms = model.used(now_ms // DAY_MS)
-                if what == "ask":
-                    allowance = await scripts.reserve("acme", most_s, id=name, asked_s=amount_ms / 1000, now_ms=now_ms)
-                    assert allowance.allowed == model.reserve(name, amount_ms, now_ms)
-                    assert model.used(now_ms // DAY_MS) <= max(used_ms, most_s * 1000)
-                    assert allowance.reset_ms == DAY_MS - now_ms % DAY_MS
-                else:
-                    _, corrected = await scripts.spend(
-                        "acme", prediction_id=PredictionId(name), spent_s=amount_ms / 1000
-                    )
-                    assert corrected == model.spend(name, amount_ms)
-            usage = await accounts.usage("acme", day=now_ms // DAY_MS)
-            assert round((usage.spent_s + usage.reserved_s) * 1000) == model.used(now_ms // DAY_MS)
-
-    runner.run(walk())
-
-
-@bounded
 @given(
     of_day=st.none() | st.integers(1, 20),
-    limits=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    limits=st.just([]) | st.lists(st.integers(1, 40), min_size=1, max_size=3),
     steps=COMPUTE_STEPS,
 )
-def test_credit_is_never_reserved_beyond_its_limit_on_any_day(
+def test_compute_of_a_day_and_credit_are_never_reserved_beyond_their_limits(
     server: Started, runner: asyncio.Runner, of_day: int | None, limits: list[int], steps: list[ComputeStep]
 ) -> None:
     async def walk() -> None:
-        today, in_all = ModelCompute(of_day and of_day * 1000), ModelCredit(0)
+        today, in_all = ModelCompute(of_day and of_day * 1000), ModelCredit()
         now_ms = MIDNIGHT_MS
         async with emptied(server) as (scripts, accounts):
             for number, (what, name, amount_ms, pause_ms) in enumerate(steps):
                 now_ms += pause_ms
-                most_s = limits[number * len(limits) // len(steps)]
-                in_all.most_ms = most_s * 1000
+                most_s = limits[number * len(limits) // len(steps)] if limits else None
+                in_all.most_ms = most_s and most_s * 1000
                 if what == "ask":
-                    used_ms = in_all.used_ms
+                    of_today_ms, used_ms = today.used(now_ms // DAY_MS), in_all.used_ms
                     allowance = await scripts.reserve(
                         "acme", of_day, in_all=most_s, id=name, asked_s=amount_ms / 1000, now_ms=now_ms
                     )
@@ -153,7 +126,10 @@ def test_credit_is_never_reserved_beyond_its_limit_on_any_day(
                     else:
                         assert allowance.allowed
                         in_all.reserve(name, amount_ms)
-                    assert in_all.used_ms <= max(used_ms, most_s * 1000)
+                    if of_day and not limits:
+                        assert allowance.reset_ms == DAY_MS - now_ms % DAY_MS
+                    assert in_all.used_ms <= max(used_ms, in_all.most_ms or 0)
+                    assert today.used(now_ms // DAY_MS) <= max(of_today_ms, (of_day or 10**6) * 1000)
                 else:
                     for _ in range(2):  # a reply may be lost: the second call changes nothing
                         _, corrected = await scripts.spend(

@@ -18,17 +18,20 @@ def path_with_git(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str | Non
     monkeypatch.setenv("PATH", str(folder / "bin"))
 
 
-def test_shallow_clone_fails_and_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("says", "remedy"),
+    [
+        ("fatal: not a valid object name", r"(?s)not a valid object name.*git fetch --unshallow"),
+        (None, "Install git"),
+    ],
+    ids=["shallow clone", "no git"],
+)
+def test_incomplete_checkout_fails_and_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, remedy: str
+) -> None:
     (tmp_path / ".git").mkdir()
-    path_with_git(tmp_path, monkeypatch, "fatal: not a valid object name")
-    with pytest.raises(pytest.fail.Exception, match=r"(?s)not a valid object name.*git fetch --unshallow"):
-        archive(tmp_path, FORMER.commit)
-
-
-def test_checkout_without_git_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".git").mkdir()
-    path_with_git(tmp_path, monkeypatch, None)
-    with pytest.raises(pytest.fail.Exception, match="Install git"):
+    path_with_git(tmp_path, monkeypatch, says)
+    with pytest.raises(pytest.fail.Exception, match=remedy):
         archive(tmp_path, FORMER.commit)
 
 

@@ -9,6 +9,7 @@ from director.core.settings import (
     KeeperSettings,
     described,
 )
+from tests.bench.tables import put_into
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = {"api": ApiSettings, "director": DirectorSettings, "keeper": KeeperSettings, "audit": AuditSettings}
@@ -31,9 +32,8 @@ def settings_table() -> str:
 
 def test_the_settings_table_is_what_the_code_reads() -> None:
     readme = (ROOT / "README.md").read_text()
-    found = re.search(r"<!-- settings -->\n(.*?)\n?<!-- /settings -->", readme, re.DOTALL)
-    assert found is not None
-    assert found[1] == settings_table(), "put the table that settings_table() makes into README.md"
+    made = put_into(readme, "settings", settings_table())
+    assert readme == made, "put the table that settings_table() makes into README.md"
 
 
 def test_a_command_that_the_readme_shows_is_found_after_make_up() -> None:
@@ -47,8 +47,3 @@ def test_every_script_has_a_row_in_the_readme_of_its_package() -> None:
         re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", (ROOT / "lua/README.md").read_text(), re.M)))
     )
     assert listed == {path.stem for path in (ROOT / "lua").glob("*.lua")}
-
-
-def test_every_path_that_the_readme_names_is_there() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
-        assert (ROOT / target).exists(), target

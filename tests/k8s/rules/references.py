@@ -110,6 +110,10 @@ def _ports_meant(each: Manifest) -> Iterator[tuple[dict[str, str], Any]]:
 def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
     """Require that each address of a service names an existing service and port."""
     services = [each for each in objects if each["kind"] == "Service"]
+
+    def named(name: str) -> list[Manifest]:
+        return [service for service in services if service["metadata"]["name"] == name]
+
     for each in objects:
         where = f"{each['kind']}/{each['metadata']['name']}"
         match each["kind"]:
@@ -118,22 +122,12 @@ def asks_services_that_there_are(objects: list[Manifest]) -> Iterator[str]:
                 meant = [service for service in services if wanted <= service["metadata"].get("labels", {}).items()]
                 asked = [(meant, endpoint["port"]) for endpoint in each["spec"]["endpoints"]]
             case "Ingress":
-                backends = [
-                    path["backend"]["service"] for rule in each["spec"]["rules"] for path in rule["http"]["paths"]
-                ]
-                asked = [
-                    (
-                        [service for service in services if service["metadata"]["name"] == backend["name"]],
-                        backend["port"]["name"],
-                    )
-                    for backend in backends
-                ]
+                paths = [path for rule in each["spec"]["rules"] for path in rule["http"]["paths"]]
+                backends = [path["backend"]["service"] for path in paths]
+                asked = [(named(backend["name"]), backend["port"]["name"]) for backend in backends]
             case "HTTPRoute":
-                backends = [ref for rule in each["spec"]["rules"] for ref in rule.get("backendRefs", [])]
-                asked = [
-                    ([service for service in services if service["metadata"]["name"] == ref["name"]], ref["port"])
-                    for ref in backends
-                ]
+                refs = [ref for rule in each["spec"]["rules"] for ref in rule.get("backendRefs", [])]
+                asked = [(named(ref["name"]), ref["port"]) for ref in refs]
             case _:
                 continue
         for meant, port in asked:

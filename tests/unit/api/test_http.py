@@ -64,11 +64,6 @@ async def test_a_body_that_never_comes_is_not_waited_for_without_end(monkeypatch
     assert answer.headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("body", [b"", b"  \n"])
-def test_an_empty_body_is_refused_where_one_is_needed(body: bytes) -> None:
-    assert "empty" in detail_of_refusal(body)
-
-
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -106,10 +101,6 @@ def test_nesting_too_deeply_is_refused(levels: int, opening: bytes, inside: byte
 def test_brackets_side_by_side_or_inside_strings_are_no_nesting() -> None:
     value = [[]] * 500 + ['[{"' * 500, "\\", '\\"[' * 500, "[" * 500 + "\\"]
     assert decode_json(json.dumps(value).encode(), list) == value
-
-
-def test_of_two_equal_keys_the_last_wins() -> None:
-    assert decode_json(b'{"a": 1, "a": 2}', dict) == {"a": 2}
 
 
 @given(st.recursive(st.text() | st.integers(-9, 9), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))

@@ -1,5 +1,6 @@
 from collections import Counter
 from random import Random
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,14 +27,9 @@ CANDIDATES = st.lists(
 )
 
 
-def candidate(
-    name: str, *, waiting: int = 0, running: int = 0, slots: int = 1, weight: float = 1, **look: int
-) -> Candidate:
-    since, starts = look.pop("since", 0), bool(look.pop("starts", True))
-    told = QueueReport(
-        waiting=waiting, running=running, slots=slots, service_ms=look.pop("service_ms", 100), starts=starts
-    )
-    return Candidate(name=name, weight=weight, report=told, since=since)
+def candidate(name: str, *, weight: float = 1, since: int = 0, **seen: Any) -> Candidate:
+    idle = {"waiting": 0, "running": 0, "slots": 1, "service_ms": 100, "starts": True}
+    return Candidate(name=name, weight=weight, report=QueueReport(**idle | seen), since=since)
 
 
 @settings(max_examples=30)
@@ -64,7 +60,7 @@ def test_the_table_of_waits() -> None:
         ("longer runs are a longer wait", candidate("a", waiting=7, running=4, slots=4, service_ms=1000), 2000),
         ("the run time is unknown", candidate("a", waiting=1, running=1, service_ms=0), 2000),
         ("no slot", candidate("a", slots=0), float("inf")),
-        ("paused", candidate("a", starts=0), float("inf")),
+        ("paused", candidate("a", starts=False), float("inf")),
     ]
     assert {why: each.wait_ms for why, each, _ in rows} == {why: wait for why, _, wait in rows}
 

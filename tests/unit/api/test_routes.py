@@ -57,13 +57,6 @@ async def test_method_that_the_literal_path_lacks_goes_to_the_named_path(client:
     assert (await client.delete("/a/all")).text == "/a/{id} {'id': 'all'}"
 
 
-async def test_refused_method_names_all_that_the_path_has(client: httpx.AsyncClient) -> None:
-    answer = await client.put("/v1/a/x")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, HEAD, OPTIONS")
-    answer = await client.options("/a/x")
-    assert (answer.status_code, answer.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS")
-
-
 async def test_route_that_is_declared_twice_is_refused() -> None:
     routes = [Route("GET", "/a", name=name, handler=show) for name in ("one", "two")]
     with pytest.raises(ValueError, match="GET /a is declared twice"):

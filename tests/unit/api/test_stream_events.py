@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from api.predictions.stream_events import REMOVED, Frames, Mark
+from api.predictions.stream_events import Frames, Mark
 from director.core.schema import Event
 from director.core.states import Status
 from director.core.view import LINES_DROPPED
@@ -104,20 +104,6 @@ def test_text_is_sent_as_text_and_other_output_as_json(item: bytes, data: str) -
     assert output.data == data
 
 
-@pytest.mark.parametrize(
-    ("status", "error", "frames"),
-    [
-        (Status.SUCCEEDED, "", [("done", "{}")]),
-        (Status.CANCELED, "", [("done", '{"reason":"canceled"}')]),
-        (Status.ABORTED, "", [("done", '{"reason":"canceled"}')]),
-        (Status.FAILED, 'no "luck"\n', [("error", r'{"detail":"no \"luck\"\n"}'), ("done", '{"reason":"error"}')]),
-    ],
-)
-def test_an_end_says_how(status: Status, error: str, frames: list[tuple[str, str]]) -> None:
-    ends = told(Frames(Mark()).end(status, error))
-    assert [(end.event, end.data) for end in ends] == frames
-
-
 def test_retry_is_announced_and_resets_the_counts_but_not_the_ids() -> None:
     lost = [("output", b'"lost"'), ("logs", b'"lost"')]
     again = [("retried", b"director_lost d1 1"), ("started", b""), ("output", b'"a"'), ("completed", b"")]
@@ -137,14 +123,6 @@ def test_restarted_log_is_sent_from_its_beginning() -> None:
     retried, output = read(stream.events(log(("revived", b""), ("output", b'"a"'))))
     assert retried == Comment("retried")
     assert getattr(output, "id", "") == "2:1:0"
-
-
-def test_revived_prediction_is_not_at_its_end() -> None:
-    stream = Frames(Mark())
-    stream.events(log(("created", b""), ("completed", b"failed")))
-    assert stream.at_end
-    stream.events(log(("revived", b""), ("started", b"")))
-    assert not stream.at_end
 
 
 @pytest.mark.parametrize(
@@ -185,12 +163,6 @@ def test_the_rest_is_told_in_pieces_that_follow_each_other() -> None:
         assert len(told(rest)) == 1
     assert "".join(one.data for one in frames if one.event == "logs") == "x" * 40_000
     assert [one.data for one in frames if one.event == "output"] == ["aaaa", "bbbb", "cccc"]
-
-
-def test_what_was_removed_meanwhile_is_an_error() -> None:
-    error, done = told(Frames(Mark(5, 2, 0)).removed())
-    assert (error.event, msgspec.json.decode(error.data)) == ("error", {"detail": REMOVED})
-    assert (done.event, done.data) == ("done", '{"reason":"error"}')
 
 
 @pytest.mark.parametrize("text", ["", "7", "1:2", "1:2:3:end", "-1:2:3", "a:b:c", "1:2:3 ", "1690212292:0", "٣:1:1"])

@@ -2,8 +2,9 @@ import pytest
 
 from tests.bench.__main__ import KEPT, tables_of
 from tests.bench.capacity import INPUTS, Inputs, Plan, capacity, inputs_of, table
-from tests.bench.results import Load, Machine, Measured, Result, latest, read
+from tests.bench.results import Measured, latest, read
 from tests.bench.tables import put_into
+from tests.unit.bench.test_judgement import result
 
 INPUT = Inputs(
     redis_us=200,
@@ -18,30 +19,10 @@ DAY_S = 86_400.0
 TOLERANCE = 0.1  # of medians of different figures of one run
 
 
-def measured(bench: str, names: list[str]) -> Result:
-    return Result(
-        bench=bench,
-        what="made up",
-        at="2026-01-01T00:00:00+00:00",
-        commit="abc",
-        machine=Machine(cpu="made up", cores=2, kernel="6", python="3.11", redis="valkey 9"),
-        load=(Load(average=0, busy=0), Load(average=0, busy=0)),
-        took_s=1,
-        durability={},
-        figures=[Measured(name=name, unit="", rounds={"ours": [90.0, 100.0, 120.0]}) for name in names],
-    )
-
-
 def test_a_rate_is_what_its_time_allows_and_another_node_doubles_it() -> None:
     one, two = capacity(INPUT, Plan()), capacity(INPUT, Plan(nodes=2))
     assert one.per_s == pytest.approx(0.7 * 1e6 / 200)
     assert (two.per_s, two.waiting, two.directors) == pytest.approx((2 * one.per_s, 2 * one.waiting, 2 * one.directors))
-
-
-def test_what_waits_is_bounded_by_memory_and_its_input() -> None:
-    small, large = (capacity(INPUT, Plan(memory_gb=1, input_bytes=size)) for size in (0, 1_000))
-    assert small.waiting == pytest.approx(0.75 * (1 << 30) / 1_000)
-    assert large.waiting == pytest.approx(small.waiting / 2)
 
 
 def test_longer_kept_records_lower_the_rate() -> None:
@@ -51,27 +32,19 @@ def test_longer_kept_records_lower_the_rate() -> None:
     assert kept == pytest.approx(0.75 * 16 * (1 << 30))
 
 
-def test_runs_of_seconds_need_slots_and_runs_of_nothing_processor_time() -> None:
-    long, short = (capacity(INPUT, Plan(run_s=run_s, record_s=60, memory_gb=1_000)) for run_s in (2.0, 0.0))
-    assert long.slots_busy == pytest.approx(2 * long.per_s)
-    assert long.director_processes == pytest.approx(long.slots_busy / 4)
-    assert short.director_processes == pytest.approx(short.per_s * 700 / 1e6 / 0.7)
-
-
 def test_inputs_are_the_medians_of_what_was_measured() -> None:
     by_bench: dict[str, list[str]] = {}
     for bench, figure in INPUTS.values():
         by_bench.setdefault(bench, []).append(figure)
-    results = {bench: measured(bench, names) for bench, names in by_bench.items()}
+    values = {"ours": [90.0, 100.0, 120.0]}
+    results = {
+        bench: result(*(Measured(name=name, unit="", rounds=values) for name in names), bench=bench)
+        for bench, names in by_bench.items()
+    }
     assert inputs_of(results).redis_us == 100
     assert "| processor time of Redis, 64 connections | 100 µs | `e2e` |" in table(inputs_of(results))
     with pytest.raises(ValueError, match="run the bench memory"):
         inputs_of({bench: result for bench, result in results.items() if bench != "memory"})
-
-
-def test_nothing_follows_from_what_was_not_measured() -> None:
-    with pytest.raises(ValueError, match="no input"):
-        Inputs(redis_us=0, api_us=1, director_us=1, waiting_bytes=1, ended_bytes=1, record_bytes=1, idle_director_us=1)
 
 
 def test_the_pages_have_the_tables_of_what_was_kept() -> None:

@@ -1,5 +1,3 @@
-import pytest
-
 from tests.bench.slopes import growth
 
 SECONDS = [float(at) for at in range(0, 1_800, 15)]
@@ -17,23 +15,7 @@ def test_a_slow_leak_under_noise_grows() -> None:
     assert not watched([80 + (number % 7) + at / 300 for number, at in enumerate(SECONDS)])
 
 
-def test_what_becomes_less_is_no_leak() -> None:
-    assert watched([200 - at / 60 for at in SECONDS])
-
-
 def test_little_that_grows_by_less_than_the_floor_is_flat() -> None:
     climbing = [20 + at / 1_800 for at in SECONDS]
     assert watched(climbing, floor=3.0)
     assert not watched(climbing, floor=0.5)
-
-
-def test_the_slope_is_told_by_the_hour_and_over_the_time() -> None:
-    grown = growth("redis, keys", "keys", SECONDS, [1_000 + at for at in SECONDS], floor=50)
-    assert grown.per_hour == pytest.approx(3_600)
-    assert grown.grown == pytest.approx(SECONDS[-1])
-    assert str(grown).startswith("GROWS")
-
-
-def test_a_slope_needs_some_looks() -> None:
-    with pytest.raises(ValueError, match="too few"):
-        growth("x", "", [1.0, 2.0], [1.0, 2.0], floor=0)

@@ -3,12 +3,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from director.cli.arguments import EXIT_CODES, CommandParser
 from director.cli.main import made_parser, main
+from tests.bench.tables import put_into
 
 README = Path(__file__).parents[3] / "director/cli/README.md"
 PARSERS = {parser.prog: parser for parser in made_parser().all_of_it()}
@@ -40,9 +42,8 @@ def codes_table() -> str:
 
 @pytest.mark.parametrize(("mark", "table"), [("commands", commands_table()), ("exit codes", codes_table())])
 def test_readme_tables_match_the_parser(mark: str, table: str) -> None:
-    found = re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", README.read_text(), re.DOTALL)
-    assert found is not None
-    assert found[1] == table, "put the table that the function of this test makes into director/cli/README.md"
+    page = README.read_text()
+    assert page == put_into(page, mark, table), "put the table of this test's function into director/cli/README.md"
 
 
 @pytest.mark.parametrize("prog", COMMANDS)
@@ -85,6 +86,24 @@ def test_exit_codes_match_their_table(monkeypatch: pytest.MonkeyPatch, tmp_path:
     found = {code("down"), code("queues"), code("nonsense")}
     monkeypatch.setattr("director.local.up.down", interrupted)
     assert found | {code("down")} == set(EXIT_CODES)
+
+
+def is_a_command(words: Sequence[str]) -> bool:
+    """Return whether the command line knows these words."""
+    parser = made_parser()
+    for word in words:
+        if word.startswith("-") or not parser.commands:
+            break
+        if word not in parser.commands:
+            return False
+        parser = parser.commands[word]
+    return True
+
+
+def test_an_unknown_command_is_found() -> None:
+    assert is_a_command(("queues", "resize", "acme"))
+    assert not is_a_command(("queues", "mend"))
+    assert not is_a_command(("heal",))
 
 
 def completed(line: str, tmp_path: Path) -> list[str]:

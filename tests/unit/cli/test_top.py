@@ -23,15 +23,13 @@ from director.cli.top_screen import (
     started_per_min,
     waited,
 )
-from director.core.ids import LANES, QueueName
-from director.core.samples import Sample
+from director.core.ids import QueueName
 from director.diagnosis.findings import Finding
 from director.diagnosis.overview import OwedCount, Snapshot
 from director.diagnosis.views import QueueView, Waiting, director_view
 from director.store.directors import About, Beat, DirectorFound, ServerFound
 from director.store.queues import Tenant
-
-NOW_MS = 1_800_000_000_000
+from tests.unit.core.test_samples import NOW_MS, sample
 
 
 def queue(name: str, **facts: Any) -> QueueView:
@@ -231,17 +229,6 @@ def test_rate_counts_starts_of_the_last_minute() -> None:
     rates.note(80, [queue("a", started=5)])
     assert rates.per_min(name) == 0, "it was made again, and started nothing since"
     assert rates.per_min(QueueName("b")) is None
-
-
-def sample(age_s: float, *, waiting: int, started: int = 0) -> Sample:
-    none = dict.fromkeys(LANES, 0)
-    return Sample(
-        at_ms=NOW_MS - int(age_s * 1000),
-        waiting=none | {"normal": waiting},
-        **dict.fromkeys(("claimed", "delayed", "oldest_ms", "ended", "waited_ms"), 0),
-        **dict.fromkeys(("late", "accepted", "met", "missed"), none),
-        started=started,
-    )
 
 
 def test_trend_is_the_maximum_of_each_part_of_ten_minutes() -> None:

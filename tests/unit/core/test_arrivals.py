@@ -46,16 +46,6 @@ async def put(
     return await client.put(PATH, content=content, headers={"x-prediction-id": run, "content-type": kind})
 
 
-async def test_server_is_answered_with_the_name_of_the_file() -> None:
-    async with receiving(BLOCK_BYTES) as (client, run, _):
-        answer = await put(client, b"0123456789")
-    [received] = run.told
-    assert isinstance(received, Received)
-    assert (answer.status_code, answer.headers["location"]) == (201, received.name)
-    assert (received.file.content_type, received.file.size) == ("image/png", 10)
-    assert await run.contents() == [b"0123456789"]
-
-
 async def test_files_are_reported_in_the_order_of_their_beginnings(caplog: Any) -> None:
     begun, rest = asyncio.Event(), asyncio.Event()
 
@@ -83,19 +73,6 @@ async def test_concurrent_files_are_kept_apart() -> None:
     async with receiving(10 << 20) as (client, run, _):
         await asyncio.gather(*(put(client, data) for data in large))
     assert await run.contents() == large
-
-
-async def test_files_of_a_run_have_a_total_limit() -> None:
-    arrivals, run, other = Arrivals("secret"), Run(), Run()
-    async with client_of(arrivals) as client:
-        with (
-            arrivals.expect("one", run.told.append, most=BLOCK_BYTES),
-            arrivals.expect("two", other.told.append, most=BLOCK_BYTES),
-        ):
-            answers = [await put(client, b"x" * BLOCK_BYTES, run=name) for name in ("one", "one", "two")]
-    assert [answer.status_code for answer in answers] == [201, 413, 201]
-    assert run.told[1:] == [Unreceived(too_large=True)]
-    assert len(other.told) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"x"], ids=["empty", "a byte"])

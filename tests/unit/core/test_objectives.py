@@ -8,27 +8,9 @@ from director.core.model_config import ModelConfig, over
 from director.core.policy import WINDOWS, Objective, burn, burns, decode_objectives, encode
 from director.core.samples import Sample, parse
 from director.core.settings import DirectorSettings
+from tests.unit.core.test_samples import NOW_MS, sample
 
-NOW_MS = 1_800_000_000_000
-NONE = {"high": 0, "normal": 0, "low": 0}
 TWENTIETH = Objective(share=0.95, within_s=10)
-
-
-def sample(ago_s: float, *, met: int = 0, missed: int = 0, late: int = 0) -> Sample:
-    return Sample(
-        at_ms=NOW_MS - int(ago_s * 1000),
-        waiting=NONE,
-        claimed=0,
-        delayed=0,
-        oldest_ms=0,
-        late=NONE | {"normal": late},
-        accepted=NONE,
-        started=met + missed,
-        ended=0,
-        waited_ms=0,
-        met=NONE | {"normal": met},
-        missed=NONE | {"normal": missed},
-    )
 
 
 def rate(*samples: Sample, over_s: float = 300) -> float:

@@ -3,28 +3,16 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from director.core.samples import Sample, arrivals_s
+from director.core.samples import Sample, arrivals_s, parse
 
-NOW_MS: Final = 1_700_000_000_000
-NONE: Final = {"high": 0, "normal": 0, "low": 0}
-IDLE: Final = Sample(
-    at_ms=NOW_MS,
-    waiting=NONE,
-    claimed=0,
-    delayed=0,
-    oldest_ms=0,
-    late=NONE,
-    accepted=NONE,
-    started=0,
-    ended=0,
-    waited_ms=0,
-    met=NONE,
-    missed=NONE,
-)
+NOW_MS: Final = 1_800_000_000_000
+IDLE: Final = parse(b"0 " * 22)
 
 
-def came(ago_s: float, accepted: int) -> Sample:
-    return replace(IDLE, at_ms=NOW_MS - int(ago_s * 1000), accepted=NONE | {"normal": accepted})
+def sample(ago_s: float, *, started: int = 0, **normal: int) -> Sample:
+    """Return a sample with these counts of the lane normal."""
+    counts = {name: {"high": 0, "normal": count, "low": 0} for name, count in normal.items()}
+    return replace(IDLE, at_ms=NOW_MS - int(ago_s * 1000), started=started, **counts)
 
 
 def rate(*samples: Sample, over_s: float = 60) -> float:
@@ -32,15 +20,15 @@ def rate(*samples: Sample, over_s: float = 60) -> float:
 
 
 def test_what_came_in_the_window_counts_whole() -> None:
-    assert rate(came(70, 1000), came(60, 1000), came(50, 30), came(0, 30)) == 1.0
+    assert rate(*(sample(ago_s, accepted=n) for ago_s, n in ((70, 1000), (60, 1000), (50, 30), (0, 30)))) == 1.0
     assert rate() == 0.0
 
 
 @pytest.mark.parametrize("over_s", [60.0, 300.0])
 def test_what_came_while_no_keeper_was_there_came_all_that_time(over_s: float) -> None:
     """Count ten a second for half an hour without a keeper, not 300 a second for the last minute."""
-    assert rate(came(1810, 100), came(0, 18_100), over_s=over_s) == pytest.approx(10)
+    assert rate(sample(1810, accepted=100), sample(0, accepted=18_100), over_s=over_s) == pytest.approx(10)
 
 
 def test_arrivals_after_idle_time_are_recent() -> None:
-    assert rate(replace(IDLE, at_ms=NOW_MS - 1_800_000), came(5, 600)) == 10.0
+    assert rate(sample(1800), sample(5, accepted=600)) == 10.0

@@ -46,15 +46,15 @@ def test_what_is_wrong_with_one_is_said_and_no_secret_in_it(url: str, why: str) 
     assert "hu@" not in str(told.value)
 
 
-async def test_a_director_does_not_start_with_an_address_that_cannot_be_one(caplog: pytest.LogCaptureFixture) -> None:
-    settings = settings_for("redis://127.0.0.1:9", [URLS[0], "http://me:hush@gpu-1:5000"])
-    with pytest.raises(SettingsError, match="gpu-1:5000"):
-        async with opened(settings):
+@pytest.mark.parametrize(
+    ("servers", "why"),
+    [([URLS[0], "http://me:hush@gpu-1:5000"], "gpu-1:5000"), ([URLS[0], URLS[1], URLS[0] + "/"], "twice")],
+    ids=["malformed", "twice"],
+)
+async def test_a_director_does_not_start_with_such_servers(
+    servers: list[str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(SettingsError, match=why):
+        async with opened(settings_for("redis://127.0.0.1:9", servers)):
             pass
     assert "hush" not in caplog.text
-
-
-async def test_a_director_does_not_start_with_one_server_given_twice() -> None:
-    with pytest.raises(SettingsError, match="twice"):
-        async with opened(settings_for("redis://127.0.0.1:9", [URLS[0], URLS[1], URLS[0] + "/"])):
-            pass

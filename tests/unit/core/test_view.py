@@ -95,11 +95,6 @@ def test_the_webhook_is_shown_with_its_filter() -> None:
     assert (seen["webhook"], seen["webhook_events_filter"]) == ("https://example.com", ["start", "completed"])
 
 
-@pytest.mark.parametrize("field", ["token", "holder", "account", "queue", "lane", "attempt", "claims", "seq"])
-def test_the_engine_room_is_not_shown(field: str) -> None:
-    assert field not in shown()
-
-
 def test_a_callers_bytes_are_not_re_encoded() -> None:
     data = b'{"n":1.0,"big":12345678901234567890,"l":[]}'
     assert data in msgspec.json.encode(view(Stored(record=MADE, input=Raw(data))))

@@ -3,7 +3,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-from replicate.webhook import InvalidSignatureError, Webhooks, WebhookSigningSecret
+from replicate.webhook import Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from director.core.webhooks import new_secret, sign, signed_headers
@@ -26,22 +26,6 @@ def test_the_standard_library_signs_the_same(size: int) -> None:
     at = datetime.fromtimestamp(1_700_000_000, tz=UTC)
     theirs = Webhook(secret).sign("id-1", at, BODY.decode())
     assert sign([secret], message_id="id-1", timestamp_s=1_700_000_000, body=BODY) == theirs
-
-
-def test_the_standard_library_verifies_the_headers() -> None:
-    secret = new_secret()
-    signed = signed_headers([secret], message_id="p1-completed", timestamp_s=int(time.time()), body=BODY)
-    Webhook(secret).verify(BODY, signed)
-    with pytest.raises(WebhookVerificationError):
-        Webhook(secret).verify(BODY + b" ", signed)
-
-
-def test_the_replicate_client_validates_the_headers() -> None:
-    secret = new_secret()
-    signed = signed_headers([secret], message_id="p1-completed", timestamp_s=int(time.time()), body=BODY)
-    Webhooks.validate(headers=signed, body=BODY.decode(), secret=WebhookSigningSecret(key=secret), tolerance=60)
-    with pytest.raises(InvalidSignatureError):
-        Webhooks.validate(headers=signed, body=BODY.decode(), secret=WebhookSigningSecret(key=new_secret()))
 
 
 def test_during_a_rotation_either_secret_verifies_and_no_other() -> None:

@@ -1,5 +1,3 @@
-import contextlib
-import io
 import re
 import shutil
 import subprocess
@@ -11,8 +9,8 @@ import pytest
 import yaml
 from msgspec import Struct, field
 
-from director.cli.main import main
 from tests.support.rules import LABELS_OF, strangers
+from tests.unit.cli.test_cli_lines import is_a_command
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "k8s/monitoring/alerts.yaml"
@@ -198,30 +196,6 @@ def test_an_alert_names_the_cause_and_what_to_ask_next(name: str) -> None:
     assert commands
     for command in commands:
         assert is_a_command(command.split()), command
-
-
-def is_a_command(words: list[str]) -> bool:
-    """Return whether the command line knows these words."""
-    first = asked_for_help(words[:1])
-    takes_more = first is not None and "COMMAND ..." in first
-    return first is not None and (not takes_more or len(words) == 1 or asked_for_help(words[:2]) is not None)
-
-
-def asked_for_help(words: list[str]) -> str | None:
-    """Return the help of a command, or None if the command is unknown."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            return said.getvalue() if main([*words, "--help"]) == 0 else None
-        except SystemExit as ended:
-            return said.getvalue() if not ended.code else None
-
-
-def test_a_command_that_there_is_not_is_found() -> None:
-    assert is_a_command(["queues", "show"])
-    assert is_a_command(["doctor", "measures"])
-    assert not is_a_command(["queues", "mend"])
-    assert not is_a_command(["heal"])
 
 
 def case(name: str, fault: Fault | None, harmless: Mapping[str, str] | None = None) -> dict[str, Any]:

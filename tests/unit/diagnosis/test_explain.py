@@ -5,36 +5,23 @@ import pytest
 
 from director.cli.main import main
 from director.cli.predictions import story_lines
-from director.core.ids import QueueName, new_prediction_id
-from director.core.schema import Event, Known, Outlook, Record
+from director.core.schema import Event, Known, Outlook
 from director.core.states import Status
 from director.core.words import share, span
 from director.diagnosis.story import tell
 from tests.unit.cli.test_cli import Service
+from tests.unit.core.test_view import ID, MADE
 
 BORN = 1_800_000_000_000
-ID = new_prediction_id(model="acme/echo", now_ms=BORN)
-MADE = Record(
-    id=ID,
-    account="acme",
-    model="acme/echo",
-    version="v",
-    queue=QueueName("acme/echo:v"),
-    lane="normal",
-    status=Status.STARTING,
-    created=BORN,
-    place="3 41",
-    eta50=12_000,
-    eta90=30_000,
-)
+PLACED = msgspec.structs.replace(MADE, place="3 41", eta50=12_000, eta90=30_000)
 CREATED = Event(1, "created", BORN)
 WAITING = Known(
-    now=BORN + 5_000, record=MADE, events=(CREATED,), attempts=3, outlook=Outlook(2, 7, 4_000, None, "paused")
+    now=BORN + 5_000, record=PLACED, events=(CREATED,), attempts=3, outlook=Outlook(2, 7, 4_000, None, "paused")
 )
 ENDED = Known(
     now=BORN + 60_000,
     record=msgspec.structs.replace(
-        MADE,
+        PLACED,
         status=Status.FAILED,
         holder="d2",
         claimed=BORN + 20_000,

@@ -125,10 +125,6 @@ def test_paused_queue_is_found_only_with_work() -> None:
     assert found(paused=True, normal=0) == []
 
 
-def test_open_breaker_is_bad() -> None:
-    assert found(breaker="open") == [("breaker_open", "bad")]
-
-
 def flood(waiting: int, of: int, accounts: int = 3) -> list[tuple[str, str]]:
     heaviest = {Q: Heaviest(account="noisy", waiting=waiting, accounts=accounts)}
     return found(normal=of, closer={"heaviest": heaviest})

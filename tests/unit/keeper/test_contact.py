@@ -16,11 +16,6 @@ def each_second(start: int, end: int, run_id: str = "a") -> list[tuple[float, st
     return [(float(second), run_id) for second in range(start, end + 1)]
 
 
-def test_a_new_contact_proves_nothing() -> None:
-    assert not listened().is_proven
-    assert not listened((1000.0, "a")).is_proven
-
-
 def test_one_whole_lease_of_answers_proves_it_and_less_does_not() -> None:
     assert not listened(*each_second(100, 114)).is_proven
     assert listened(*each_second(100, 115)).is_proven
@@ -45,10 +40,6 @@ def test_failed_call_resets_the_contact() -> None:
 def test_silence_of_half_a_lease_resets_the_contact() -> None:
     assert not listened(*each_second(0, 100), (107.6, "a")).is_proven
     assert listened(*each_second(0, 100), (107.4, "a")).is_proven
-
-
-def test_two_answers_a_lease_apart_are_no_unbroken_contact() -> None:
-    assert not listened((0.0, "a"), (LEASE_S, "a")).is_proven
 
 
 def test_what_other_keepers_have_proven_holds_for_one_that_has_just_started() -> None:
@@ -79,21 +70,8 @@ def test_step_of_the_server_clock_resets_the_contact(step_s: float) -> None:
     assert contact.is_proven
 
 
-def test_sleep_of_the_machine_resets_the_contact() -> None:
-    contact = listened(*each_second(0, 100))
-    contact.heard("a", at_s=100.1, server_s=160)
-    assert not contact.is_proven
-
-
 def test_a_clock_that_is_put_right_a_little_breaks_nothing() -> None:
     contact = listened(*each_second(0, 100))
     for at_s, server_s in ((101, 106), (102, 102), (103, 110)):
         contact.heard("a", at_s=at_s, server_s=server_s)
         assert contact.is_proven
-
-
-def test_a_server_on_another_time_than_this_machine_is_believed() -> None:
-    contact = Contact(lease_s=LEASE_S)
-    for at_s in range(100, 116):
-        contact.heard("a", at_s=at_s, server_s=1_800_000_000 + at_s)
-    assert contact.is_proven

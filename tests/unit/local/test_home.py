@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from director.local.home import UP, Home, State
-from director.local.processes import Mark, UpError, claimable, free_port, is_alive, mark
+from director.local.processes import Mark, UpError, claimable, is_alive, mark
 from director.local.server import EmbeddedServer, find_binary
 from director.local.up import down
 from director.runtime.startup import raise_descriptor_limit
@@ -35,11 +35,6 @@ def test_state_is_read_back_and_readable_by_this_user_only(home):
     assert home.read().processes == {UP: Mark(1, "then")}
     assert mode(home.state_file) == 0o600
     assert mode(home.path) == 0o700
-
-
-def test_stopping_keeps_address_and_token_and_forgets_the_processes():
-    running = State(url="u", token="t", servers={"a/b": "s"}).running({UP: Mark(1, "then")})
-    assert running.stopped() == State(url="u", token="t")
 
 
 def test_home_without_up_json_is_empty_and_a_broken_one_says_why(home):
@@ -103,23 +98,6 @@ def test_down_spares_another_process_with_the_same_pid(home):
         other.kill()
 
 
-def test_down_where_nothing_ever_was_is_fine(tmp_path):
-    assert not down(Home(tmp_path / "nowhere"))
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_server_loses_nothing_evicts_nothing_and_serves_this_user_only(home):
-    server = EmbeddedServer(home.valkey, Path("/bin/true"))
-    server.prepare()
-    config = (home.valkey / "valkey.conf").read_text()
-    lines = set(config.splitlines())
-    assert {"appendonly yes", "appendfsync always", 'save ""', "maxmemory-policy noeviction"} <= lines
-    [limit] = [int(line.split()[1]) for line in lines if line.startswith("maxmemory ")]
-    assert 0 < limit < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert {"port 0", f'unixsocket "{home.valkey}/valkey.sock"', "unixsocketperm 700"} <= lines
-    assert server.url == f"unix://{home.valkey}/valkey.sock"
-
-
 def test_long_socket_path_becomes_a_loopback_port_with_a_password(tmp_path):
     home = Home(tmp_path / ("deep" * 20) / "er")
     home.make()
@@ -146,12 +124,6 @@ def test_the_wheel_brings_a_server_and_a_wrong_program_is_named():
     assert "server v=" in version.stdout
     with pytest.raises(UpError, match="no program no-such-server"):
         find_binary("no-such-server")
-
-
-def test_a_free_port_is_itself_and_zero_is_any():
-    port = free_port()
-    assert claimable("127.0.0.1", port) == port
-    assert claimable("127.0.0.1", 0) > 0
 
 
 def test_foreign_address_is_one_clear_line():

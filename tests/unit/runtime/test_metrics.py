@@ -4,7 +4,6 @@ from typing import get_args
 
 import anyio
 import pytest
-from prometheus_client import parser
 
 from director.broker.replies import QueueStats
 from director.core.ids import QueueName
@@ -164,12 +163,3 @@ def test_last_call_decides_whether_redis_is_up() -> None:
     assert found["director_redis_up",] == 0
     assert found["director_redis_errors_total", "ConnectionError"] == 1
     assert found["director_redis_errors_total", "other"] == 1
-
-
-def test_what_is_written_can_be_read() -> None:
-    registry = Registry("keeper")
-    RedisMeter(registry).answered(0.01, ["claim"])
-    text = anyio.run(registry.page, "")[0].decode()
-    assert {"director_info", "director_redis_up"} <= {
-        family.name for family in parser.text_string_to_metric_families(text)
-    }

@@ -43,13 +43,6 @@ def test_it_is_off_unless_a_collector_is_named(environ: dict[str, str]) -> None:
     assert tracing_of("api", accounts=False, environ=environ) is OFF
 
 
-def test_off_it_hands_on_what_it_is_given() -> None:
-    span = OFF.begin("enqueue", TRACE, kind="server", facts={"lane": "high"})
-    span.end({"lane": "high"}, error="other", at_ms=1)
-    assert span.headers is TRACE
-    assert OFF.account("acme") == {}
-
-
 def test_every_process_begins_where_it_is_not_installed() -> None:
     without = "import sys; sys.modules['opentelemetry'] = None"
     begun = "import api.app, director.execution.main, director.keeper.keeper"
@@ -91,20 +84,15 @@ def test_invalid_variable_is_logged_by_name_and_stops_nothing(
     assert "s3cret" not in str(record.__dict__)
 
 
-@pytest.mark.parametrize(("named", "called"), [("", "director-keeper"), ("painters", "painters")])
-async def test_spans_reach_the_configured_collector(monkeypatch: pytest.MonkeyPatch, named: str, called: str) -> None:
+async def test_a_configured_service_name_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sink() as collector:
         monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{collector.port}")
-        if named:
-            monkeypatch.setenv("OTEL_SERVICE_NAME", named)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "painters")
         tracing = tracing_of("keeper", accounts=False)
-        tracing.begin("webhook", TRACE, facts={"lane": "high"}).end()
+        tracing.begin("webhook", TRACE).end()
         await tracing.aclose()
-    assert collector.targets == ["/v1/traces"]
     [sent] = ExportTraceServiceRequest.FromString(collector.received[0].body).resource_spans
-    assert called in [each.value.string_value for each in sent.resource.attributes if each.key == "service.name"]
-    [span] = sent.scope_spans[0].spans
-    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("webhook", "a" * 32, "b" * 16)
+    assert "painters" in [each.value.string_value for each in sent.resource.attributes if each.key == "service.name"]
 
 
 @pytest.mark.parametrize("parent", ["", "00", "what-a-later-release-writes", f"02.{'a' * 32}"])
