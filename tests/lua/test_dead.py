@@ -105,19 +105,6 @@ async def test_the_second_end_owes_a_webhook_of_its_own(driver: QueueDriver) -> 
     assert await driver.members(owed) == {}
 
 
-async def test_the_former_holder_has_no_claim_after_the_revival(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    for _ in range(2):
-        await driver.release(await driver.claim_one(), spent=True)
-    zombie = await driver.claim_one()
-    driver.pass_time(15)
-    assert await driver.reap() == {prediction_id: "dead"}
-    await driver.revive(prediction_id)
-    async with unchanged(driver.redis):
-        assert not await driver.finish(zombie)
-        assert await driver.release(zombie) == "lost"
-
-
 async def test_an_ordinary_failure_is_no_dead_letter(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, Status.FAILED, error="no")
     async with unchanged(driver.redis):
