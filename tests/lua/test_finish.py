@@ -68,7 +68,7 @@ async def test_the_webhook_is_owed_after_the_directors_delivery_time(driver: Que
     claim = await driver.claimed(webhook="https://example.com", events="start,completed")
     await driver.finish(claim, grace_s=30)
     assert await driver.members(keys.owed(partition_of(claim.id))) == {claim.id: driver.now_ms + 30_000}
-    await driver.scripts.deliver(claim.id, outcome="delivered", delay_s=None)  # what is owed has no lifetime
+    await driver.deliver(claim.id)  # what is owed has no lifetime
 
 
 @pytest.mark.parametrize("wish", [{}, {"webhook": "https://example.com", "events": "start,output"}])
