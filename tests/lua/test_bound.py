@@ -4,7 +4,6 @@ import pytest
 
 from director.broker.replies import Admission
 from director.core.errors import QueueRefused
-from director.core.schema import Claim
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
@@ -30,36 +29,6 @@ async def test_a_bounded_queue_accepts_up_to_its_bound(driver: QueueDriver) -> N
     assert (refused.code, refused.limit, refused.eta_s) == ("queue_full", 3, None)
     stats = await driver.stats()
     assert (stats.mode, stats.max_queued, stats.waiting) == ("bounded", 3, 3)
-
-
-async def test_waiting_and_delayed_predictions_count_and_running_ones_do_not(driver: QueueDriver) -> None:
-    await driver.bound("bounded", 3)
-    for lane in ("high", "normal", "low"):
-        await driver.submit(lane=lane)
-    [claim, _] = await driver.claim(2)
-    await driver.submit_many(2)
-    await refusal(driver)
-    await driver.release(claim, delay_s=60)
-    assert (await refusal(driver, lane="high")).code == "queue_full"
-
-
-async def test_an_end_or_a_start_makes_room(driver: QueueDriver) -> None:
-    await driver.bound("bounded", 1)
-    for _ in range(2):
-        await driver.submit()
-        await refusal(driver)
-        await driver.claim_one()
-    prediction_id = await driver.submit()
-    await driver.cancel(prediction_id)
-    await driver.submit()
-
-
-async def test_a_lower_bound_ends_no_waiting_prediction(driver: QueueDriver) -> None:
-    await driver.submit_many(5)
-    await driver.bound("bounded", 2)
-    await refusal(driver)
-    assert len(await driver.claim(5)) == 5
-    await driver.submit()
 
 
 async def test_a_refusal_estimates_when_a_permit_becomes_free(driver: QueueDriver) -> None:
@@ -124,14 +93,6 @@ async def test_the_limit_of_the_account_is_reported_before_the_bound(driver: Que
     await driver.bound("bounded", 1)
     await driver.submit()
     assert (await refusal(driver, most_queued=1)).code == "too_many_queued"
-
-
-async def test_a_returning_prediction_is_never_refused(driver: QueueDriver, claim: Claim) -> None:
-    dead = await driver.die()
-    await driver.bound("bounded", 0)
-    assert await driver.release(claim, spent=True) == "waiting"
-    assert await driver.revive(dead)
-    assert len(await driver.claim(5)) == 2
 
 
 async def test_setting_the_same_bound_twice_has_one_effect(driver: QueueDriver) -> None:

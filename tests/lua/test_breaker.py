@@ -131,16 +131,6 @@ async def test_losses_of_two_directors_within_a_second_are_two_faults(driver: Qu
     assert await driver.meta("failures") == "2"
 
 
-async def test_a_fault_reported_by_a_finished_claim_does_not_count(driver: QueueDriver) -> None:
-    await fill(driver)
-    await faults(driver, 2)
-    claim = await driver.claim_one(consumer="d7")
-    await driver.finish(claim)
-    for _ in range(3):
-        assert await driver.release(claim, spent=True) == "lost"
-    assert await driver.meta("failures") == "2"
-
-
 async def test_an_input_that_kills_its_holders_cannot_open_the_breaker_alone(driver: QueueDriver) -> None:
     await driver.submit()
     for number in range(12):
@@ -162,13 +152,6 @@ async def test_one_different_fault_among_them_opens_the_breaker(driver: QueueDri
     assert claim.id == other
     await fault(driver, claim)
     assert await state(driver) == "open"
-
-
-async def test_a_queue_without_a_breaker_continues_to_hand_out(driver: QueueDriver) -> None:
-    await rule(driver, breaker_after=0)
-    await fill(driver)
-    await faults(driver, 6)
-    assert len(await driver.claim(5)) == 3
 
 
 @pytest.mark.parametrize("tried", [False, True])
@@ -193,17 +176,6 @@ async def test_a_run_that_succeeds_closes_an_open_breaker(driver: QueueDriver) -
     assert await state(driver) == ""
     assert await driver.hear_bell()
     assert len(await driver.claim(9)) == 5
-
-
-async def test_faults_of_earlier_runs_do_not_prolong_the_open_time(driver: QueueDriver) -> None:
-    await fill(driver)
-    claims = await driver.claim(3, consumer="d9")
-    await faults(driver)
-    until = await driver.meta("open_until")
-    for claim in claims:
-        driver.pass_time(5)
-        await fault(driver, claim)
-    assert await driver.meta("open_until") == until
 
 
 async def test_a_breaker_that_fails_fast_refuses_new_work_and_writes_nothing(driver: QueueDriver) -> None:
@@ -345,16 +317,6 @@ async def test_a_probe_without_a_result_lets_another_start_at_once(driver: Queue
     assert await driver.hear_bell()
     assert len(await driver.claim(5)) == 1
     assert await state(driver) == "probing"
-
-
-async def test_without_waiting_work_the_breaker_stays_open_until_a_submit(driver: QueueDriver) -> None:
-    await fill(driver, 3)
-    await faults(driver)
-    driver.pass_time(30)
-    assert await driver.claim(5) == []
-    assert await state(driver) == "open"
-    await driver.submit()
-    assert len(await driver.claim(5)) == 1
 
 
 async def test_promote_sends_a_wakeup_only_once_a_probe_is_allowed(driver: QueueDriver) -> None:

@@ -2,7 +2,6 @@
 
 from director.broker import keys
 from director.core.ids import partition_of
-from director.core.schema import Claim
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
@@ -19,13 +18,6 @@ async def test_a_waiting_prediction_ends_at_once_and_is_never_claimed(driver: Qu
     async with unchanged(driver.redis):
         assert await driver.cancel(prediction_id) == "over"
     assert await driver.claim() == []
-
-
-async def test_a_delayed_retry_ends_at_once(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    await driver.release(await driver.claim_one(), spent=True, delay_s=5)
-    assert await driver.cancel(prediction_id) == "canceled"
-    assert await driver.members(keys.delayed(driver.queue)) == {}
 
 
 async def test_the_holder_learns_by_its_channel_and_by_its_heartbeat(driver: QueueDriver) -> None:
@@ -45,10 +37,3 @@ async def test_another_account_cannot_see_that_it_exists(driver: QueueDriver) ->
     async with unchanged(driver.redis):
         assert await driver.cancel(prediction_id, account="theirs") == "unknown"
         assert await driver.cancel(driver.new_id(), account="theirs") == "unknown"
-
-
-async def test_a_canceled_prediction_ends_when_its_holder_dies(driver: QueueDriver, claim: Claim) -> None:
-    await driver.cancel(claim.id)
-    driver.pass_time(15)
-    assert await driver.reap() == {claim.id: "canceled"}
-    assert (await driver.record(claim.id)).status == "canceled"

@@ -22,16 +22,6 @@ async def test_a_claim_returns_record_input_lease_and_token(driver: QueueDriver)
     assert await driver.pending() == {prediction_id: "d7"}
 
 
-async def test_no_prediction_is_handed_out_twice(driver: QueueDriver) -> None:
-    ids = {await driver.submit(account=f"tenant{i}") for i in range(30)}
-    first = await driver.claim(20, consumer="d1")
-    second = await driver.claim(20, consumer="d2")
-    assert len(first) == 20
-    assert {claim.id for claim in first} | {claim.id for claim in second} == ids
-    assert len(first) + len(second) == 30
-    assert len({claim.token for claim in first + second}) == 30
-
-
 async def test_an_empty_queue_hands_out_nothing_and_writes_no_claim(driver: QueueDriver) -> None:
     assert await driver.claim(5) == []
     assert await driver.redis.exists(keys.last(driver.queue), keys.lease(driver.queue)) == 0
@@ -72,14 +62,6 @@ async def test_a_repeated_call_gets_the_same_answer_and_no_more_claims(driver: Q
         assert await driver.claim(2, nonce="abc") == first
     await driver.pause()
     assert await driver.claim(2, nonce="abc") == first
-
-
-async def test_a_repeated_call_omits_claims_lost_meanwhile(driver: QueueDriver) -> None:
-    await driver.submit_many(3, streams=[0])
-    first, second, third = await driver.claim(3, nonce="abc")
-    await driver.finish(first)
-    await driver.release(second)
-    assert [claim.id for claim in await driver.claim(3, nonce="abc")] == [third.id]
 
 
 async def test_another_consumer_with_the_same_nonce_is_another_call(driver: QueueDriver) -> None:
@@ -187,17 +169,6 @@ async def test_a_holder_keeps_its_claim_without_its_group_or_stream(driver: Queu
     following = await driver.submit(streams=[0])
     assert [claim.id for claim in await driver.claim(5)] == [following]
     assert await driver.finish(held)
-
-
-async def test_a_claim_of_a_deleted_stream_runs_again_after_its_lease(driver: QueueDriver) -> None:
-    held = await driver.claimed(streams=[0])
-    await driver.redis.delete(keys.stream(driver.queue, "normal", 0))
-    driver.pass_time(15)
-    assert await driver.reap() == {held.id: "waiting"}
-    again = await driver.claim_one()
-    assert (again.id, again.record.attempt) == (held.id, 2)
-    assert not await driver.finish(held)
-    assert await driver.finish(again)
 
 
 async def test_the_highest_stream_of_the_widest_queue_is_served(driver: QueueDriver) -> None:

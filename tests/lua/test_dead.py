@@ -98,24 +98,11 @@ async def test_the_second_end_owes_a_webhook_of_its_own(driver: QueueDriver) -> 
     await driver.revive(prediction_id)
     assert await driver.members(owed) == {}
     await driver.finish(await driver.claim_one())
-    assert not await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, revivals=0)
+    assert not await driver.deliver(prediction_id, revivals=0)
     record = await driver.record(prediction_id)
     assert (list(await driver.members(owed)), record.told, record.tellings) == ([prediction_id], "", 0)
-    assert await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, revivals=1)
+    assert await driver.deliver(prediction_id, revivals=1)
     assert await driver.members(owed) == {}
-
-
-async def test_the_former_holder_has_no_claim_after_the_revival(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    for _ in range(2):
-        await driver.release(await driver.claim_one(), spent=True)
-    zombie = await driver.claim_one()
-    driver.pass_time(15)
-    assert await driver.reap() == {prediction_id: "dead"}
-    await driver.revive(prediction_id)
-    async with unchanged(driver.redis):
-        assert not await driver.finish(zombie)
-        assert await driver.release(zombie) == "lost"
 
 
 async def test_an_ordinary_failure_is_no_dead_letter(driver: QueueDriver, claim: Claim) -> None:
@@ -156,7 +143,7 @@ async def test_drop_keeps_the_data_that_an_owed_webhook_needs(driver: QueueDrive
     assert bytes(stored.input or b"") == b'{"text":"hi"}'
     assert await driver.kinds(prediction_id) == ["created", "retried", "retried", "completed"]
     assert await driver.scripts.redeliver(prediction_id, account=ACCOUNT, now_ms=driver.now_ms) == "owed"
-    assert await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, now_ms=driver.now_ms)
+    assert await driver.deliver(prediction_id)
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == -2, "deliver shortens it"
     assert await driver.lifetime_s(keys.events(prediction_id)) == -2
 

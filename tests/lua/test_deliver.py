@@ -1,8 +1,5 @@
 """due and deliver give each owed webhook to one courier at a time and record the outcome."""
 
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
 
 from director.broker import keys
@@ -14,46 +11,34 @@ PARTITION = partition_of(new_prediction_id(model=MODEL, now_ms=START_MS))
 
 
 @pytest.fixture
-async def owed(driver: QueueDriver) -> AsyncIterator[PredictionId]:
+async def owed(driver: QueueDriver, nothing_stays_owed: None) -> PredictionId:
     """Return a terminal prediction whose webhook is not delivered yet."""
     prediction_id = await driver.submit(webhook="https://example.com", events="completed")
     await driver.finish(await driver.claim_one(), grace_s=10)
-    yield prediction_id
-    await driver.redis.delete(keys.owed(PARTITION))
-
-
-async def due(driver: QueueDriver) -> list[PredictionId]:
-    return await driver.scripts.due(PARTITION, limit=10, hold_s=30, now_ms=driver.now_ms)
-
-
-async def deliver(
-    driver: QueueDriver, prediction_id: PredictionId, outcome: str, delay_s: float | None, **options: Any
-) -> str:
-    options = {"outcome": outcome, "delay_s": delay_s, "now_ms": driver.now_ms, **options}
-    return await driver.scripts.deliver(prediction_id, **options)
+    return prediction_id
 
 
 async def test_a_webhook_is_due_after_its_holders_time_is_over(driver: QueueDriver, owed: PredictionId) -> None:
     driver.pass_time(9.999)
-    assert await due(driver) == [], "its director may deliver it"
+    assert await driver.due() == [], "its director may deliver it"
     driver.pass_time(0.001)
     for _ in range(2):
-        assert await due(driver) == [owed]
-        assert await due(driver) == [], "one courier has it"
+        assert await driver.due() == [owed]
+        assert await driver.due() == [], "one courier has it"
         driver.pass_time(30)
 
 
 async def test_a_delivered_webhook_is_no_longer_owed(driver: QueueDriver, owed: PredictionId) -> None:
-    assert await deliver(driver, owed, "delivered", None)
+    assert await driver.deliver(owed)
     assert await driver.members(keys.owed(PARTITION)) == {}
     record = await driver.record(owed)
     assert (record.told, record.tellings) == ("delivered", 1)
     async with unchanged(driver.redis):
-        assert not await deliver(driver, owed, "failed", 5)
+        assert not await driver.deliver(owed, "failed", 5)
 
 
 async def test_a_failed_webhook_is_due_again_after_the_delay(driver: QueueDriver, owed: PredictionId) -> None:
-    assert await deliver(driver, owed, "failed", 5)
+    assert await driver.deliver(owed, "failed", 5)
     assert await driver.members(keys.owed(PARTITION)) == {owed: driver.now_ms + 5_000}
     assert (await driver.record(owed)).told == "failed"
     assert await driver.lifetime_s(keys.record(owed)) == 7 * 86_400, "as before"
@@ -61,7 +46,7 @@ async def test_a_failed_webhook_is_due_again_after_the_delay(driver: QueueDriver
 
 async def test_deliver_does_not_recreate_a_missing_record(driver: QueueDriver, owed: PredictionId) -> None:
     await driver.redis.delete(keys.record(owed))
-    assert await deliver(driver, owed, "given_up", None)
+    assert await driver.deliver(owed, "given_up", None)
     assert await driver.redis.exists(keys.record(owed), keys.owed(PARTITION)) == 0
 
 
@@ -70,15 +55,15 @@ async def test_data_of_an_owed_webhook_stays_until_it_is_delivered(driver: Queue
     await driver.finish(await driver.claim_one(), output=b"1")
     data = [make(prediction_id) for make in (keys.input_data, keys.output_data, keys.events)]
     assert {await driver.lifetime_s(key) for key in data} == {4 * 24 * 3600}
-    await deliver(driver, prediction_id, "failed", 5)
+    await driver.deliver(prediction_id, "failed", 5)
     assert {await driver.lifetime_s(key) for key in data} == {4 * 24 * 3600}
-    await deliver(driver, prediction_id, "delivered", None)
+    await driver.deliver(prediction_id)
     assert {await driver.lifetime_s(key) for key in data} == {3600}
 
 
 async def test_a_dead_letter_with_a_delivered_webhook_can_be_revived(driver: QueueDriver) -> None:
     prediction_id = await driver.die(webhook="https://example.com", events="completed")
-    await deliver(driver, prediction_id, "delivered", None)
+    await driver.deliver(prediction_id)
     assert await driver.lifetime_s(keys.input_data(prediction_id)) == 7 * 24 * 3600
 
 
@@ -90,9 +75,9 @@ async def events(driver: QueueDriver, prediction_id: PredictionId) -> list[bytes
 
 
 async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId) -> None:
-    await deliver(driver, owed, "failed", 5, status=500, host="example.com")
-    await deliver(driver, owed, "failed", 9, host="example.com")
-    await deliver(driver, owed, "delivered", None, status=204, host="example.com")
+    await driver.deliver(owed, "failed", 5, status=500, host="example.com")
+    await driver.deliver(owed, "failed", 9, host="example.com")
+    await driver.deliver(owed, "delivered", status=204, host="example.com")
     assert await events(driver, owed) == [
         b"completed failed 500 1 %d example.com" % (driver.now_ms + 5_000),
         b"completed failed - 2 %d example.com" % (driver.now_ms + 9_000),
@@ -102,13 +87,13 @@ async def test_each_attempt_is_an_event(driver: QueueDriver, owed: PredictionId)
 
 async def test_a_failure_noted_twice_is_counted_once(driver: QueueDriver, owed: PredictionId) -> None:
     for known in (0, 0, 1, 1):
-        assert await deliver(driver, owed, "failed", 5, known=known)
+        assert await driver.deliver(owed, "failed", 5, known=known)
     assert (await driver.record(owed)).tellings == 2 == len(await events(driver, owed))
 
 
 async def test_a_webhook_that_arrived_is_never_owed_again(driver: QueueDriver, owed: PredictionId) -> None:
-    await deliver(driver, owed, "failed", 5)
-    assert await deliver(driver, owed, "delivered", None, known=0)
+    await driver.deliver(owed, "failed", 5)
+    assert await driver.deliver(owed, "delivered", known=0)
     assert await driver.members(keys.owed(PARTITION)) == {}
 
 
@@ -116,27 +101,27 @@ async def test_readers_of_a_prediction_are_notified_of_an_attempt(driver: QueueD
     async with driver.redis.pubsub() as listener:
         await listener.subscribe(keys.channel(owed))
         await listener.get_message(timeout=5)
-        await deliver(driver, owed, "failed", 5)
+        await driver.deliver(owed, "failed", 5)
         heard = await listener.get_message(timeout=5)
     assert heard["data"] == str((await driver.record(owed)).seq).encode()
 
 
 async def test_removed_events_do_not_come_back(driver: QueueDriver, owed: PredictionId) -> None:
     await driver.redis.delete(keys.events(owed))
-    assert await deliver(driver, owed, "failed", 5)
+    assert await driver.deliver(owed, "failed", 5)
     assert await driver.redis.exists(keys.events(owed)) == 0
     assert (await driver.record(owed)).tellings == 1
 
 
 async def test_the_number_of_attempt_events_is_bounded(driver: QueueDriver, owed: PredictionId) -> None:
     for _ in range(103):
-        await deliver(driver, owed, "failed", 0)
+        await driver.deliver(owed, "failed", 0)
     assert len(await events(driver, owed)) == 100
     assert (await driver.record(owed)).tellings == 103
 
 
 async def test_a_webhook_outlives_its_queue_and_its_data_does_not(driver: QueueDriver, owed: PredictionId) -> None:
     assert await driver.scripts.unregister(driver.queue) == "done"
-    assert await deliver(driver, owed, "delivered", None)
+    assert await driver.deliver(owed)
     assert await driver.members(keys.owed(PARTITION)) == {}
     assert 0 < await driver.lifetime_s(keys.input_data(owed)) <= 3600

@@ -5,23 +5,20 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from director.broker import keys
-from director.broker.gatherer import Gatherer
-from director.broker.redis_client import client
 from director.broker.replies import Arrived
-from director.broker.scripts import CAME_TTL_MS, Scripts
-from director.core.clock import SystemClock
+from director.broker.scripts import CAME_TTL_MS
 from director.core.errors import IdempotencyMismatch, SettingsError, UnknownQueue
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.states import TERMINAL
 from director.store.accounts import Accounts
-from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.departure import Departure, Left, Site, named_site
 from tests.lua.walk import Walk
 from tests.support.keyspace import dump, leaks, unchanged
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, driving, enqueue
 from tests.support.servers import RedisServer, redis_server
 
 FAR = "far"
@@ -38,23 +35,14 @@ def other_server(server: RedisServer) -> Iterator[RedisServer]:
 @pytest.fixture
 async def there(other_server: RedisServer, driver: QueueDriver) -> AsyncIterator[QueueDriver]:
     """Return a driver of the queue of the same name there. All accounts are known there."""
-    redis = client(other_server.url)
-    gatherer = Gatherer(redis)
-    try:
-        await redis.flushall()
-        scripts = Scripts(gatherer)
-        queue = await Catalog(redis, scripts, SystemClock()).register(
-            MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy()
-        )
+    with Redis.from_url(other_server.url) as redis:
+        redis.flushall()
+    async with driving(other_server.url) as other:
         for account in ACCOUNTS:
-            await Accounts(redis).create(account)
-        other = QueueDriver(redis, scripts, queue)
+            await Accounts(other.redis).create(account)
         other._nonces = driver._nonces
         yield other
-        assert await leaks(redis) == []
-    finally:
-        await gatherer.aclose()
-        await redis.aclose()
+        assert await leaks(other.redis) == []
 
 
 def site(of: QueueDriver) -> Site:

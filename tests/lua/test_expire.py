@@ -119,14 +119,6 @@ async def test_a_run_that_began_in_time_can_be_retried_later(driver: QueueDriver
     assert (await driver.claim_one()).id == claim.id
 
 
-async def test_a_revived_prediction_has_no_start_deadline(driver: QueueDriver) -> None:
-    prediction_id = await driver.die(start_by_ms=10_000, lifetime_ms=20_000)
-    await driver.revive(prediction_id)
-    driver.pass_time(3600)
-    assert await driver.expire() == (0, 0)
-    assert (await driver.claim_one()).id == prediction_id
-
-
 @pytest.mark.parametrize(("asked_ms", "given_ms"), [(None, 60_000), (20_000, 20_000), (90_000, 60_000)])
 async def test_a_prediction_never_outlives_the_lifetime_of_its_queue(
     driver: QueueDriver, asked_ms: int | None, given_ms: int
@@ -140,14 +132,6 @@ async def test_a_prediction_never_outlives_the_lifetime_of_its_queue(
     assert await driver.expire() == (1, 0)
     record = await driver.record(prediction_id)
     assert (record.status, record.code) == ("failed", "deadline_exceeded"), "who did not ask does not know `aborted`"
-
-
-async def test_a_run_ends_at_the_lifetime_of_its_queue_too(driver: QueueDriver) -> None:
-    await driver.scripts.register(driver.queue, version=VERSION, policy=Policy(lifetime_s=60))
-    claim = await driver.claimed()
-    driver.pass_time(60)
-    assert await driver.expire() == (0, 1)
-    assert await driver.extend(claim) == ["deadline"]
 
 
 async def test_a_new_lifetime_applies_to_later_submissions_only(driver: QueueDriver) -> None:

@@ -6,7 +6,6 @@ from director.broker import keys
 from director.core.ids import partition_of
 from director.core.schema import Claim
 from director.core.states import Status
-from tests.support.keyspace import dump, unchanged
 from tests.support.queue_driver import QueueDriver
 
 HOUR_S, WEEK_S = 3600, 7 * 86_400
@@ -39,22 +38,6 @@ async def test_time_after_the_run_occupies_no_slot(driver: QueueDriver) -> None:
     assert record.completed == driver.now_ms
 
 
-async def test_the_record_outlives_the_data(driver: QueueDriver, claim: Claim) -> None:
-    await driver.finish(claim, output=b"1")
-    assert await driver.lifetime_s(keys.record(claim.id)) == 7 * 86_400
-    for key in (keys.input_data, keys.output_data, keys.events):
-        assert await driver.lifetime_s(key(claim.id)) == 3600
-
-
-async def test_a_claim_that_finishes_twice_finishes_once(driver: QueueDriver) -> None:
-    claim = await driver.claimed(webhook="https://example.com", events="completed")
-    assert await driver.finish(claim, output=b"1")
-    driver.pass_time(1)
-    async with unchanged(driver.redis, expiry=False):
-        assert await driver.finish(claim, output=b"2")
-    await owe_nothing(driver)
-
-
 async def test_unwritten_events_come_before_the_end(driver: QueueDriver, claim: Claim) -> None:
     await driver.finish(claim, ran_ms=40, events=[("started", b""), ("output", b"1"), ("logs", b'"x"')])
     assert await driver.kinds(claim.id) == ["created", "started", "output", "logs", "completed"]
@@ -85,7 +68,7 @@ async def test_the_webhook_is_owed_after_the_directors_delivery_time(driver: Que
     claim = await driver.claimed(webhook="https://example.com", events="start,completed")
     await driver.finish(claim, grace_s=30)
     assert await driver.members(keys.owed(partition_of(claim.id))) == {claim.id: driver.now_ms + 30_000}
-    await owe_nothing(driver)
+    await driver.deliver(claim.id)  # what is owed has no lifetime
 
 
 @pytest.mark.parametrize("wish", [{}, {"webhook": "https://example.com", "events": "start,output"}])
@@ -93,23 +76,3 @@ async def test_no_webhook_is_owed_without_a_request_for_the_end(driver: QueueDri
     claim = await driver.claimed(**wish)
     await driver.finish(claim)
     assert await driver.members(keys.owed(partition_of(claim.id))) == {}
-
-
-async def test_a_terminal_prediction_cannot_be_changed(driver: QueueDriver) -> None:
-    claim = await driver.claimed(lifetime_ms=1_000)
-    await driver.finish(claim)
-    before = await dump(driver.redis)
-    driver.pass_time(60)
-    assert await driver.cancel(claim.id) == "over"
-    assert await driver.release(claim) == "lost"
-    assert await driver.reap() == {}
-    assert await driver.scripts.promote(driver.queue, limit=9, now_ms=driver.now_ms) == 0
-    assert await driver.scripts.expire(driver.queue, limit=9, now_ms=driver.now_ms) == (0, 0)
-    assert await driver.claim() == []
-    assert (await dump(driver.redis))[keys.record(claim.id)] == before[keys.record(claim.id)]
-
-
-async def owe_nothing(driver: QueueDriver) -> None:
-    """Deliver all owed webhooks, which have no lifetime of their own."""
-    for prediction_id in await driver.members(keys.owed(partition_of(driver.new_id()))):
-        await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None)

@@ -1,6 +1,5 @@
 """forward makes webhooks due that wait for a host which answers again."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,29 +9,14 @@ from director.core.ids import PredictionId, new_prediction_id, partition_of
 from tests.support.keyspace import dump
 from tests.support.queue_driver import MODEL, START_MS, QueueDriver
 
+pytestmark = pytest.mark.usefixtures("nothing_stays_owed")
+
 HOST = "receiver.example"
-
-
 PARTITION = partition_of(new_prediction_id(model=MODEL, now_ms=START_MS))
 
 
-@pytest.fixture(autouse=True)
-async def nothing_stays_owed(driver: QueueDriver) -> AsyncIterator[None]:
-    yield
-    await driver.redis.delete(keys.owed(PARTITION))
-
-
-async def note(
-    driver: QueueDriver,
-    prediction_id: PredictionId,
-    outcome: str,
-    delay_s: float | None = None,
-    *,
-    host: str = HOST,
-    **options: Any,
-) -> str:
-    options = {"outcome": outcome, "delay_s": delay_s, "host": host, "now_ms": driver.now_ms, **options}
-    return await driver.scripts.deliver(prediction_id, **options)
+async def note(driver: QueueDriver, prediction_id: PredictionId, outcome: str, *delay_s: float, **options: Any) -> str:
+    return await driver.deliver(prediction_id, outcome, *delay_s, **{"host": HOST, **options})
 
 
 async def failed(driver: QueueDriver, delay_s: float = 60, **options: Any) -> PredictionId:
@@ -47,15 +31,11 @@ async def forward(driver: QueueDriver, *, limit: int = 9) -> int:
     return await driver.scripts.forward(PARTITION, HOST, limit=limit, now_ms=driver.now_ms)
 
 
-async def due(driver: QueueDriver) -> list[PredictionId]:
-    return sorted(await driver.scripts.due(PARTITION, limit=99, hold_s=30, now_ms=driver.now_ms))
-
-
 async def test_webhooks_that_wait_for_this_host_become_due(driver: QueueDriver) -> None:
     waiting = [await failed(driver, 60 * number) for number in (1, 2, 3)]
-    assert await due(driver) == []
+    assert await driver.due() == []
     assert await forward(driver) == 3
-    assert await due(driver) == sorted(waiting)
+    assert sorted(await driver.due()) == sorted(waiting)
     assert await forward(driver) == 0
 
 
@@ -63,15 +43,15 @@ async def test_webhooks_that_wait_for_this_host_become_due(driver: QueueDriver) 
 async def test_other_hosts_webhooks_and_requested_delays_are_kept(driver: QueueDriver, options: dict[str, Any]) -> None:
     await failed(driver, 600, **options)
     assert await forward(driver) == 0
-    assert await due(driver) == []
+    assert await driver.due() == []
 
 
 async def test_the_soonest_webhooks_come_first_up_to_the_limit(driver: QueueDriver) -> None:
     late, soon, sooner = [await failed(driver, delay_s) for delay_s in (300, 60, 30)]
     assert await forward(driver, limit=2) == 2
-    assert await due(driver) == sorted([soon, sooner])
+    assert sorted(await driver.due()) == sorted([soon, sooner])
     assert await forward(driver, limit=2) == 1
-    assert await due(driver) == [late]
+    assert await driver.due() == [late]
 
 
 async def test_a_delivery_reports_whether_others_wait_for_its_host(driver: QueueDriver) -> None:
@@ -87,7 +67,7 @@ async def test_an_attempt_under_way_is_left_alone(driver: QueueDriver) -> None:
     before = await driver.members(keys.owed(PARTITION))
     assert await forward(driver) == 0
     assert await driver.members(keys.owed(PARTITION)) == before
-    assert await due(driver) == []
+    assert await driver.due() == []
     assert prediction_id in before
 
 
@@ -95,7 +75,7 @@ async def under_way(driver: QueueDriver) -> PredictionId:
     """Return a prediction whose second attempt a courier has begun."""
     prediction_id = await failed(driver, 5)
     driver.pass_time(5)
-    assert await due(driver) == [prediction_id]
+    assert await driver.due() == [prediction_id]
     return prediction_id
 
 
@@ -111,9 +91,9 @@ async def test_a_webhook_that_is_no_longer_owed_does_not_return(driver: QueueDri
 async def test_a_webhook_requested_again_is_due_once(driver: QueueDriver) -> None:
     prediction_id = await failed(driver)
     await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
-    assert await due(driver) == [prediction_id]
+    assert await driver.due() == [prediction_id]
     assert await forward(driver) == 0
-    assert await due(driver) == []
+    assert await driver.due() == []
 
 
 async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(driver: QueueDriver) -> None:
@@ -123,9 +103,9 @@ async def test_a_postponed_webhook_has_no_attempt_and_comes_on_time(driver: Queu
     assert ((await driver.record(prediction_id)).tellings, await driver.kinds(prediction_id)) == told
     assert (await driver.record(prediction_id)).told == "failed"
     driver.pass_time(89)
-    assert await due(driver) == []
+    assert await driver.due() == []
     driver.pass_time(1)
-    assert await due(driver) == [prediction_id]
+    assert await driver.due() == [prediction_id]
 
 
 @pytest.mark.parametrize("how", ["forward", "redeliver"])
@@ -136,7 +116,7 @@ async def test_a_postponed_webhook_can_be_brought_forward(driver: QueueDriver, h
         assert await forward(driver) == 1
     else:
         await driver.scripts.redeliver(prediction_id, account=None, now_ms=driver.now_ms)
-    assert await due(driver) == [prediction_id]
+    assert await driver.due() == [prediction_id]
 
 
 async def test_a_hosts_list_ends_with_its_last_owed_webhook(driver: QueueDriver) -> None:

@@ -2,11 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from director.audit.log import KINDS
 from director.broker import keys
-from director.core.ids import PredictionId, partition_of
+from director.core.ids import partition_of
 from director.core.schema import Claim
 from director.core.states import Status
 from tests.support.queue_driver import ACCOUNT, QueueDriver
@@ -23,11 +22,6 @@ async def steps(driver: QueueDriver) -> list[tuple[str, str]]:
     return [(entry["kind"], entry["detail"]) for entry in await logged(driver)]
 
 
-async def owe_nothing(driver: QueueDriver, prediction_id: PredictionId, **options: Any) -> None:
-    options = {"outcome": "delivered", "delay_s": None, "now_ms": driver.now_ms, **options}
-    await driver.scripts.deliver(prediction_id, **options)
-
-
 async def test_each_step_of_a_life_is_logged(driver: QueueDriver) -> None:
     prediction_id = await driver.submit(lane="low", webhook="https://example.com/secret", events="completed")
     await driver.release(await driver.claim_one(), code="server_full")
@@ -35,8 +29,8 @@ async def test_each_step_of_a_life_is_logged(driver: QueueDriver) -> None:
     claim = await driver.claim_one()
     await driver.begin(claim, ("output", b'"secret"'))
     await driver.finish(claim, output=b'"secret"', logs="secret", seq=claim.record.seq + 2)
-    await owe_nothing(driver, prediction_id, outcome="failed", delay_s=2)
-    await owe_nothing(driver, prediction_id, status=204)
+    await driver.deliver(prediction_id, outcome="failed", delay_s=2)
+    await driver.deliver(prediction_id, status=204)
     assert await steps(driver) == [
         ("accepted", "low"),
         ("claimed", "d1 1"),
@@ -114,16 +108,16 @@ async def test_calls_that_change_nothing_log_nothing(driver: QueueDriver) -> Non
     await driver.finish(claim)
     before = await logged(driver)
     assert await driver.drop(without_record)
-    await owe_nothing(driver, claim.id, outcome="put_off", delay_s=2)
+    await driver.deliver(claim.id, outcome="put_off", delay_s=2)
     await driver.submit(claim.id)
     await driver.finish(claim)
     await driver.release(claim)
     await driver.cancel(claim.id)
     await driver.claim()
     assert await logged(driver) == before
-    await owe_nothing(driver, claim.id)
+    await driver.deliver(claim.id)
     before = await logged(driver)
-    await owe_nothing(driver, claim.id)
+    await driver.deliver(claim.id)
     assert await logged(driver) == before
 
 

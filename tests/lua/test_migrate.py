@@ -120,19 +120,6 @@ async def test_a_migration_to_an_unknown_queue_moves_nothing(driver: QueueDriver
                 pass
 
 
-async def test_a_slice_that_moved_whole_is_not_the_last(driver: QueueDriver, newer: QueueDriver) -> None:
-    claimed = [await driver.submit()]
-    await driver.claim_one()
-    for _ in range(5):
-        driver.pass_time(1)
-        await driver.submit()
-    assert await migrate(driver, newer, start=1, count=2) == Migrated(next=1, moved=2, claimed=0, held=0)
-    assert await migrate(driver, newer, start=0, count=2) == Migrated(next=1, moved=1, claimed=1, held=0)
-    assert await migrate(driver, newer, start=1, count=2) == Migrated(next=1, moved=2, claimed=0, held=0)
-    assert await migrate(driver, newer, start=1, count=2) == Migrated(next=-1, moved=0, claimed=0, held=0)
-    assert list(await driver.members(keys.live(driver.queue))) == claimed
-
-
 async def test_a_whole_queue_moves_in_slices_past_those_who_stay(driver: QueueDriver, newer: QueueDriver) -> None:
     await driver.submit_many(60, account="paused")
     await driver.pause(tenant="paused")

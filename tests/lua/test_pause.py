@@ -1,7 +1,6 @@
 """A paused queue or tenant is handed nothing, loses nothing and continues when it is resumed."""
 
 from director.core.ids import LANES
-from director.core.schema import Claim
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
 
@@ -21,13 +20,6 @@ async def test_a_paused_queue_accepts_work_and_hands_none_out_until_resumed(driv
     assert [claim.id for claim in await driver.claim(5)] == ids
 
 
-async def test_claimed_predictions_continue_during_a_pause(driver: QueueDriver, claim: Claim) -> None:
-    await driver.pause()
-    await driver.begin(claim)
-    assert await driver.extend(claim) == ["held"]
-    assert await driver.finish(claim, seq=2)
-
-
 async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(driver: QueueDriver) -> None:
     await driver.have_slots(9)
     mine = [await driver.submit(streams=[0]) for _ in range(2)]
@@ -35,38 +27,6 @@ async def test_ready_predictions_of_a_paused_tenant_are_skipped_for_others(drive
     await driver.pause(tenant=ACCOUNT)
     assert [claim.id for claim in await driver.claim(9)] == others
     assert await driver.backlog() == mine, "in their order, for when it is resumed"
-
-
-async def test_backlogged_predictions_of_a_paused_tenant_get_no_turn(driver: QueueDriver) -> None:
-    for account in (ACCOUNT, "other"):
-        await driver.submit_many(3, account=account)
-    await driver.pause(tenant=ACCOUNT)
-    assert [claim.record.account for claim in await driver.claim(9)] == ["other"] * 3
-    assert await driver.claim(9) == []
-
-
-async def test_a_paused_tenants_runs_continue_and_its_released_claims_wait(driver: QueueDriver) -> None:
-    await driver.submit_many(3)
-    kept, back, later = await driver.claim(3)
-    await driver.pause(tenant=ACCOUNT)
-    assert await driver.extend(kept) == ["held"]
-    await driver.run(kept, 1)
-    await driver.release(back)
-    await driver.release(later, spent=True, delay_s=5)
-    driver.pass_time(5)
-    assert await driver.promote() == 1
-    assert await driver.claim(9) == []
-    await driver.pause(paused=False, tenant=ACCOUNT)
-    assert [claim.id for claim in await driver.claim(9)] == [back.id, later.id]
-
-
-async def test_a_paused_tenants_waiting_predictions_can_be_canceled_and_expire(driver: QueueDriver) -> None:
-    canceled, late = await driver.submit(), await driver.submit(lifetime_ms=5_000)
-    await driver.pause(tenant=ACCOUNT)
-    assert await driver.cancel(canceled) == "canceled"
-    driver.pass_time(5)
-    assert await driver.expire() == (1, 0)
-    assert (await driver.record(late)).status == "failed"
 
 
 async def test_a_paused_tenant_can_submit_and_resuming_sends_a_wakeup(driver: QueueDriver) -> None:
@@ -88,27 +48,6 @@ async def test_a_resumed_tenant_is_not_owed_the_paused_time(driver: QueueDriver)
     await driver.pause(paused=False, tenant=ACCOUNT)
     served = [claim.record.account for claim in await driver.claim(10)]
     assert served.count(ACCOUNT) in (5, 6), "half, and it is level with the other again"
-
-
-async def test_a_tenant_and_its_queue_are_paused_independently(driver: QueueDriver) -> None:
-    await driver.submit()
-    await driver.pause(tenant=ACCOUNT)
-    await driver.pause()
-    await driver.pause(paused=False)
-    assert await driver.claim() == []
-    await driver.pause()
-    await driver.pause(paused=False, tenant=ACCOUNT)
-    assert await driver.claim() == []
-    await driver.pause(paused=False)
-    assert len(await driver.claim()) == 1
-
-
-async def test_a_resumed_tenant_keeps_its_limit(driver: QueueDriver) -> None:
-    await driver.submit_many(3, most_running=1)
-    await driver.claim_one()
-    await driver.pause(tenant=ACCOUNT)
-    await driver.pause(paused=False, tenant=ACCOUNT)
-    assert await driver.claim() == []
 
 
 async def test_pausing_or_resuming_a_tenant_twice_has_one_effect(driver: QueueDriver) -> None:

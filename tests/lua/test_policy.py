@@ -7,7 +7,6 @@ import pytest
 from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.core.policy import Policy
-from director.core.schema import Claim
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 
@@ -57,12 +56,7 @@ async def test_a_lost_claim_is_final_by_policy(driver: QueueDriver, catalog: Cat
     assert list(await driver.members(keys.dead(driver.queue))) == [claim.id]
 
 
-GIVEN_BACK = pytest.mark.parametrize(
-    ("spent", "code"), [(True, "server_lost"), (False, "drained")], ids=["server lost", "drained"]
-)
-
-
-@GIVEN_BACK
+@pytest.mark.parametrize(("spent", "code"), [(True, "server_lost"), (False, "drained")], ids=["server lost", "drained"])
 async def test_a_started_run_ends_where_nothing_may_run_twice(
     driver: QueueDriver, catalog: Catalog, spent: bool, code: str
 ) -> None:
@@ -78,31 +72,12 @@ async def test_a_started_run_ends_where_nothing_may_run_twice(
     assert await driver.release(claim, spent=spent, code=code) == "lost", "twice is once"
 
 
-@pytest.mark.parametrize("began", [True, False], ids=["began", "did not begin"])
-@GIVEN_BACK
-async def test_a_run_that_may_repeat_or_did_not_begin_waits_again(
-    driver: QueueDriver, catalog: Catalog, spent: bool, code: str, began: bool
-) -> None:
-    await obey(catalog, on_lost="retry" if began else "fail")
-    claim = await driver.claimed()
-    if began:
-        await driver.begin(claim)
-    assert await driver.release(claim, spent=spent, code=code, began=began or None) == "waiting"
-
-
 async def test_the_holder_reports_whether_an_unrecorded_run_began(driver: QueueDriver, catalog: Catalog) -> None:
     await obey(catalog, on_lost="fail")
     claim = await driver.claimed()
     await driver.begin(claim)
     assert await driver.release(claim, code="refused", began=False) == "waiting", "a slow refusal"
     assert await driver.release(await driver.claim_one(), spent=True, code="server_lost", began=True) == "dead"
-
-
-async def test_a_run_that_began_only_before_is_put_back(driver: QueueDriver, claim: Claim, catalog: Catalog) -> None:
-    await driver.begin(claim)
-    assert await driver.release(claim, spent=True) == "waiting"
-    await obey(catalog, on_lost="fail")
-    assert await driver.release(await driver.claim_one()) == "waiting"
 
 
 async def test_a_drained_probe_that_began_lets_another_probe_start(driver: QueueDriver, catalog: Catalog) -> None:
@@ -115,8 +90,3 @@ async def test_a_drained_probe_that_began_lets_another_probe_start(driver: Queue
     assert await driver.release(claim, code="drained") == "dead"
     assert (await driver.meta("breaker"), await driver.meta("probe")) == ("open", "")
     assert len(await driver.claim(2)) == 1
-
-
-async def test_a_new_policy_applies_to_waiting_predictions(driver: QueueDriver, claim: Claim, catalog: Catalog) -> None:
-    await obey(catalog, attempts=1)
-    assert await driver.release(claim, spent=True) == "dead"

@@ -35,31 +35,6 @@ async def test_the_first_retry_goes_straight_to_its_stream_and_sends_a_wakeup(dr
     assert (await driver.claim_one(consumer="d2")).record.attempt == 2
 
 
-async def test_the_second_retry_waits_at_most_its_backoff(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    await lose(driver)
-    await driver.reap()
-    await lose(driver)
-    [(name, word, *_)] = await driver.scripts.reap(driver.queue, limit=1, now_ms=driver.now_ms)
-    assert (name, word) in {(prediction_id, "delayed"), (prediction_id, "waiting")}  # full jitter may draw a nought
-    due = (await driver.members(keys.delayed(driver.queue))).get(prediction_id, driver.now_ms)
-    assert driver.now_ms <= due <= driver.now_ms + 2_000
-
-
-async def test_losing_the_last_attempt_makes_a_dead_letter(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit()
-    for _ in range(3):
-        await lose(driver)
-        answer = await driver.reap()
-        driver.pass_time(120)
-        await driver.scripts.promote(driver.queue, limit=1, now_ms=driver.now_ms)
-    assert answer == {prediction_id: "dead"}
-    record = await driver.record(prediction_id)
-    assert (record.status, record.code, record.attempt) == ("failed", "director_lost", 3)
-    assert list(await driver.members(keys.dead(driver.queue))) == [prediction_id]
-    assert await driver.entries() == {}
-
-
 async def test_reap_recovers_the_oldest_leases_up_to_its_limit(driver: QueueDriver) -> None:
     ids = []
     for _ in range(3):
@@ -77,13 +52,6 @@ async def test_a_lease_without_a_claim_is_removed(driver: QueueDriver) -> None:
     assert set((await driver.reap()).values()) == {"gone"}
     assert await driver.members(keys.lease(driver.queue)) == {}
     assert (await driver.claim_one()).id == prediction_id
-
-
-async def test_a_prediction_past_its_deadline_ends_and_does_not_run_again(driver: QueueDriver) -> None:
-    prediction_id = await driver.submit(lifetime_ms=10_000, late="aborted")
-    await lose(driver)
-    assert await driver.reap() == {prediction_id: "late"}
-    assert (await driver.record(prediction_id)).status == "aborted"
 
 
 BACK_S = 600

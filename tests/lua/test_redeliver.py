@@ -6,9 +6,11 @@ import pytest
 
 from director.broker import keys
 from director.broker.replies import Redelivered
-from director.core.ids import PredictionId, partition_of
+from director.core.ids import PredictionId
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT, QueueDriver
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_owed")
 
 HOUR_S = 3600
 OWED_S = 4 * 24 * HOUR_S
@@ -16,14 +18,6 @@ OWED_S = 4 * 24 * HOUR_S
 
 async def redeliver(driver: QueueDriver, prediction_id: PredictionId, account: str | None = ACCOUNT) -> Redelivered:
     return await driver.scripts.redeliver(prediction_id, account=account, now_ms=driver.now_ms)
-
-
-async def note(driver: QueueDriver, prediction_id: PredictionId, outcome: str, delay_s: float | None = None) -> None:
-    assert await driver.scripts.deliver(prediction_id, outcome=outcome, delay_s=delay_s, now_ms=driver.now_ms)
-
-
-async def due(driver: QueueDriver, prediction_id: PredictionId) -> list[PredictionId]:
-    return await driver.scripts.due(partition_of(prediction_id), limit=9, hold_s=30, now_ms=driver.now_ms)
 
 
 async def ended(driver: QueueDriver, **options: Any) -> PredictionId:
@@ -36,14 +30,8 @@ async def ended(driver: QueueDriver, **options: Any) -> PredictionId:
 async def told(driver: QueueDriver, outcome: str = "delivered") -> PredictionId:
     """Return a terminal prediction whose webhook is no longer owed."""
     prediction_id = await ended(driver)
-    await note(driver, prediction_id, outcome)
+    assert await driver.deliver(prediction_id, outcome)
     return prediction_id
-
-
-@pytest.fixture(autouse=True)
-async def nothing_stays_owed(driver: QueueDriver) -> Any:
-    yield
-    await driver.redis.delete(keys.owed(partition_of(driver.new_id())))
 
 
 @pytest.mark.parametrize("outcome", ["delivered", "gone", "refused", "given_up"])
@@ -52,9 +40,9 @@ async def test_a_webhook_that_is_no_longer_owed_becomes_due_once(driver: QueueDr
     driver.pass_time(60)
     for _ in range(2):
         assert await redeliver(driver, prediction_id) == "owed"
-    assert await due(driver, prediction_id) == [prediction_id]
+    assert await driver.due() == [prediction_id]
     assert await redeliver(driver, prediction_id) == "owed"
-    assert await due(driver, prediction_id) == []
+    assert await driver.due() == []
 
 
 async def test_a_redelivery_restarts_the_schedule_and_continues_the_attempt_count(driver: QueueDriver) -> None:
@@ -63,7 +51,7 @@ async def test_a_redelivery_restarts_the_schedule_and_continues_the_attempt_coun
     await redeliver(driver, prediction_id)
     record = await driver.record(prediction_id)
     assert (record.tellings, record.tellings_before, record.owed_since) == (1, 1, driver.now_ms)
-    await note(driver, prediction_id, "failed", 5)
+    assert await driver.deliver(prediction_id, "failed", 5)
     assert (await driver.record(prediction_id)).tellings == 2
 
 
@@ -74,28 +62,28 @@ async def test_data_lives_while_the_webhook_is_owed_and_an_hour_longer(driver: Q
     await redeliver(driver, prediction_id)
     assert {await driver.lifetime_s(key) for key in data} == {OWED_S}
     assert await driver.lifetime_s(keys.record(prediction_id)) == 7 * 24 * HOUR_S, "and no record is shortened"
-    await note(driver, prediction_id, "delivered")
+    assert await driver.deliver(prediction_id)
     assert {await driver.lifetime_s(key) for key in data} == {HOUR_S}
 
 
 async def test_a_waiting_webhook_becomes_due_and_keeps_its_schedule(driver: QueueDriver) -> None:
     prediction_id = await ended(driver)
-    await note(driver, prediction_id, "failed", 7200)
+    assert await driver.deliver(prediction_id, "failed", 7200)
     assert await redeliver(driver, prediction_id) == "owed"
     assert (await driver.record(prediction_id)).tellings_before == 0
-    assert await due(driver, prediction_id) == [prediction_id]
+    assert await driver.due() == [prediction_id]
 
 
 @pytest.mark.parametrize(("holder", "hold_s"), [("courier", 30), ("director", 45)])
 async def test_no_attempt_begins_beside_another(driver: QueueDriver, holder: str, hold_s: int) -> None:
     prediction_id = await ended(driver)
     if holder == "courier":
-        await note(driver, prediction_id, "failed", 0)
-        assert await due(driver, prediction_id) == [prediction_id]
+        assert await driver.deliver(prediction_id, "failed", 0)
+        assert await driver.due() == [prediction_id]
     assert await redeliver(driver, prediction_id) == "owed"
-    assert await due(driver, prediction_id) == []
+    assert await driver.due() == []
     driver.pass_time(hold_s)  # the holder died
-    assert await due(driver, prediction_id) == [prediction_id]
+    assert await driver.due() == [prediction_id]
 
 
 async def test_only_the_owner_or_an_operator_can_request_a_redelivery(driver: QueueDriver) -> None:
@@ -119,7 +107,7 @@ async def test_an_impossible_redelivery_is_refused_and_changes_nothing(driver: Q
 
 async def test_after_a_revival_the_next_end_has_the_whole_schedule(driver: QueueDriver) -> None:
     prediction_id = await driver.die(webhook="https://example.com", events="completed")
-    await note(driver, prediction_id, "delivered")
+    assert await driver.deliver(prediction_id)
     assert await redeliver(driver, prediction_id) == "owed"
     assert await driver.revive(prediction_id)
     assert await redeliver(driver, prediction_id) == "running"

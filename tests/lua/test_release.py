@@ -32,12 +32,6 @@ async def test_a_spent_release_waits_again_as_a_clean_next_attempt(driver: Queue
     assert bytes(stored.output or b"") == b"[2]", "the caller never sees two attempts at once"
 
 
-async def test_the_same_release_twice_has_one_effect(driver: QueueDriver, claim: Claim) -> None:
-    await driver.release(claim, spent=True)
-    async with unchanged(driver.redis):
-        assert await driver.release(claim, spent=True) == "lost"
-
-
 async def test_a_delayed_release_is_in_no_stream_until_it_is_due(driver: QueueDriver, claim: Claim) -> None:
     await driver.hear_bell()
     assert await driver.release(claim, spent=True, delay_s=4) == "delayed"
@@ -62,24 +56,6 @@ async def test_promote_takes_no_more_than_its_limit(driver: QueueDriver) -> None
     assert [await driver.promote(limit=2) for _ in range(2)] == [2, 1]
     async with unchanged(driver.redis):
         assert await driver.promote(limit=2) == 0
-
-
-async def test_the_last_attempt_ends_as_a_failure_and_a_dead_letter(driver: QueueDriver) -> None:
-    await driver.submit()
-    for spent in (True, True, False):
-        assert await driver.release(await driver.claim_one(), spent=spent) == "waiting"
-    claim = await driver.claim_one()
-    assert await driver.release(claim, spent=True, error="It died.", code="server_died") == "dead"
-    record = await driver.record(claim.id)
-    assert (record.status, record.error, record.code, record.attempt) == ("failed", "It died.", "server_died", 3)
-    assert await driver.members(keys.dead(driver.queue)) == {claim.id: driver.now_ms}
-    assert await driver.entries() == {}
-
-
-async def test_a_canceled_prediction_ends_at_its_release(driver: QueueDriver, claim: Claim) -> None:
-    await driver.cancel(claim.id)
-    assert await driver.release(claim) == "canceled"
-    assert (await driver.record(claim.id)).status == "canceled"
 
 
 @pytest.mark.parametrize(("begun", "status"), [(False, "aborted"), (True, "canceled")])

@@ -38,14 +38,6 @@ def account(scripts: Scripts) -> Account:
     return Account(scripts)
 
 
-async def test_a_bucket_allows_its_burst_and_then_its_rate(account: Account) -> None:
-    assert [(await account.take()).remaining for _ in range(3)] == [2, 1, 0]
-    assert not (await account.take()).allowed
-    assert not (await account.take(at_ms=499)).allowed
-    assert (await account.take(at_ms=500)).allowed
-    assert not (await account.take(at_ms=501)).allowed
-
-
 async def test_a_denial_states_the_retry_time_and_the_reset_time(account: Account) -> None:
     for _ in range(3):
         await account.take()
@@ -58,33 +50,11 @@ async def test_a_denial_states_the_retry_time_and_the_reset_time(account: Accoun
     assert (await account.take(slow, at_ms=107 + denied.retry_after_ms)).allowed
 
 
-async def test_a_bucket_never_holds_more_than_its_burst(account: Account) -> None:
-    assert [(await account.take(at_ms=10**9)).allowed for _ in range(4)] == [True, True, True, False]
-
-
 async def test_buckets_are_separate_for_each_account_and_kind(account: Account, scripts: Scripts) -> None:
     for _ in range(4):
         await account.take()
     assert (await account.take(READ)).remaining == 99
     assert (await scripts.reserve("umbrella", CREATE, id="n1", now_ms=NOW_MS)).remaining == 2
-
-
-async def test_a_repeated_call_takes_one_token(account: Account) -> None:
-    first = await account.take(name="one")
-    assert await account.take(name="one") == first
-    assert await account.take(name="one", at_ms=20_000) == Allowance(
-        limit="create", allowed=True, most=3, remaining=3, reset_ms=0, retry_after_ms=0
-    )
-
-
-async def test_a_denied_request_takes_nothing(account: Account, redis: Any) -> None:
-    for _ in range(3):
-        await account.take()
-    tokens = await redis.hget(keys.usage("acme"), "create:tokens")
-    taken = await redis.zrange(keys.taken("acme"), 0, -1)
-    assert not (await account.take(at_ms=400)).allowed
-    assert await redis.hget(keys.usage("acme"), "create:tokens") == tokens
-    assert await redis.zrange(keys.taken("acme"), 0, -1) == taken
 
 
 async def test_six_concurrent_denials_count_as_one_burst(account: Account, redis: Any) -> None:
@@ -157,19 +127,9 @@ class TestCompute:
         assert await redis.hgetall(keys.compute("acme")) == before
         assert (await account.compute(40)).remaining == 0
 
-    async def test_starts_again_at_midnight_utc(self, account: Account) -> None:
-        await account.compute(100)
-        assert not (await account.compute(1, at_ms=23 * 3_600_000 - 1)).allowed
-        assert (await account.compute(1, at_ms=23 * 3_600_000)).remaining == 99
-
     async def test_does_not_return_to_yesterday_when_the_clock_steps_back(self, account: Account) -> None:
         await account.compute(100, at_ms=24 * 3_600_000)
         assert not (await account.compute(1)).allowed
-
-    async def test_is_reserved_once_by_a_repeated_call(self, account: Account) -> None:
-        first = await account.compute(60, name="p")
-        assert await account.compute(60, name="p") == first
-        assert (await account.compute(40)).allowed
 
     @pytest.mark.parametrize(("limit", "other"), [("compute", "create"), ("credit", "compute")])
     async def test_denials_of_each_limit_are_counted_apart(
@@ -196,23 +156,7 @@ class TestCredit:
         assert await redis.ttl(keys.credit("acme")) == -1
         assert (await account.credit(1, in_all=101)).allowed
 
-    async def test_is_reserved_once_by_a_call_repeated_on_another_day(self, account: Account, redis: Any) -> None:
-        await account.credit(60, of_day=100, name="p")
-        await account.credit(60, of_day=100, name="p", at_ms=86_400_000)
-        assert await redis.hget(keys.credit("acme"), "reserved") == b"60000"
-        assert await redis.hget(keys.compute("acme"), "reserved") == b"60000"
-
     async def test_is_the_reported_limit_when_waiting_cannot_help(self, account: Account) -> None:
         assert (await account.credit(1, of_day=50)).limit == "compute", "there is less left of it"
         assert (await account.credit(60, of_day=50)).limit == "compute"
         assert (await account.credit(200, of_day=50)).limit == "credit"
-
-    @pytest.mark.parametrize(("of_day", "in_all"), [(50, 100), (100, 50)])
-    async def test_denial_by_one_limit_takes_nothing_of_the_other(
-        self, account: Account, redis: Any, of_day: int, in_all: int
-    ) -> None:
-        await account.credit(1, of_day=of_day, in_all=in_all)
-        names = (keys.compute("acme"), keys.credit("acme"))
-        before = [await redis.hgetall(name) for name in names]
-        assert not (await account.credit(60, of_day=of_day, in_all=in_all)).allowed
-        assert [await redis.hgetall(name) for name in names] == before

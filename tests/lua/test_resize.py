@@ -2,7 +2,6 @@
 
 import pytest
 
-from director.core.ids import LANES
 from tests.support.keyspace import unchanged
 from tests.support.queue_driver import QueueDriver
 
@@ -15,14 +14,6 @@ async def test_shrinking_four_to_two_does_not_strand_an_entry_of_the_third(drive
     assert (await driver.claim_one()).id == prediction_id
 
 
-@pytest.mark.parametrize("lane", LANES)
-async def test_entries_of_any_lane_in_upper_streams_are_still_served(driver: QueueDriver, lane: str) -> None:
-    await driver.have_slots(32)
-    ids = {await driver.submit(account=f"t{number}", streams=[number], lane=lane) for number in range(16)}
-    assert await driver.scripts.resize(driver.queue, streams=1) == (1, 16)
-    assert {claim.id for claim in await driver.claim_all()} == ids
-
-
 async def test_a_claimed_entry_keeps_its_stream_readable_until_it_ends(driver: QueueDriver) -> None:
     claim = await driver.claimed(streams=[9])
     assert await driver.scripts.resize(driver.queue, streams=4) == (4, 10)
@@ -31,14 +22,6 @@ async def test_a_claimed_entry_keeps_its_stream_readable_until_it_ends(driver: Q
     assert await driver.extend(claim) == ["held"]
     await driver.finish(claim)
     assert await driver.scripts.resize(driver.queue, streams=4) == (4, 4)
-
-
-async def test_a_release_after_a_shrink_goes_to_a_remaining_stream(driver: QueueDriver) -> None:
-    claim = await driver.claimed(streams=[9])
-    await driver.scripts.resize(driver.queue, streams=4)
-    await driver.release(claim)
-    assert await driver.entries() == {1: [claim.id]}
-    assert (await driver.claim_one()).id == claim.id
 
 
 async def test_growing_serves_the_new_streams(driver: QueueDriver) -> None:

@@ -31,7 +31,7 @@ async def test_data_kept_for_a_webhook_returns_to_the_accounts_lifetime(driver: 
     prediction_id = await driver.submit(data_ttl_ms=60_000, webhook="https://example.com", events="completed")
     await driver.finish(await driver.claim_one(), output=b"1")
     assert (await lives_s(driver, prediction_id))["output_data"] > DAY_S
-    await driver.scripts.deliver(prediction_id, outcome="delivered", delay_s=None, now_ms=driver.now_ms)
+    await driver.deliver(prediction_id)
     lives = await lives_s(driver, prediction_id)
     assert {lives[name] for name in ("input_data", "output_data", "events")} == {60}
 

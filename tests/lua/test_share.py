@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from itertools import cycle
 
 import pytest
 
@@ -74,11 +73,6 @@ async def test_a_backlog_in_one_lane_leaves_other_lanes_streams_open(driver: Que
     await batch(driver, "acme", 5, lane="low")
     high = await driver.submit(account="acme", lane="high", streams=[4])
     assert await driver.entries("high") == {4: [high]}
-
-
-async def test_a_tenant_is_served_in_order_of_arrival(driver: QueueDriver) -> None:
-    ids = await batch(driver, "acme", 20)
-    assert [(await driver.claim_one()).id for _ in range(20)] == ids
 
 
 @pytest.mark.parametrize("at_once", [1, 10])
@@ -244,16 +238,6 @@ async def test_a_revived_prediction_goes_to_the_head_of_its_backlog(driver: Queu
     assert [claim.id for claim in await driver.claim(4)] == [ids[0], dead, *ids[1:]]
 
 
-async def test_an_expired_prediction_leaves_its_backlog(driver: QueueDriver) -> None:
-    ids = await batch(driver, "a", 3, lifetime_ms=5_000)
-    last = await driver.submit(account="a")
-    driver.pass_time(5)
-    assert await driver.expire() == (3, 0)
-    assert await driver.backlog("a") == [last]
-    assert (await driver.claim_one()).id == last
-    assert {(await driver.record(dead)).status for dead in ids} == {"failed"}
-
-
 async def test_a_claim_ends_late_predictions_without_using_a_turn(driver: QueueDriver) -> None:
     await busy(driver)
     await batch(driver, "a", 3, lifetime_ms=5_000)
@@ -287,34 +271,6 @@ async def test_virtual_time_is_separate_in_each_lane(driver: QueueDriver) -> Non
     await driver.claim(8)
     assert await turns_of(driver) == {"a": 2, "b": 2, "stranger": 1}
     assert await turns_of(driver, "low") == {"a": 1, "b": 0, "stranger": 0}
-
-
-async def test_wakeups_continue_until_every_backlog_is_empty(driver: QueueDriver) -> None:
-    for account, lane in zip("abcdefghijklmnopqrstuvwxyz", cycle(LANES), strict=False):
-        await batch(driver, account, 4, lane=lane)
-    count = 0
-    while await driver.hear_bell():
-        count += len(await driver.claim(1))
-    assert count == 4 * 26, "nothing waits while the bell is silent"
-
-
-async def test_backlogs_survive_fewer_and_more_streams(driver: QueueDriver) -> None:
-    ids = {prediction_id for account in "abcd" for prediction_id in await batch(driver, account, 5)}
-    await driver.scripts.resize(driver.queue, streams=1)
-    some = {claim.id for claim in await driver.claim(7)}
-    await driver.scripts.resize(driver.queue, streams=32)
-    assert some | {claim.id for claim in await driver.claim_all()} == ids
-
-
-async def test_reconcile_offers_a_backlog_that_claims_would_miss(driver: QueueDriver) -> None:
-    ids = await batch(driver, "a", 3)
-    await driver.redis.delete(keys.vtime(driver.queue, "normal"))
-    assert [claim.id for claim in await driver.claim(5)] == ids[:1]
-    await driver.hear_bell()
-    _, repaired = await driver.reconcile()
-    assert list(repaired.values()) == ["offered"], "one of them makes claims look there"
-    assert await driver.hear_bell()
-    assert [claim.id for claim in await driver.claim(5)] == ids[1:]
 
 
 async def test_reconcile_restores_a_prediction_missing_from_its_backlog(driver: QueueDriver) -> None:

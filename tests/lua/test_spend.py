@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.account_limits import Bucket
 from director.core.ids import PredictionId
@@ -19,12 +18,6 @@ async def take(scripts: Scripts, name: str, *, of: Bucket = SLOW, at_ms: int = 0
 
 async def reserve(scripts: Scripts, name: PredictionId, asked_s: float) -> bool:
     return (await scripts.reserve("acme", 100, id=name, asked_s=asked_s, now_ms=NOW_MS)).allowed
-
-
-async def test_a_returned_token_can_be_taken_again(scripts: Scripts) -> None:
-    assert [await take(scripts, name) for name in "abc"] == [True, True, False]
-    assert await scripts.spend("acme", token=(SLOW, "a"), now_ms=NOW_MS) == (True, False)
-    assert [await take(scripts, name) for name in "cd"] == [True, False]
 
 
 async def test_only_a_taken_token_is_returned_and_once(scripts: Scripts, redis: Any) -> None:
@@ -44,29 +37,6 @@ async def test_read_tokens_are_not_returned(scripts: Scripts) -> None:
     assert await scripts.spend("acme", token=(read, "a"), now_ms=NOW_MS) == (False, False)
 
 
-async def test_a_late_return_does_not_exceed_the_full_bucket(scripts: Scripts) -> None:
-    """Had it never been taken, the bucket would have been full, and what came then would have been lost."""
-    one = Bucket("create", rate=1.0, burst=1)
-    assert await take(scripts, "a", of=one)
-    assert await take(scripts, "b", of=one, at_ms=1000)
-    await scripts.spend("acme", token=(one, "a"), now_ms=NOW_MS + 1000)
-    assert not await take(scripts, "c", of=one, at_ms=1000)
-
-
-async def test_spent_compute_replaces_the_reservation(scripts: Scripts, redis: Any) -> None:
-    await reserve(scripts, P1, 60)
-    await reserve(scripts, P2, 40)
-    assert await scripts.spend("acme", prediction_id=P1, spent_s=12.5) == (False, True)
-    assert await redis.hgetall(keys.compute("acme")) == {
-        b"day": b"20000",
-        b"spent": b"12500",
-        b"reserved": b"40000",
-        P2.encode(): b"40000",
-    }
-    assert await reserve(scripts, PredictionId("p3"), 47.5)
-    assert not await reserve(scripts, PredictionId("p4"), 0.001)
-
-
 async def test_compute_can_be_overspent_once_and_is_then_refused(scripts: Scripts, redis: Any) -> None:
     await reserve(scripts, P1, 60)
     await scripts.spend("acme", prediction_id=P1, spent_s=500)
@@ -74,28 +44,6 @@ async def test_compute_can_be_overspent_once_and_is_then_refused(scripts: Script
         assert await scripts.spend("acme", prediction_id=P1, spent_s=500) == (False, False)
     denied = await scripts.reserve("acme", 100, id=P2, asked_s=1, now_ms=NOW_MS)
     assert (denied.allowed, denied.remaining) == (False, 0)
-
-
-async def test_spent_compute_counts_for_the_day_and_for_all_days(scripts: Scripts, redis: Any) -> None:
-    for name in (P1, P2):
-        await scripts.reserve("acme", 100, in_all=200, id=name, asked_s=30, now_ms=NOW_MS)
-    for _ in range(2):
-        await scripts.spend("acme", prediction_id=P1, spent_s=12.5)
-    totals = {b"spent": b"12500", b"reserved": b"30000", P2.encode(): b"30000"}
-    assert await redis.hgetall(keys.credit("acme")) == totals
-    assert await redis.hgetall(keys.compute("acme")) == {**totals, b"day": b"20000"}
-
-
-async def test_compute_of_another_day_is_corrected_in_the_total_only(scripts: Scripts, redis: Any) -> None:
-    await scripts.reserve("acme", 100, in_all=200, id=P1, asked_s=30, now_ms=NOW_MS)
-    await scripts.reserve("acme", 100, in_all=200, id=P2, asked_s=30, now_ms=NOW_MS + 86_400_000)
-    assert await scripts.spend("acme", prediction_id=P1, spent_s=5) == (False, True)
-    assert await redis.hgetall(keys.credit("acme")) == {
-        b"spent": b"5000",
-        b"reserved": b"30000",
-        P2.encode(): b"30000",
-    }
-    assert await redis.hget(keys.compute("acme"), "spent") == b"0"
 
 
 async def test_one_call_returns_both_reservations_of_a_refused_create(scripts: Scripts) -> None:

@@ -46,7 +46,7 @@ async def test_an_owed_webhook_shows_the_time_of_its_next_attempt(driver: QueueD
     await driver.submit(webhook="https://receiver.example", events="completed")
     await driver.finish(claim := await driver.claim_one(), grace_s=45)
     assert (await known(driver, claim.id)).owed == driver.now_ms + 45_000
-    await driver.scripts.deliver(claim.id, outcome="delivered", delay_s=None)
+    await driver.deliver(claim.id)
     assert (await known(driver, claim.id)).owed is None
 
 

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 
 from tests.support.cog import free_port
 from tests.support.sentinels import GUARDED, is_linked
-from tests.support.servers import Kind, RedisServer, redis_server, wait_until
+from tests.support.servers import Addressed, Kind, RedisServer, redis_server, wait_until
 
 MASTERS: Final = 3
 SLOTS: Final = 16384
@@ -19,7 +19,7 @@ LIMIT_S: Final = 60.0
 QUICK_MS: Final = 2000
 
 
-class RedisCluster:
+class RedisCluster(Addressed):
     """A running cluster. `masters[n]` is a master at first, and `replicas[n]` its replica, if there are any."""
 
     def __init__(self, kind: Kind, masters: list[RedisServer], replicas: list[RedisServer], *, guarded: bool) -> None:
@@ -28,15 +28,7 @@ class RedisCluster:
         self.masters = masters
         self.replicas = replicas
 
-    @property
-    def url(self) -> str:
-        return self._url_of("director")
-
-    @property
-    def admin_url(self) -> str:
-        return self._url_of("admin")
-
-    def _url_of(self, user: str) -> str:
+    def url_of(self, user: str) -> str:
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
         return f"redis+cluster://{f'{user}:{user}@' if self._guarded else ''}{hosts}"
 

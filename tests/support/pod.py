@@ -100,9 +100,6 @@ class Pod:
     async def becomes_ready(self) -> None:
         await eventually(self.is_ready, "the pod is ready", limit_s=60)
 
-    def log_of(self, name: str) -> str:
-        return (self._folder / name).read_text(errors="replace")
-
     def _here(self, text: str) -> str:
         return text.replace(f":{MODEL_PORT}", f":{self.model_port}").replace(HEALTH_PORT, self.health_port)
 

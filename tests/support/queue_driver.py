@@ -13,7 +13,7 @@ from director.broker.redis_client import client
 from director.broker.replies import Accepted, Admission, Claims, Hold, QueueStats, Repair, Requeued
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import PredictionId, QueueName, new_prediction_id
+from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
 from director.core.policy import Policy, shard
 from director.core.schema import Claim, NewPrediction, Outlook, Record
 from director.core.states import Status
@@ -192,6 +192,16 @@ class QueueDriver:
 
     async def drop(self, prediction_id: PredictionId) -> bool:
         return await self.scripts.drop(prediction_id, self.queue, now_ms=self.now_ms)
+
+    async def due(self) -> list[PredictionId]:
+        partition = partition_of(self.new_id())
+        return await self.scripts.due(partition, limit=99, hold_s=30, now_ms=self.now_ms)
+
+    async def deliver(
+        self, prediction_id: PredictionId, outcome: str = "delivered", delay_s: float | None = None, **options: Any
+    ) -> str:
+        options = {"outcome": outcome, "delay_s": delay_s, "now_ms": self.now_ms, **options}
+        return await self.scripts.deliver(prediction_id, **options)
 
     async def die(self, **options: Any) -> PredictionId:
         """Make a dead letter: submit, and fail each attempt. Nothing else may wait in the queue."""

@@ -12,7 +12,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.support.cog import free_port
-from tests.support.servers import RedisServer, binary, redis_server, wait_until
+from tests.support.servers import Addressed, RedisServer, binary, redis_server, wait_until
 
 NAME: Final = "mymaster"
 SENTINELS: Final = 3
@@ -34,7 +34,7 @@ sentinel auth-pass {name} admin
 """
 
 
-class Failover:
+class Failover(Addressed):
     """`url` names the Sentinels. `servers[0]` is the master at first."""
 
     def __init__(self, servers: list[RedisServer], sentinel_ports: list[int], *, guarded: bool) -> None:
@@ -43,15 +43,7 @@ class Failover:
         self._ports = sentinel_ports
         self._guarded = guarded
 
-    @property
-    def url(self) -> str:
-        return self._url_of("director")
-
-    @property
-    def admin_url(self) -> str:
-        return self._url_of("admin")
-
-    def _url_of(self, user: str) -> str:
+    def url_of(self, user: str) -> str:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
         return f"redis+sentinel://{f'{user}:{user}@' if self._guarded else ''}{hosts}/{NAME}"
 

@@ -36,8 +36,26 @@ PROMISED: Final = MappingProxyType(
 )
 
 
-class RedisServer:
-    """One server and its data. `kill` and `start` again keep the data, as a crash of a process does."""
+class Addressed:
+    """A server or several that have a URL for each user. Each user's password is its name."""
+
+    def url_of(self, user: str) -> str:
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        return self.url_of("director")
+
+    @property
+    def admin_url(self) -> str:
+        return self.url_of("admin")
+
+
+class RedisServer(Addressed):
+    """One server and its data. `kill` and `start` again keep the data, as a crash of a process does.
+
+    `url` is that of the unix socket; `tcp_url` is for a proxy between client and server.
+    """
 
     def __init__(
         self,
@@ -61,17 +79,7 @@ class RedisServer:
     def socket(self) -> Path:
         return self.folder / "s"
 
-    @property
-    def url(self) -> str:
-        """Return the URL of the unix socket; `tcp_url` is for a proxy between client and server."""
-        return self.url_of("director")
-
-    @property
-    def admin_url(self) -> str:
-        return self.url_of("admin")
-
     def url_of(self, user: str) -> str:
-        """Return the URL of this user on a guarded server. Each user's password is its name."""
         return f"unix://{user}:{user}@{self.socket}" if self._guarded else f"unix://{self.socket}"
 
     @property
