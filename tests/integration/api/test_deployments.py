@@ -3,10 +3,8 @@
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 from httpx import AsyncClient
-from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
@@ -233,18 +231,6 @@ async def test_hidden_model_is_neither_deployed_nor_run(settings: ApiSettings, r
 async def test_invalid_name_in_the_path_is_not_looked_up(api: AsyncClient) -> None:
     for name in ("Chat", "ch%7Dat", "%7B", "a" * 65):
         assert (await api.get(f"/v1/deployments/{ACCOUNT}/{name}")).status_code == 404
-
-
-async def test_input_is_checked_against_the_schema_of_the_version(
-    api: AsyncClient, chat: dict[str, Any], catalog: Catalog
-) -> None:
-    schema = {"components": {"schemas": {"Input": {"required": ["text"], "properties": {"text": {"type": "string"}}}}}}
-    strict = "d4" * 32
-    raw = Raw(httpx.Request("POST", BASE, json={"openapi": "3.0.2", **schema}).content)
-    await catalog.register(MODEL, strict, schema=raw, server="echo", policy=Policy())
-    assert (await api.patch(CHAT, json={"version": strict})).status_code == 200
-    refused = await api.post(f"{CHAT}/predictions", json={"input": {}})
-    assert (refused.status_code, refused.json()["detail"]) == (422, "- input: text is required\n")
 
 
 async def test_deployment_of_a_just_deleted_version_is_refused(
