@@ -85,16 +85,6 @@ async def test_invalid_limits_are_refused_and_change_nothing(operator: Operator,
 
 
 @pytest.mark.usefixtures("token")
-async def test_new_limit_holds_for_waiting_predictions(operator: Operator, driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
-    await operator.types("account", "set", ACCOUNT, "--max-running", "1")
-    assert len(await driver.claim_all()) == 1
-    await operator.types("account", "set", ACCOUNT, "--max-running", "none")
-    assert len(await driver.claim_all()) == 2
-
-
-@pytest.mark.usefixtures("token")
 async def test_unset_limit_keeps_the_value_of_the_api(operator: Operator, driver: QueueDriver) -> None:
     for _ in range(5):
         await driver.submit(most_running=2)
@@ -106,12 +96,6 @@ async def test_unset_limit_keeps_the_value_of_the_api(operator: Operator, driver
     assert len(await driver.claim_all()) == 1
     await driver.submit(most_running=2, weight=2, limits_rev=3)
     assert len(await driver.claim_all()) == 1
-
-
-@pytest.mark.usefixtures("token")
-async def test_set_limit_writes_nothing_to_unused_queues(operator: Operator, driver: QueueDriver) -> None:
-    await operator.types("account", "set", ACCOUNT, "--max-running", "1")
-    assert await driver.counts(keys.limits(driver.queue)) == {}
 
 
 async def test_accounts_are_listed_with_their_limits(operator: Operator, redis: Redis) -> None:
