@@ -87,17 +87,11 @@ async def test_only_the_own_account_revokes_a_token(admin: AsyncClient) -> None:
 
 async def test_expired_token_is_refused_and_removed(admin: AsyncClient, redis: Any) -> None:
     ends = datetime.now(UTC) + timedelta(seconds=1)
-    token = await made(admin, expires_at=ends.isoformat())
-
-    async def is_refused() -> bool:
-        return (await admin.get("/v1/account", headers=bearer(token))).status_code == 401
-
-    await eventually(is_refused, "the token is refused")
-
-    async def is_gone() -> bool:
-        return (await admin.get("/v1/admin/accounts/umbrella/tokens")).json()["results"] == []
-
-    await eventually(is_gone, "the token is listed no more")
+    headers = bearer(await made(admin, expires_at=ends.isoformat()))
+    account, tokens = "/v1/account", "/v1/admin/accounts/umbrella/tokens"
+    await eventually(lambda: admin.get(account, headers=headers), "is refused", until=lambda found: found.is_error)
+    assert (await admin.get(account, headers=headers)).status_code == 401
+    await eventually(lambda: admin.get(tokens), "is not listed", until=lambda found: found.json()["results"] == [])
     assert len(await redis.keys("token:*")) == 1, "the operator's"
 
 

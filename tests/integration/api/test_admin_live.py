@@ -24,7 +24,8 @@ from director.store.catalog import Catalog
 from director.store.directors import Directors
 from director.store.owed import Owed
 from director.store.queues import Queues
-from tests.support.api import api_client, eventually
+from tests.support.api import api_client
+from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 
 LIVE = "/v1/admin/live"
@@ -149,11 +150,7 @@ async def test_watchers_have_the_same_bound_as_stream_readers(settings: ApiSetti
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(client.get, LIVE)
-
-        async def has_one() -> bool:
-            return bool((await client.get("/readyz")).json()["load"]["streams"])
-
-        await eventually(has_one)
+        await eventually(lambda: client.get("/readyz"), "one is", until=lambda found: found.json()["load"]["streams"])
         answer = await client.get(LIVE, params={"snapshots": 1})
         assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
         tasks.cancel_scope.cancel()

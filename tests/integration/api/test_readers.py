@@ -162,12 +162,7 @@ async def test_reader_that_takes_nothing_is_disconnected(
     readers: Readers, claim: Claim, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_readers, "STALL_S", 0.05)
-    await driver.begin(claim, ("output", b'"a"'))
-
-    class Stuck(Sink):
-        async def send(self, data: bytes) -> None:
-            await anyio.sleep_forever()
-
+    await driver.begin(claim, ("output", LARGE))
     assert await read(readers, claim.id, Stuck()) is False
     assert readers.reading == 0
 

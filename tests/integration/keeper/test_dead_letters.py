@@ -15,13 +15,15 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import PredictionId
 from director.core.policy import Policy
-from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.dead import Asked, DeadLetters, Done, Place, attempts_of
-from tests.support.api import api_client, live_api
+from tests.integration.api.conftest import admin as admin
+from tests.integration.api.conftest import operator as operator
+from tests.integration.api.conftest import settings as settings
+from tests.support.api import live_api
 from tests.support.clock import FakeClock
 from tests.support.cog import write_model
 from tests.support.eventually import eventually
@@ -241,13 +243,6 @@ def test_incomplete_command_is_one_error_line(
     assert ended.returncode == 1
     assert says in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-@pytest.fixture
-async def admin(server: RedisServer, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    token = await Accounts(redis).create_token("operators", scopes=("admin",))
-    async with api_client(ApiSettings(redis_url=server.url), token=token) as client:
-        yield client
 
 
 async def test_admin_scope_does_not_allow_predictions(admin: httpx.AsyncClient) -> None:
