@@ -66,9 +66,13 @@ def director(scripts: Scripts, queue: QueueName) -> PlayedDirector:
 
 
 @pytest.fixture
-async def admin(settings: ApiSettings, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    token = await Accounts(redis).create_token("operators", scopes=("admin",), label="on call")
-    async with api_client(replace(settings, cache_s=0), token=token) as client:
+async def operator(redis: Redis) -> str:
+    return await Accounts(redis).create_token("operators", scopes=("admin",), label="on call")
+
+
+@pytest.fixture
+async def admin(settings: ApiSettings, operator: str, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_client(replace(settings, cache_s=0), token=operator) as client:
         yield client
 
 

@@ -1,7 +1,7 @@
 """Test the live feed for operators: all watchers share one reader, and nothing is buffered for a slow watcher."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -24,21 +24,11 @@ from director.store.catalog import Catalog
 from director.store.directors import Directors
 from director.store.owed import Owed
 from director.store.queues import Queues
-from tests.support.api import api_client, eventually
+from tests.support.api import api_client
+from tests.support.eventually import eventually
 from tests.support.queue_driver import QueueDriver
 
 LIVE = "/v1/admin/live"
-
-
-@pytest.fixture
-async def token(redis: Redis, queue: QueueName) -> str:
-    return await Accounts(redis).create_token("operators", scopes=("admin",))
-
-
-@pytest.fixture
-async def admin(settings: ApiSettings, token: str) -> AsyncIterator[AsyncClient]:
-    async with api_client(replace(settings, cache_s=0, max_streams=2), token=token) as client:
-        yield client
 
 
 class CountedQueues(Queues):
@@ -140,7 +130,7 @@ async def test_pause_follows_the_read_times_within_bounds(watching: Watching, ov
     assert await watching.run_once() <= 3.0
 
 
-async def test_revoked_token_ends_the_watch(admin: AsyncClient, redis: Redis, token: str) -> None:
+async def test_revoked_token_ends_the_watch(admin: AsyncClient, redis: Redis, operator: str) -> None:
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
 
@@ -151,23 +141,19 @@ async def test_revoked_token_ends_the_watch(admin: AsyncClient, redis: Redis, to
             tasks.start_soon(watch)
             await anyio.sleep(0.1)
             tokens = Accounts(redis).tokens
-            found = await tokens.found(token)
+            found = await tokens.found(operator)
             assert found is not None
             await tokens.remove(found)
             await anyio.sleep_forever()
 
 
-async def test_watchers_have_the_same_bound_as_stream_readers(settings: ApiSettings, token: str) -> None:
+async def test_watchers_have_the_same_bound_as_stream_readers(settings: ApiSettings, operator: str) -> None:
     async with (
-        api_client(replace(settings, max_streams=1), token=token) as client,
+        api_client(replace(settings, max_streams=1), token=operator) as client,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(client.get, LIVE)
-
-        async def has_one() -> bool:
-            return bool((await client.get("/readyz")).json()["load"]["streams"])
-
-        await eventually(has_one)
+        await eventually(lambda: client.get("/readyz"), "one is", until=lambda found: found.json()["load"]["streams"])
         answer = await client.get(LIVE, params={"snapshots": 1})
         assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
         tasks.cancel_scope.cancel()

@@ -287,6 +287,8 @@ async def test_pausing_one_account_leaves_the_others_running(
     await act(admin, "resume", {"account": "amber"})
     assert [claim.id for claim in await driver.claim(5)] == [mine]
     await act(admin, "pause", {"account": "unknown"}, status=422)
+    noted = (await read(admin, "/v1/admin/audit"))["changes"]
+    assert [(each["queue"], each["account"]) for each in noted] == [(driver.queue, "amber")] * 2
 
 
 async def test_drained_queue_keeps_its_waiting_predictions(admin: AsyncClient, driver: QueueDriver) -> None:
@@ -311,7 +313,11 @@ async def test_queue_is_resized_and_bounded(admin: AsyncClient) -> None:
     await act(admin, "resize", {"streams": 33}, status=400)
     await act(admin, "bound", {"mode": "reject", "max_queued": 7}, status=422)
     await act(admin, "bound", {"mode": "bounded"}, status=422)
-    assert [kind for kind, _, _ in await changes(admin)] == ["queue_resized", "queue_bounded", "queue_bounded"]
+    assert [(kind, detail) for kind, _, detail in await changes(admin)] == [
+        ("queue_resized", {"streams": 4}),
+        ("queue_bounded", {"mode": "bounded", "max_queued": 7}),
+        ("queue_bounded", {"mode": "reject", "max_queued": None}),
+    ]
 
 
 async def test_waiting_predictions_migrate_to_another_version(

@@ -163,16 +163,6 @@ async def test_lane_without_permission_is_refused(api: AsyncClient, redis: Redis
     assert taken.status_code == 201
 
 
-async def test_repeated_key_creates_once(api: AsyncClient, redis: Redis) -> None:
-    first = await create(api, headers={"Idempotency-Key": "order 7"})
-    again = await create(api, headers={"Idempotency-Key": "order 7"})
-    assert (first.status_code, again.status_code) == (201, 201)
-    assert again.json() == first.json()
-    assert "idempotency-replayed" not in first.headers
-    assert again.headers["idempotency-replayed"] == "true"
-    assert await redis.zcard(keys.listing(ACCOUNT)) == 1
-
-
 async def test_replay_shows_the_current_state(api: AsyncClient, director: PlayedDirector) -> None:
     await create(api, headers={"Idempotency-Key": "k"})
     await director.finish(await director.claim(), output=b'"done"')
@@ -249,15 +239,6 @@ async def test_get_shows_how_a_run_ended(api: AsyncClient, director: PlayedDirec
     assert ended["metrics"]["total_time"] >= ended["metrics"]["predict_time"] >= 0
 
 
-async def test_waiting_prediction_is_canceled_at_once(api: AsyncClient, redis: Redis, queue: QueueName) -> None:
-    made = (await create(api)).json()
-    # official clients announce JSON here, and send nothing
-    answer = await api.post(f"/v1/predictions/{made['id']}/cancel", headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()["status"]) == (200, "canceled")
-    assert answer.json()["completed_at"] is not None
-    assert await redis.zcard(keys.live(queue)) == 0
-
-
 async def test_running_prediction_is_asked_to_stop(api: AsyncClient, director: PlayedDirector, redis: Redis) -> None:
     made = (await create(api)).json()
     claim = await director.claim()
@@ -280,23 +261,19 @@ async def test_answers_use_the_public_url(served: Served) -> None:
     assert made["urls"]["get"] == f"https://api.acme.example/v1/predictions/{made['id']}"
 
 
-async def test_forwarded_headers_are_ignored_by_default(api: AsyncClient) -> None:
-    made = await create(api, headers={"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"})
-    assert made.json()["urls"]["get"].startswith("http://director.test/")
-
-
 @pytest.mark.parametrize(
     ("peer", "proxies", "headers", "base"),
     [
         ("127.0.0.1", ("127.0.0.0/8",), {"Host": "api.acme.example", "Proto": "https"}, "https://api.acme.example"),
         ("127.0.0.1", ("127.0.0.1",), {"Host": "evil.example, api.acme.example:8443"}, "http://api.acme.example:8443"),
         ("127.0.0.1", ("127.0.0.1",), {"Proto": "https"}, "https://director.test"),
+        ("127.0.0.1", (), {"Host": "evil.example", "Proto": "https"}, "http://director.test"),
         ("127.0.0.1", ("10.0.0.0/8", "::1"), {"Host": "evil.example", "Proto": "https"}, "http://director.test"),
         ("::ffff:10.1.2.3", ("10.0.0.0/8",), {"Proto": "https"}, "https://director.test"),
         ("::ffff:11.1.2.3", ("10.0.0.0/8",), {"Proto": "https"}, "http://director.test"),
     ],
 )
-async def test_forwarded_headers_of_a_configured_proxy_are_used(
+async def test_only_forwarded_headers_of_a_configured_proxy_are_used(
     served: Served, peer: str, proxies: tuple[str, ...], headers: dict[str, str], base: str
 ) -> None:
     async with served(trusted_proxies=proxies, peer=peer) as api:

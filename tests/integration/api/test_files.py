@@ -5,7 +5,7 @@ import base64
 import hashlib
 import hmac
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -480,65 +480,41 @@ async def test_uploads_and_downloads_are_never_held_whole(
     assert max(grew_up, grew_down) < 16 * MIB
 
 
-@pytest.fixture
-def limited(redis: Redis, api: AsyncClient) -> Callable[[int | None], Awaitable[AsyncClient]]:
-    async def limit(most: int | None) -> AsyncClient:
-        written = "none" if most is None else str(most)
-        await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": written})
-        return api
-
-    return limit
+async def limit(redis: Redis, most: int | None) -> None:
+    await Accounts(redis).set_limits(ACCOUNT, {"max_files_bytes": "none" if most is None else str(most)})
 
 
-Limited = Callable[[int | None], Awaitable[AsyncClient]]
-
-
-async def refused(api: AsyncClient, data: bytes) -> dict[str, Any]:
-    answer = await api.post("/v1/files", files={"content": data})
-    assert (answer.status_code, answer.json()["code"]) == (413, "storage_full"), answer.text
-    return answer.json()
-
-
-async def test_file_beyond_the_limit_is_refused_and_leaves_nothing(
-    limited: Limited, folder: Path, scripts: Scripts
+async def test_file_beyond_the_limit_is_refused_until_another_is_deleted(
+    api: AsyncClient, redis: Redis, folder: Path, scripts: Scripts
 ) -> None:
-    api = await limited(1_000_000)
+    await limit(redis, 1_000_000)
+    invalid = await api.post("/v1/files", files={"content": bytes(1000)}, data={"metadata": "no object"})
+    assert (invalid.status_code, (await scripts.stow(ACCOUNT)).total) == (422, 0)
     await upload(api, bytes(600_000))
-    problem = await refused(api, bytes(400_001))
-    assert (problem["limit"], "delete some" in problem["detail"]) == (1_000_000, True)
+    refused = await api.post("/v1/files", files={"content": bytes(400_001)})
+    problem = refused.json()
+    assert (refused.status_code, problem["code"], problem["limit"]) == (413, "storage_full", 1_000_000)
+    assert "delete some" in problem["detail"]
     assert len(kept(folder)) == 1
     assert (await scripts.stow(ACCOUNT)).total == 600_000
-    await upload(api, bytes(400_000))
+    file = await upload(api, bytes(400_000))
     assert (await scripts.stow(ACCOUNT)).total == 1_000_000
+    assert (await api.delete(f"/v1/files/{file['id']}")).status_code == 204
+    await upload(api, bytes(400_000))
 
 
-async def test_deleting_a_file_frees_space(limited: Limited) -> None:
-    api = await limited(10)
-    first = await upload(api, bytes(10))
-    await refused(api, b"x")
-    assert (await api.delete(f"/v1/files/{first['id']}")).status_code == 204
-    await upload(api, bytes(10))
-
-
-async def test_concurrent_uploads_cannot_exceed_the_limit(limited: Limited, scripts: Scripts) -> None:
-    api = await limited(1_000_000)
+async def test_concurrent_uploads_cannot_exceed_the_limit(api: AsyncClient, redis: Redis, scripts: Scripts) -> None:
+    await limit(redis, 1_000_000)
     answers = await asyncio.gather(*(api.post("/v1/files", files={"content": bytes(300_000)}) for _ in range(4)))
     assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 413]
     assert (await scripts.stow(ACCOUNT)).total == 900_000
 
 
 async def test_account_without_a_limit_is_counted_but_not_refused(
-    limited: Limited, scripts: Scripts, other: AsyncClient
+    api: AsyncClient, redis: Redis, scripts: Scripts, other: AsyncClient
 ) -> None:
-    api = await limited(None)
+    await limit(redis, None)
     await upload(api, bytes(1000))
     assert (await scripts.stow(ACCOUNT)).total == 1000
     await upload(other, bytes(7))
     assert (await scripts.stow("other")).total == 7
-
-
-async def test_invalid_upload_takes_no_space(limited: Limited, scripts: Scripts) -> None:
-    api = await limited(1_000_000)
-    answer = await api.post("/v1/files", files={"content": bytes(1000)}, data={"metadata": "no object"})
-    assert answer.status_code == 422
-    assert (await scripts.stow(ACCOUNT)).total == 0

@@ -299,13 +299,6 @@ async def test_default_credit_applies_to_accounts_without_their_own(door: Door) 
         assert [(await create(api, {"X-Cost": "6"})).status_code for _ in range(2)] == [201, 402]
 
 
-async def test_batch_is_accepted_as_far_as_the_credit_lasts(door: Door) -> None:
-    bodies = [{"version": VERSION, "input": {}} for _ in range(3)]
-    async with door(compute_s_total="10") as api:
-        answer = await api.post("/v1/predictions/batch", json={"predictions": bodies}, headers={"X-Cost": "5"})
-    assert [result["status"] for result in answer.json()["results"]] == [201, 201, 402]
-
-
 @pytest.mark.parametrize(
     ("headers", "stored"),
     [

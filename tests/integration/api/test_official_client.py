@@ -53,25 +53,6 @@ async def within(call: Callable[[], Any]) -> Any:
     return await to_thread.run_sync(call)
 
 
-async def test_create_get_list_cancel(official: replicate.Client, director: PlayedDirector) -> None:
-    made = await within(lambda: official.predictions.create(version=VERSION, input={"text": "hi"}))
-    assert (made.status, made.model, made.version, made.input) == ("starting", MODEL, VERSION, {"text": "hi"})
-    await director.finish(await director.claim(), output=b'["a","b"]')
-    got = await within(lambda: official.predictions.get(made.id))
-    assert (got.status, got.output, got.metrics["total_time"] >= 0) == ("succeeded", ["a", "b"], True)
-
-    waiting = await within(lambda: official.predictions.create(version=VERSION, input={}))
-    canceled = await within(lambda: official.predictions.cancel(waiting.id))
-    assert canceled.status == "canceled"
-    await within(waiting.reload)
-    assert waiting.status == "canceled"
-
-    page = await within(official.predictions.list)
-    assert [prediction.id for prediction in page] == [waiting.id, made.id]
-    assert page.next is None
-    assert (await within(official.accounts.current)).username == ACCOUNT
-
-
 def pieces(events: Iterable[Any]) -> list[tuple[str, str]]:
     return [(event.event.value, event.data) for event in events]
 

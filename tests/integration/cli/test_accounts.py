@@ -5,37 +5,16 @@ import json
 from typing import Any
 
 import pytest
-from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.cli.accounts import LIMITS
-from director.cli.main import main
 from director.core.account_limits import AccountLimits, Bucket
 from director.core.errors import SettingsError
 from director.store.accounts import Accounts, Written
+from tests.integration.cli.conftest import Operator
 from tests.support.queue_driver import ACCOUNT, QueueDriver
-from tests.support.servers import RedisServer
-
-
-class Operator:
-    def __init__(self, server: RedisServer, capsys: Any) -> None:
-        self.server = server
-        self.capsys = capsys
-
-    async def types(self, *line: str) -> str:
-        assert await to_thread.run_sync(lambda: main([*line, "--redis", self.server.url])) == 0
-        return str(self.capsys.readouterr().out)
-
-    async def is_told(self, *line: str) -> str:
-        assert await to_thread.run_sync(lambda: main([*line, "--redis", self.server.url])) == 1
-        return str(self.capsys.readouterr().err)
-
-
-@pytest.fixture
-def operator(server: RedisServer, redis: Redis, capsys: Any) -> Operator:
-    return Operator(server, capsys)
 
 
 @pytest.fixture
@@ -85,16 +64,6 @@ async def test_invalid_limits_are_refused_and_change_nothing(operator: Operator,
 
 
 @pytest.mark.usefixtures("token")
-async def test_new_limit_holds_for_waiting_predictions(operator: Operator, driver: QueueDriver) -> None:
-    for _ in range(3):
-        await driver.submit()
-    await operator.types("account", "set", ACCOUNT, "--max-running", "1")
-    assert len(await driver.claim_all()) == 1
-    await operator.types("account", "set", ACCOUNT, "--max-running", "none")
-    assert len(await driver.claim_all()) == 2
-
-
-@pytest.mark.usefixtures("token")
 async def test_unset_limit_keeps_the_value_of_the_api(operator: Operator, driver: QueueDriver) -> None:
     for _ in range(5):
         await driver.submit(most_running=2)
@@ -106,12 +75,6 @@ async def test_unset_limit_keeps_the_value_of_the_api(operator: Operator, driver
     assert len(await driver.claim_all()) == 1
     await driver.submit(most_running=2, weight=2, limits_rev=3)
     assert len(await driver.claim_all()) == 1
-
-
-@pytest.mark.usefixtures("token")
-async def test_set_limit_writes_nothing_to_unused_queues(operator: Operator, driver: QueueDriver) -> None:
-    await operator.types("account", "set", ACCOUNT, "--max-running", "1")
-    assert await driver.counts(keys.limits(driver.queue)) == {}
 
 
 async def test_accounts_are_listed_with_their_limits(operator: Operator, redis: Redis) -> None:
@@ -231,9 +194,7 @@ async def test_change_is_logged_with_the_operator_and_no_secret(
     operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
-    line = ["token", "create", "--account", ACCOUNT, "--label", "ci", "--redis", operator.server.url]
-    assert await to_thread.run_sync(lambda: main(line)) == 0
-    out, err = operator.capsys.readouterr()
+    _, out, err = await operator.tries("token", "create", "--account", ACCOUNT, "--label", "ci")
     [written] = [json.loads(text) for text in err.splitlines()]
     assert (written["change"], written["by"], written["account"]) == ("token_created", "cli:ada", ACCOUNT)
     assert written["detail"]["label"] == "ci"

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
 
 import msgspec
 import pytest
-from anyio import to_thread
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.cli.main import main
 from director.cli.queues import report, table
 from director.cli.status import director_lines
 from director.core.errors import QueueRefused
@@ -20,20 +18,16 @@ from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.directors import About, Beat, DirectorFound, ServerFound
 from director.store.queues import Queues, Tenant
+from tests.integration.cli.conftest import Operator
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
-from tests.support.servers import RedisServer
-from tests.support.typed import Typed, typed
+from tests.support.typed import Typed
 
 Run = Callable[..., Awaitable[Typed]]
 
 
 @pytest.fixture
-def run(server: RedisServer, capsys: pytest.CaptureFixture[str]) -> Run:
-
-    async def run(*line: str) -> Typed:
-        return await to_thread.run_sync(typed, capsys, "queues", "--redis", server.url, *line)
-
-    return run
+def run(operator: Operator) -> Run:
+    return partial(operator.tries, "queues")
 
 
 async def said(run: Run, *line: str) -> str:
@@ -260,38 +254,23 @@ SERVER = ServerFound(
 )
 
 
-async def types(server: RedisServer, *line: str) -> int:
-    return await to_thread.run_sync(lambda: main(["directors", *line, "--redis", server.url]))
-
-
-async def test_each_director_is_a_line_of_its_last_heartbeat(
-    server: RedisServer, driver: QueueDriver, capsys: Any
-) -> None:
-    assert await types(server) == 0
-    assert capsys.readouterr().out == "no directors: `director run` starts one\n"
+async def test_each_director_is_a_line_of_its_last_heartbeat(operator: Operator, driver: QueueDriver) -> None:
+    assert await operator.types("directors") == "no directors: `director run` starts one\n"
     about = msgspec.json.encode(About(version="1.2.3", since_ms=START_MS, held=1, servers=(SERVER,), more=2))
     await driver.scripts.extend(driver.queue, consumer="d1", lease_s=60, claims=[], slots=4, about=about)
-    assert await types(server, "--queue", MODEL) == 0
-    out = capsys.readouterr().out
+    out = await operator.types("directors", "--queue", MODEL)
     names, row, *_ = out.splitlines()
     seen = dict(zip(names.replace("last sign", "sign").split(), row.split(), strict=False))
-    assert [seen[name] for name in ("director", "state", "slots", "holds", "version")] == [
-        "d1",
-        "ready",
-        "4",
-        "1",
-        "1.2.3",
-    ]
+    wanted = {"director": "d1", "state": "ready", "slots": "4", "holds": "1", "version": "1.2.3"}
+    assert seen | wanted == seen
     assert driver.queue in row
     assert "http://gpu:5000  resting for" in out
     assert "\x1b" not in out
     assert "d1  and 2 more" in out
-    assert await types(server, "--json") == 0
-    [found] = json.loads(capsys.readouterr().out)
+    [found] = json.loads(await operator.types("directors", "--json"))
     assert (found["name"], found["alive"], found["slots"], found["held"]) == ("d1", True, 4, 1)
     assert found["servers"][0]["state"] == "resting"
-    assert await types(server, "--queue", "acme/none") == 1
-    assert "there is no queue acme/none" in capsys.readouterr().err
+    assert "there is no queue acme/none" in await operator.is_told("directors", "--queue", "acme/none")
 
 
 def test_silent_director_is_marked() -> None:

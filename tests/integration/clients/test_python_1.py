@@ -47,7 +47,7 @@ def picture(name: str = "cat.png", data: bytes = b"a cat") -> io.BytesIO:
     return file
 
 
-async def test_create_reload_wait_get_and_list(client: replicate.Client, gate: Gate) -> None:
+async def test_create_reload_wait_get_and_list(client: replicate.Client, caller: Caller, gate: Gate) -> None:
     def script() -> None:
         version = client.models.get(WRITER.name).versions.get(WRITER.version)
         made = client.predictions.create(version=version, input={"prompt": "llamas", "gate": str(gate)})
@@ -64,6 +64,7 @@ async def test_create_reload_wait_get_and_list(client: replicate.Client, gate: G
         got = client.predictions.get(made.id)
         assert got.dict() == made.dict()
         assert [listed.id for listed in client.predictions.list()] == [made.id]
+        assert client.accounts.current().username == caller.account
 
     await play(script)
 

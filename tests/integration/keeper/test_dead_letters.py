@@ -1,7 +1,6 @@
 """Check dead letters from a model's third death to its repaired run, for callers, operators and admins."""
 
 import json
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +15,15 @@ from redis.asyncio import Redis
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import PredictionId, QueueName
+from director.core.ids import PredictionId
 from director.core.policy import Policy
-from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.dead import Asked, DeadLetters, Done, Place, attempts_of
-from tests.support.api import api_client, live_api
+from tests.integration.api.conftest import admin as admin
+from tests.integration.api.conftest import operator as operator
+from tests.integration.api.conftest import settings as settings
+from tests.support.api import live_api
 from tests.support.clock import FakeClock
 from tests.support.cog import write_model
 from tests.support.eventually import eventually
@@ -46,20 +47,13 @@ DYING = """
 """
 
 
-def director_cli(server: RedisServer, *line: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "director", "dead", *line, "--redis", server.url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 @pytest.mark.cog
 async def test_dead_letter_succeeds_after_repair_and_revival(
-    server: RedisServer, redis: Redis, scripts: Scripts, tmp_path: Path
+    server: RedisServer, redis: Redis, scripts: Scripts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def types(*line: str) -> Typed:
+        return typed(capsys, "dead", *line, "--redis", server.url)
+
     token = await Accounts(redis).create_token(ACCOUNT)
     caller, mended = Caller(redis, scripts), Gate(tmp_path / "mended")
     async with (
@@ -75,7 +69,7 @@ async def test_dead_letter_succeeds_after_repair_and_revival(
                 lambda: official.predictions.create(version=VERSION, input={"mended": str(mended)})
             )
             assert (await caller.shows(made.id, status="failed"))["code"]
-            listed = await to_thread.run_sync(lambda: director_cli(server, "list", "--json"))
+            listed = await to_thread.run_sync(types, "list", "--json")
             [letter] = json.loads(listed.stdout)["results"]
             assert (letter["id"], letter["account"], letter["queue"]) == (made.id, ACCOUNT, caller.queue)
             attempts = letter["attempts"]
@@ -84,7 +78,7 @@ async def test_dead_letter_succeeds_after_repair_and_revival(
             assert all(attempt["claimed_at"] < attempt["ended_at"] and attempt["code"] for attempt in attempts)
 
             mended.open()
-            revived = await to_thread.run_sync(lambda: director_cli(server, "revive", made.id))
+            revived = await to_thread.run_sync(types, "revive", made.id)
             assert (revived.returncode, revived.stdout) == (0, "1 revived\n")
             await eventually(lambda: caller.status(made.id), "it succeeds", until=lambda status: status == "succeeded")
             await to_thread.run_sync(made.reload)
@@ -163,18 +157,6 @@ async def test_letter_that_dies_again_is_not_revived_twice(dead: DeadLetters, dr
     assert (done.done, done.refused, done.next) == (3, (), None)
     assert walked == ids
     assert len(await driver.members(keys.dead(driver.queue))) == 1
-
-
-async def test_refused_letters_are_named(dead: DeadLetters, driver: QueueDriver) -> None:
-    letter, waiting = await driver.die(), await driver.submit()
-    places = await dead.named([waiting, letter])
-    assert [place.died_ms > 0 for place in places] == [False, True]
-
-    async def slices() -> AsyncIterator[list[Place]]:
-        yield places
-
-    done = await dead.drop(slices(), **ALL)
-    assert (done.done, done.refused) == (1, (waiting,))
 
 
 class SleepingClock(FakeClock):
@@ -261,35 +243,6 @@ def test_incomplete_command_is_one_error_line(
     assert ended.returncode == 1
     assert says in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-@pytest.fixture
-async def admin(server: RedisServer, redis: Redis, queue: QueueName) -> AsyncIterator[httpx.AsyncClient]:
-    token = await Accounts(redis).create_token("operators", scopes=("admin",))
-    async with api_client(ApiSettings(redis_url=server.url), token=token) as client:
-        yield client
-
-
-ROUTES = [
-    ("GET", "/v1/admin/dead"),
-    ("GET", f"/v1/admin/dead/{'0' * 26}"),
-    ("POST", f"/v1/admin/dead/{'0' * 26}/revive"),
-    ("POST", f"/v1/admin/dead/{'0' * 26}/drop"),
-    ("POST", "/v1/admin/dead/revive"),
-    ("POST", "/v1/admin/dead/drop"),
-]
-
-
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_dead_letters_need_the_scope_admin(
-    admin: httpx.AsyncClient, redis: Redis, method: str, path: str
-) -> None:
-    token = await Accounts(redis).create_token(ACCOUNT)
-    refused = await admin.request(method, path, json={"all": True}, headers={"authorization": f"Bearer {token}"})
-    assert refused.status_code == 403
-    assert "admin" in refused.json()["detail"]
-    unknown = await admin.request(method, path, headers={"authorization": "Bearer x"})
-    assert unknown.status_code == 401
 
 
 async def test_admin_scope_does_not_allow_predictions(admin: httpx.AsyncClient) -> None:

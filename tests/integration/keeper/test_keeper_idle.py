@@ -150,14 +150,3 @@ async def test_owed_webhook_is_seen_by_the_next_look(keeping: Keeping, driver: Q
     await driver.redis.delete(keys.owed(partition_of(claim.id)))
     keeping.clock.pass_time(GLANCE_S)
     assert await keeping.registry.owing() == []
-
-
-async def test_new_keeper_sees_webhooks_owed_without_any_queue(
-    keeping: Keeping, driver: QueueDriver, redis: Redis, catalog: Catalog
-) -> None:
-    await driver.submit(webhook="https://example.com", events="completed")
-    claim = await driver.claim_one()
-    assert await driver.finish(claim)
-    await redis.delete(keys.queues())
-    assert await Registry(redis, catalog, keeping.clock).owing() == [partition_of(claim.id)]
-    await redis.delete(keys.owed(partition_of(claim.id)))

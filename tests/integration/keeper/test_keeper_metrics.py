@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import anyio
 import httpx
@@ -16,30 +15,18 @@ from director.core.ids import QueueName
 from director.core.policy import Objective, Objectives, Policy
 from director.core.samples import MOST, PERIOD_S
 from director.core.settings import KeeperSettings
-from director.keeper import keeper
 from director.keeper.metrics import CROWD, LOOK_S, SHARE, STALE_S, Observer
 from director.keeper.registry import Registry
 from director.runtime.metric_table import QueueNames
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.integration.keeper.conftest import keeper_at
 from tests.support.clock import FakeClock
 from tests.support.eventually import eventually
 from tests.support.queue_driver import MODEL, VERSION, QueueDriver
 from tests.support.scrape import Scrape, scrape
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink
-
-
-@asynccontextmanager
-async def keeper_at(url: str, **given: object) -> AsyncGenerator[httpx.AsyncClient]:
-    ports: list[int] = []
-    async with anyio.create_task_group() as tasks:
-        settings = KeeperSettings(redis_url=url, **given)  # type: ignore[arg-type]
-        tasks.start_soon(lambda: keeper.run(settings, started=ports.append))
-        [port] = await eventually(lambda: ports, "it has begun")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            yield http
-        tasks.cancel_scope.cancel()
 
 
 async def shows(http: httpx.AsyncClient, name: str, value: float, **labels: str) -> Scrape:

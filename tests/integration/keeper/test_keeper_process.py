@@ -1,6 +1,5 @@
 """Check the keeper as a process: it outlives its server, says what it waits for, and ends on a signal."""
 
-import asyncio
 import json
 import os
 import signal
@@ -23,6 +22,8 @@ from director.core.ids import partition_of
 from director.core.settings import KeeperSettings
 from director.keeper import keeper
 from director.store.accounts import Accounts
+from tests.integration.keeper.conftest import keeper_at
+from tests.support.eventually import eventually
 from tests.support.queue_driver import ACCOUNT, driving
 from tests.support.servers import RedisServer, redis_server
 from tests.support.sink import Answer, sink
@@ -65,12 +66,8 @@ class Log:
 
 
 async def ready(http: httpx.AsyncClient, *, status: int) -> dict[str, Any]:
-    with anyio.fail_after(LIMIT_S):
-        while True:
-            response = await http.get("/readyz")
-            if response.status_code == status:
-                return dict(response.json())
-            await anyio.sleep(0.05)
+    found = await eventually(lambda: http.get("/readyz"), "it is", until=lambda found: found.status_code == status)
+    return dict(found.json())
 
 
 async def test_keeper_outlives_its_server_and_continues() -> None:
@@ -138,18 +135,12 @@ async def test_unsafe_server_ends_the_keeper_with_one_line() -> None:
 async def test_keeper_waits_for_an_absent_redis_and_says_so() -> None:
     with redis_server() as server:
         server.kill()
-        ports: asyncio.Queue[int] = asyncio.Queue()
-        async with anyio.create_task_group() as tasks:
-            settings = KeeperSettings(redis_url=server.url)
-            tasks.start_soon(lambda: keeper.run(settings, started=ports.put_nowait))
-            base_url = f"http://127.0.0.1:{await ports.get()}"
-            async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
-                missing = (await ready(http, status=503))["missing"]
-                assert missing["durability"] == "not looked at yet"
-                assert missing["redis"].startswith("Redis is away")
-                server.start()
-                assert (await ready(http, status=200))["durability"] == "always"
-            tasks.cancel_scope.cancel()
+        async with keeper_at(server.url) as http:
+            missing = (await ready(http, status=503))["missing"]
+            assert missing["durability"] == "not looked at yet"
+            assert missing["redis"].startswith("Redis is away")
+            server.start()
+            assert (await ready(http, status=200))["durability"] == "always"
 
 
 async def test_too_weak_durability_is_refused_by_name() -> None:

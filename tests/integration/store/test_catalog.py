@@ -81,16 +81,6 @@ async def test_unusable_name_is_refused(catalog: Catalog, model: str, version: s
         await catalog.register(model, version, schema=OPEN_SCHEMA, server="cog", policy=Policy())
 
 
-async def test_revoked_token_does_not_authenticate(redis: Redis) -> None:
-    accounts = Accounts(redis)
-    token = await accounts.create_token("team-1")
-    found = await accounts.tokens.found(token)
-    assert found is not None
-    assert await accounts.tokens.remove(found)
-    assert await accounts.authenticate(token) is None
-    assert not await accounts.tokens.remove(found)
-
-
 @pytest.mark.parametrize("wrong", [{"lanes": ()}, {"lanes": ("urgent",)}, {"account": "Team 1"}])
 async def test_invalid_account_or_lane_is_refused(redis: Redis, wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):

@@ -10,20 +10,16 @@ from director.audit.feeder import Fed, Feeder
 from director.audit.log import CHANGES, AuditLog
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.errors import BackendUnavailable, SettingsError, UnknownQueue
-from director.core.ids import QueueName, queue_name
-from director.core.model_config import ModelConfig
-from director.core.policy import Policy
+from director.core.errors import BackendUnavailable, SettingsError
+from director.core.ids import QueueName
 from director.store.accounts import Accounts
 from director.store.administration import Administration, Suspensions
-from director.store.catalog import OPEN_SCHEMA, Catalog
+from director.store.catalog import Catalog
 from director.store.changes import FIRST, Changes
 from director.store.dead import Asked, DeadLetters
-from director.store.models import ConfigChanged, ModelConfigs
-from director.store.queues import Moved, QueueAdministration
 from tests.support.audit import KeptSink
 from tests.support.clock import FakeClock
-from tests.support.queue_driver import MODEL, QueueDriver
+from tests.support.queue_driver import QueueDriver
 
 BY = "cli:root"
 
@@ -104,46 +100,6 @@ async def test_change_that_cannot_be_recorded_is_not_made(
             pytest.fail("it was done")
 
 
-async def test_model_configuration_is_recorded_by_field_names_only(
-    redis: Redis, scripts: Scripts, changes: Changes, queue: QueueName
-) -> None:
-    configs = ModelConfigs(redis, scripts, SystemClock())
-    await configs.put(MODEL, ModelConfig(slots=2), by=BY)
-    with pytest.raises(ConfigChanged):
-        await configs.put(MODEL, ModelConfig(slots=3), by=BY, was=7)
-    assert await told(changes) == [
-        ("model_configured", "", {"model": MODEL, "was": None, "fields": ["slots"]}),
-        ("model_configured", "", {"model": MODEL, "was": 7, "fields": ["slots"]}),
-        ("void", "", {"model": MODEL, "was": 7, "fields": ["slots"]}),
-    ]
-
-
-async def test_queue_change_is_recorded_with_the_name_of_the_queue(
-    scripts: Scripts, changes: Changes, queue: QueueName, catalog: Catalog
-) -> None:
-    other = await catalog.register(MODEL, "b2" * 32, schema=OPEN_SCHEMA, server="echo", policy=Policy())
-    hand = QueueAdministration(scripts, changes)
-    await hand.pause(queue, account="acme", by=BY)
-    await hand.resume(queue, by=BY)
-    await hand.resize(queue, streams=3, by=BY)
-    await hand.bound(queue, mode="bounded", max_queued=9, by=BY)
-    assert [moved async for moved in hand.migrate(queue, other, by=BY, only_asks=True)] == [Moved()]
-    assert [moved async for moved in hand.migrate(queue, other, by=BY)] == [Moved()]
-    with pytest.raises(UnknownQueue):
-        await hand.pause(queue_name(MODEL, "c3" * 32), by=BY)
-    found = await changes.after(FIRST, count=100)
-    assert [change.queue for change in found[:5]] == [queue] * 5
-    assert await told(changes) == [
-        ("queue_paused", "acme", {}),
-        ("queue_resumed", "", {}),
-        ("queue_resized", "", {"streams": 3}),
-        ("queue_bounded", "", {"mode": "bounded", "max_queued": 9}),
-        ("queue_migrated", "", {"to": other}),
-        ("queue_paused", "", {}),
-        ("void", "", {}),
-    ]
-
-
 async def test_dead_letter_changes_name_at_most_twenty_ids(changes: Changes, driver: QueueDriver) -> None:
     dead = DeadLetters(driver.redis, driver.scripts, SystemClock())
     letter = await driver.die()
@@ -154,14 +110,6 @@ async def test_dead_letter_changes_name_at_most_twenty_ids(changes: Changes, dri
         ("letters_dropped", "", {"ids": [letter] * 20, "count": 50}),
         ("void", "", {"ids": [letter] * 20, "count": 50}),
     ]
-
-
-async def test_changes_are_read_one_page_at_a_time(administration: Administration, changes: Changes) -> None:
-    for name in ("a", "b", "c"):
-        await administration.create(name, "user", by=BY)
-    first = await changes.after(FIRST, count=2)
-    rest = await changes.after(first[-1].entry, count=2)
-    assert [change.account for change in [*first, *rest]] == ["a", "b", "c"]
 
 
 async def test_audit_delivers_changes_beside_the_logs_of_the_partitions(

@@ -8,7 +8,7 @@ from director.core.ids import QueueName, queue_name
 from director.core.policy import Policy
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from tests.support.keyspace import dump
-from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, enqueue
+from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
 
 
 async def register(catalog: Catalog, *, attempts: int = 3) -> QueueName:
@@ -53,25 +53,6 @@ async def test_repeated_registration_changes_nothing(catalog: Catalog, redis: Re
     before = await dump(redis)
     await register(catalog)
     assert await dump(redis) == before
-
-
-async def test_claim_of_predictions_returns_no_other_kind(catalog: Catalog, driver: QueueDriver) -> None:
-    trainings = await register(catalog)
-    made = driver.new_id()
-    await enqueue(
-        driver.scripts,
-        made,
-        queue=trainings,
-        account=ACCOUNT,
-        model=MODEL,
-        version=VERSION,
-        shard=(0,),
-        kind="training",
-        destination="acme/tuned",
-    )
-    assert await driver.claim() == []
-    [claim] = await driver.scripts.claim(trainings, consumer="trainer", nonce="n", count=9, lease_s=15)
-    assert (claim.id, claim.record.kind, claim.record.destination) == (made, "training", "acme/tuned")
 
 
 @pytest.mark.parametrize("kind", ["", "procedure"])

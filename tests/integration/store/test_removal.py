@@ -96,14 +96,6 @@ async def assert_known(redis: Redis, catalog: Catalog, queue: QueueName) -> None
     assert model.latest in await catalog.version_ids(MODEL)
 
 
-async def start_over(redis: Redis, scripts: Scripts) -> tuple[Catalog, QueueName]:
-    """Create a model of two versions. The test is about to delete the newer one."""
-    await redis.flushdb()
-    catalog = Catalog(redis, scripts, SystemClock())
-    await register(catalog, OLD)
-    return catalog, await register(catalog)
-
-
 async def test_queue_registered_during_its_removal_stays_listed_and_swept(
     redis: Redis, server: Started, catalog: Catalog, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,32 +121,22 @@ async def test_queue_registered_during_its_removal_stays_listed_and_swept(
     await assert_known(redis, catalog, driver.queue)
 
 
-async def test_registration_at_any_step_of_a_deletion_keeps_the_version_known(redis: Redis, scripts: Scripts) -> None:
-    answers = set()
-    for number in range(MOST_STEPS):
-        catalog, queue = await start_over(redis, scripts)
-        steps = Steps(number, partial(register, catalog))
-        answers.add(await Removal(steps.of(redis), steps.of(scripts), catalog).remove(MODEL, VERSION))
-        if not steps.are_taken:
-            break
+async def version_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
+    """Prepare the deletion of the newer version of two."""
+    catalog = Catalog(redis, scripts, SystemClock())
+    await register(catalog, OLD)
+    queue = await register(catalog)
+
+    async def listed() -> bool:
         await look(catalog, queue)
         await assert_known(redis, catalog, queue)
-    assert not steps.are_taken
-    assert number > 5
-    assert answers == {"done", "served"}
+        return True
 
-
-async def test_deletion_at_any_step_of_a_registration_keeps_the_version_known(redis: Redis, scripts: Scripts) -> None:
-    for number in range(MOST_STEPS):
-        catalog, queue = await start_over(redis, scripts)
-        steps = Steps(number, partial(Removal(redis, scripts, catalog).remove, MODEL, VERSION))
-        await register(Catalog(steps.of(redis), steps.of(scripts), SystemClock()))
-        if not steps.are_taken:
-            break
-        await look(catalog, queue)
-        await assert_known(redis, catalog, queue)
-    assert not steps.are_taken
-    assert number > 5
+    return (
+        lambda steps: register(Catalog(steps.of(redis), steps.of(scripts), SystemClock())),
+        lambda steps: Removal(steps.of(redis), steps.of(scripts), catalog).remove(MODEL, VERSION),
+        listed,
+    )
 
 
 async def model_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
@@ -202,7 +184,7 @@ async def collection_both_ways(redis: Redis, scripts: Scripts) -> Interplay:
     )
 
 
-@pytest.mark.parametrize("begin", [model_both_ways, token_both_ways, collection_both_ways])
+@pytest.mark.parametrize("begin", [version_both_ways, model_both_ways, token_both_ways, collection_both_ways])
 @pytest.mark.parametrize("is_cut", ["the making", "the removal"])
 async def test_existing_entry_is_listed_despite_a_concurrent_removal(
     redis: Redis, scripts: Scripts, begin: Callable[[Redis, Scripts], Awaitable[Interplay]], is_cut: str

@@ -17,12 +17,14 @@ from director.broker.scripts import Scripts
 from director.cli.main import main
 from director.core.clock import SystemClock
 from director.core.errors import SettingsError
-from director.core.ids import lowest_id_at
+from director.core.ids import QueueName, lowest_id_at
 from director.core.policy import Policy as QueuePolicy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts
 from director.store.administration import SETTLED_S, Ended, Suspensions
 from director.store.catalog import OPEN_SCHEMA, Catalog
+from tests.integration.api.conftest import settings as settings
+from tests.integration.api.conftest import token as token
 from tests.support.api import api_client
 from tests.support.clock import FakeClock
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver
@@ -30,16 +32,6 @@ from tests.support.servers import RedisServer
 
 BODY = {"version": VERSION, "input": {}}
 OTHER_VERSION = "b2" * 32
-
-
-@pytest.fixture
-def settings(server: RedisServer) -> ApiSettings:
-    return ApiSettings(redis_url=server.url)
-
-
-@pytest.fixture
-async def token(redis: Redis) -> str:
-    return await Accounts(redis).create_token(ACCOUNT)
 
 
 @pytest.fixture
@@ -130,12 +122,18 @@ async def test_other_accounts_are_not_touched(suspensions: Suspensions, driver: 
     assert [claim.id for claim in await driver.claim_all()] == theirs
 
 
+@pytest.mark.parametrize("registered", ["before", "after"])
 async def test_work_accepted_by_an_unaware_api_does_not_start(
-    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog
+    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog, registered: str
 ) -> None:
+    async def register() -> QueueName:
+        return await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
+
     await created(api)  # the account is cached from here for the rest of the test
-    other = await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
+    if registered == "before":
+        await register()
     await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
+    other = await register()
     for version in (VERSION, OTHER_VERSION):
         assert (await api.post("/v1/predictions", json={"version": version, "input": {}})).status_code == 201
     elsewhere = QueueDriver(driver.redis, driver.scripts, other)
@@ -143,19 +141,6 @@ async def test_work_accepted_by_an_unaware_api_does_not_start(
     assert await elsewhere.claim_all() == []
     await suspensions.resume(ACCOUNT)
     assert len(await driver.claim_all()) == 2
-    assert len(await elsewhere.claim_all()) == 1
-
-
-async def test_suspension_holds_in_queues_created_later(
-    api: httpx.AsyncClient, suspensions: Suspensions, driver: QueueDriver, catalog: Catalog
-) -> None:
-    await created(api)
-    await suspensions.suspend(ACCOUNT, "hold", "review", within_s=5)
-    other = await catalog.register(MODEL, OTHER_VERSION, schema=OPEN_SCHEMA, server="echo", policy=QueuePolicy())
-    assert (await api.post("/v1/predictions", json={"version": OTHER_VERSION, "input": {}})).status_code == 201
-    elsewhere = QueueDriver(driver.redis, driver.scripts, other)
-    assert await elsewhere.claim_all() == []
-    await suspensions.resume(ACCOUNT)
     assert len(await elsewhere.claim_all()) == 1
 
 
