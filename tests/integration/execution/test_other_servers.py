@@ -18,7 +18,6 @@ from director.core.errors import SettingsError
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
 from director.store.models import ModelConfigs
-from tests.support.cog import free_port
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, live_director
 from tests.support.model_server import ModelServer, model_server
@@ -74,15 +73,6 @@ async def test_canceled_unstoppable_run_keeps_its_slot(
         gate.open()
         assert (await caller.ended(second))["status"] == "succeeded"
         assert not Path(f"{gate}.stopped").exists()
-
-
-@pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_cancel_reaches_the_server(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
-    async with live.director(**driven(kind)):
-        prediction_id = await caller.running(gate=str(gate))
-        await caller.cancel(prediction_id)
-        assert (await caller.ended(prediction_id))["status"] == "canceled"
-        await eventually(Path(f"{gate}.stopped").exists, "the server stopped it")
 
 
 async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(caller: Caller, live: Live, gate: Gate) -> None:
@@ -142,24 +132,6 @@ async def test_drain_leaves_the_run_to_the_next_director_without_an_attempt(
         gate.open()
         assert (await caller.ended(prediction_id))["status"] == "succeeded"
     assert await jobs(model.url) == before + 1
-
-
-@pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_restarted_server_gets_work_again(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    given = driven(kind, **({"away_s": 0.2} if kind == "polling" else {}))
-    async with live.director(url, backoff_s=0, **given), live.keeper():
-        async with model_server(port=port) as model:
-            prediction_id = await caller.running(gate=str(gate))
-            model.kill()
-            await eventually(
-                lambda: caller.record(prediction_id), "given back", until=lambda record: record.token == ""
-            )
-        gate.open()
-        async with model_server(port=port):
-            assert (await caller.ended(prediction_id))["status"] == "succeeded"
-    assert (await caller.record(prediction_id)).attempt == 2
 
 
 class Operator:
