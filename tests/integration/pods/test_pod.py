@@ -125,19 +125,6 @@ async def test_sigterm_ends_the_model_server_after_its_runs(
     assert (record.status, record.claims) == ("starting", 0)
 
 
-async def test_run_beyond_the_drain_is_released_uncounted_within_the_grace_period(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate
-) -> None:
-    async with pod(folder, server.url, settings={"DIRECTOR_DRAIN_S": "0.5"}) as one:
-        await one.becomes_ready()
-        asked = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(asked, status="processing")
-        await one.end()
-        assert (one.exit_codes, one.killed) == ({"director": 0, "model": 0}, [])
-    record = await caller.record(asked)
-    assert (record.status, record.attempt) == ("starting", 0)
-
-
 async def test_unstoppable_run_does_not_delay_the_pod_beyond_its_grace_period(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate
 ) -> None:
