@@ -7,16 +7,13 @@ import anyio
 import httpx
 import pytest
 from redis.asyncio import Redis
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
-from director.broker.redis_client import client
 from director.core.settings import ApiSettings, KeeperSettings
 from director.execution.main import opened
 from director.keeper import keeper
 from director.runtime import process as health
-from director.runtime.process import Health, redis_check, serve_http
+from director.runtime.process import Health, serve_http
 from tests.support.api import api_client
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
@@ -84,32 +81,6 @@ async def test_hanging_check_is_reported_as_missing(monkeypatch: pytest.MonkeyPa
 
     hanging.checks["redis"] = hang
     assert await hanging.missing() == {"redis": "no answer within 0.05 s"}
-
-
-async def test_unreachable_redis_is_missing() -> None:
-    redis = client("unix:///nowhere/at/all")
-    try:
-        assert (await redis_check(redis)()).startswith("Redis is away")
-    finally:
-        await redis.aclose()
-
-
-async def test_routes_of_the_process_are_served_too() -> None:
-    async def inbox(_: Request) -> PlainTextResponse:
-        return PlainTextResponse("taken")
-
-    async with served(Health(), [Route("/inbox", inbox, methods=["POST"])]) as http:
-        assert (await http.post("/inbox")).text == "taken"
-        assert (await http.get("/livez")).status_code == 200
-
-
-async def test_cancellation_frees_the_port() -> None:
-    async with served(Health()) as http:
-        url = str(http.base_url)
-        await http.get("/livez")
-    async with httpx.AsyncClient(trust_env=False) as http:
-        with pytest.raises(httpx.ConnectError):
-            await http.get(f"{url}/livez")
 
 
 async def test_check_added_during_a_request_counts_from_the_next() -> None:
