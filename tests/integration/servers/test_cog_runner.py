@@ -84,13 +84,6 @@ MODEL = """
         def predict(self, gate: str = "") -> str:
             wait_for(gate)
             return ""
-
-    class Broken(BasePredictor):
-        def setup(self):
-            raise RuntimeError("no weights")
-
-        def predict(self) -> str:
-            return ""
 """
 
 
@@ -102,12 +95,6 @@ SCALAR = cog_schema(INPUTS, {"type": "string"}, streams=False)
 
 def request(prediction_id: str = ID, *, wants_progress: bool = True, **inputs: object) -> RunRequest:
     return RunRequest(id=prediction_id, input=Raw(msgspec.json.encode(inputs)), wants_progress=wants_progress)
-
-
-async def end_of(runner: CogRunner, asked: RunRequest) -> RunEvent:
-    """Return the end of a run that shows nothing else. On a busy machine the run may count as begun."""
-    (ended,) = [event for event in await follow(runner, asked) if not isinstance(event, Began)]
-    return ended
 
 
 async def the_end(runner: CogRunner, asked: RunRequest) -> Ended:
@@ -323,35 +310,6 @@ async def test_starting_running_and_unhealthy_server_reports_its_state(tmp_path:
         await ready(runner)
 
 
-async def test_failed_setup_says_why(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, MODEL)
-    async with (
-        cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
-        runner_for(url) as runner,
-    ):
-        health = await runner.health()
-        ended = await end_of(runner, request())
-        assert await runner.openapi_schema() is None
-    assert (health.status, health.can_run) == (HealthStatus.SETUP_FAILED, False)
-    assert "no weights" in health.setup.logs
-    assert ended.outcome is Outcome.REFUSED
-
-
-@pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
-async def test_dead_worker_loses_the_run_and_leaves_a_defunct_server(
-    tmp_path: Path, inbox: Inbox, openapi: dict[str, Any]
-) -> None:
-    async with (
-        cog_server(write_model(tmp_path, MODEL, openapi)) as url,
-        runner_for(url, inbox=inbox) as runner,
-    ):
-        ended = await the_end(runner, request(n=1, then="exit"))
-        health = await runner.health()
-        assert await runner.shutdown()
-    assert (ended.outcome, ended.error, ended.server_is_dead) == (Outcome.LOST, "Worker crashed", True)
-    assert (health.status, health.can_run) == (HealthStatus.DEFUNCT, False)
-
-
 async def test_server_that_returns_with_another_model_is_learned_again(tmp_path: Path) -> None:
     async with cog_process(write_model(tmp_path / "old", MODEL, SCALAR), stub="predict.py:Scalar") as server:
         port = int(server.url.rpartition(":")[2])
@@ -422,17 +380,6 @@ async def test_server_that_is_not_ready_is_refused_with_retry_after(answering: S
     answering.on("PUT", PATH, answer(503, {"error": "not yet"}, retry_after="7"))
     async with runner_for(answering.url) as runner:
         assert await follow(runner, request()) == [Ended(outcome=Outcome.REFUSED, error="not yet", retry_after_s=7.0)]
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "is_dead"),
-    [(200, b"<html>", False), (200, b"", False), (200, b"[]", False), (500, b"Internal Server Error", True)],
-)
-async def test_invalid_answer_loses_the_run(answering: ScriptedCog, status: int, body: bytes, is_dead: bool) -> None:
-    answering.on("PUT", PATH, answer(status, body))
-    ended = await end_at(answering.url)
-    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, is_dead)
-    assert ended.error
 
 
 @pytest.mark.parametrize(
