@@ -219,23 +219,16 @@ async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Ca
 
 
 def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, int], most: dict[Any, int]) -> Script:
-    done = {"id": prediction_id, "status": "succeeded", "output": ["x"]}
+    last = frame("completed", {"id": prediction_id, "status": "succeeded", "output": ["x"]})
 
-    async def hold(_: Exchange) -> None:
+    async def then(exchange: Exchange) -> None:
         running[cog] += 1
         most[cog] = max(most[cog], running[cog])
         await opened.wait()
         running[cog] -= 1
+        await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
 
-    async def act(exchange: Exchange) -> None:
-        async def then(exchange: Exchange) -> None:
-            await hold(exchange)
-            last = frame("completed", done)
-            await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
-
-        await stream(frame("start", {}), then=then).act(exchange)
-
-    return Script(act)
+    return stream(frame("start", {}), then=then)
 
 
 async def test_lost_answer_of_a_claim_is_repeated_without_duplicates(
