@@ -1,13 +1,12 @@
 """Test the health routes of a process on a real port, and that they show the durability of the server that answers."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 import httpx
 import pytest
 from redis.asyncio import Redis
-from starlette.routing import BaseRoute
 
 from director.core.settings import ApiSettings, KeeperSettings
 from director.execution.main import opened
@@ -26,20 +25,19 @@ async def nothing() -> str:
 
 
 @asynccontextmanager
-async def served(health: Health, routes: Sequence[BaseRoute] = ()) -> AsyncGenerator[httpx.AsyncClient]:
-    bound = anyio.Event()
+async def at_port(run: Callable[[Callable[[int], None]], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a process that reports its port at the start."""
     ports: list[int] = []
-
-    def started(port: int) -> None:
-        ports.append(port)
-        bound.set()
-
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: serve_http(health.app(routes), host="127.0.0.1", port=0, started=started))
-        await bound.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[0]}", trust_env=False) as http:
+        tasks.start_soon(run, ports.append)
+        [port] = await eventually(lambda: ports, "it has begun")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             yield http
         tasks.cancel_scope.cancel()
+
+
+def served(health: Health) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return at_port(lambda started: serve_http(health.app(), host="127.0.0.1", port=0, started=started))
 
 
 async def test_process_without_a_check_is_alive_and_ready() -> None:
@@ -105,18 +103,6 @@ def server() -> Iterator[RedisServer]:
 async def api(url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with api_client(ApiSettings(redis_url=url)) as http:
         yield http
-
-
-@asynccontextmanager
-async def at_port(run: Callable[[Callable[[int], None]], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of a process that reports its port at the start."""
-    ports: list[int] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run, ports.append)
-        [port] = await eventually(lambda: ports, "it has begun")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            yield http
-        tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
