@@ -31,6 +31,7 @@ from director.servers.runners.runner import (
     RunRequest,
 )
 from tests.support.cog import cog_process, cog_schema, cog_server, write_model
+from tests.support.eventually import eventually
 from tests.support.runner_conformance import follow, opened
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
 from tests.unit.core.test_arrivals import client_of, put
@@ -120,15 +121,8 @@ async def ready(runner: CogRunner) -> None:
     await says(runner, HealthStatus.READY)
 
 
-async def busy(runner: CogRunner) -> None:
-    """Wait until the server has no free slot. A silent server counts as begun a moment before it shows the run."""
-    await says(runner, HealthStatus.BUSY)
-
-
 async def says(runner: CogRunner, status: HealthStatus) -> None:
-    with anyio.fail_after(10):
-        while (await runner.health()).status is not status:  # noqa: ASYNC110  (a server tells no event)
-            await anyio.sleep(0.005)
+    await eventually(runner.health, f"it is {status}", until=lambda health: health.status is status)
 
 
 def runner_for(url: str, *, fast: bool = False, **options: Any) -> AbstractAsyncContextManager[CogRunner]:
@@ -299,7 +293,7 @@ async def test_starting_running_and_unhealthy_server_reports_its_state(tmp_path:
         setup_gate.touch()
         await ready(runner)
         running = asyncio.create_task(follow(runner, request(gate=str(gate))))
-        await busy(runner)
+        await says(runner, HealthStatus.BUSY)
         gate.touch()
         await running
         await ready(runner)
@@ -374,12 +368,6 @@ async def test_server_without_a_free_slot_is_asked_again(answering: ScriptedCog)
     answering.on("PUT", PATH, answer(409, b"{}"), answer(409, b"{}"), answer(200, SUCCEEDED))
     assert (await end_at(answering.url)).outcome is Outcome.SUCCEEDED
     assert len(answering.asked("PUT")) == 3
-
-
-async def test_server_that_is_not_ready_is_refused_with_retry_after(answering: ScriptedCog) -> None:
-    answering.on("PUT", PATH, answer(503, {"error": "not yet"}, retry_after="7"))
-    async with runner_for(answering.url) as runner:
-        assert await follow(runner, request()) == [Ended(outcome=Outcome.REFUSED, error="not yet", retry_after_s=7.0)]
 
 
 @pytest.mark.parametrize(

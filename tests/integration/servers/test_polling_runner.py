@@ -7,7 +7,6 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
@@ -15,6 +14,7 @@ from director.core.runner_config import decode_runner_config
 from director.servers.runners import RunnerOptions
 from director.servers.runners.polling import PollingRunner
 from director.servers.runners.runner import Accepted, Began, Ended, Outcome, RunEvent, RunRequest
+from tests.support.eventually import eventually
 from tests.support.model_server import ModelServer
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, SUBJECTS, follow, opened, the_end
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
@@ -145,9 +145,7 @@ async def test_run_that_takes_too_long_is_stopped_and_fails(server: ModelServer,
     gate = tmp_path / "gate"
     ended = await end_of(request(gate=str(gate)), server.url, longest_s=0.1)
     assert (ended.outcome, ended.error) == (Outcome.FAILED, "It ran for longer than 0.1 s")
-    with anyio.fail_after(30):
-        while not gate.with_name("gate.stopped").exists():  # noqa: ASYNC110 - another process makes it
-            await anyio.sleep(0.005)
+    await eventually(gate.with_name("gate.stopped").exists, "the server stopped it")
 
 
 @pytest.fixture
@@ -219,8 +217,7 @@ async def test_cancel_is_seen_without_waiting_for_the_next_poll(scripted: Script
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(200, {"state": "canceled"}))
     scripted.on("POST", "/cancel/7", answer(200, {}))
     async with started(scripted.url, interval_s=300) as (runner, run):
-        while not scripted.asked("GET", "/jobs/7"):  # noqa: ASYNC110 - a server tells no event
-            await asyncio.sleep(0.005)
+        await eventually(lambda: scripted.asked("GET", "/jobs/7"), "it was polled once")
         assert await runner.cancel(ID)
         assert [type(event) async for event in run] == [Ended]
 
