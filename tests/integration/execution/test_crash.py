@@ -8,13 +8,7 @@ from director.broker import keys
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.support.eventually import eventually
-from tests.support.live_director import (
-    Caller,
-    Gate,
-    Live,
-    Tally,
-    live_director,
-)
+from tests.support.live_director import Caller, Gate, Live, Tally, live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
 from tests.support.servers import redis_server
 
