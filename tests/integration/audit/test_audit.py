@@ -287,14 +287,6 @@ async def test_command_delivers_existing_entries(server: RedisServer, driver: Qu
     assert [line["kind"] for line in lines(file)] == list(STEPS)
 
 
-async def test_command_runs_until_it_is_asked_to_end(server: RedisServer, driver: QueueDriver, file: Path) -> None:
-    async with command(server, "--to", str(file)) as process:
-        await live(driver)
-        await eventually(lambda: file.exists() and len(lines(file)) == 3, "it is carried")
-        process.send_signal(signal.SIGTERM)
-        assert (await ended(process))[0] == 0
-
-
 async def test_kill_between_file_and_cursor_repeats_entries_and_loses_none(
     server: RedisServer, driver: QueueDriver, file: Path, to_file: Any
 ) -> None:

@@ -29,16 +29,6 @@ def feeder(redis: Redis, kept: KeptSink) -> Feeder:
     return Feeder(AuditLog(redis), kept, SystemClock())
 
 
-async def test_every_entry_arrives_once_and_in_order(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:
-    assert await feeder.run_once() == Fed()
-    ids = [await live(driver) for _ in range(3)]
-    assert await feeder.run_once() == Fed(entries=9)
-    assert kept.told == [(prediction_id, step) for prediction_id in ids for step in STEPS]
-    assert await feeder.run_once() == Fed()
-    await live(driver)
-    assert await feeder.run_once() == Fed(entries=3)
-
-
 async def test_all_partitions_are_read(feeder: Feeder, kept: KeptSink, driver: QueueDriver, catalog: Catalog) -> None:
     queue = await catalog.register("acme/other", VERSION, schema=OPEN_SCHEMA, server="echo", policy=Policy())
     other = QueueDriver(driver.redis, driver.scripts, queue)
@@ -50,17 +40,6 @@ async def test_all_partitions_are_read(feeder: Feeder, kept: KeptSink, driver: Q
         (partition_of(here), here),
         (partition_of(elsewhere), elsewhere),
     }
-
-
-async def test_new_process_continues_where_the_last_one_ended(
-    feeder: Feeder, kept: KeptSink, driver: QueueDriver, redis: Redis, catalog: Catalog
-) -> None:
-    await live(driver)
-    await feeder.run_once()
-    after = await live(driver)
-    later = KeptSink(kept.kept)
-    assert await Feeder(AuditLog(redis), later, SystemClock()).run_once() == Fed(entries=3)
-    assert later.told == [(after, step) for step in STEPS]
 
 
 async def test_entries_cut_before_reading_are_counted(feeder: Feeder, kept: KeptSink, driver: QueueDriver) -> None:

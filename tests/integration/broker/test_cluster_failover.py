@@ -16,6 +16,7 @@ from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.errors import BackendUnavailable
 from director.store.accounts import Accounts
+from tests.integration.broker.test_failover import ended
 from tests.support.api import live_api
 from tests.support.clusters import RedisCluster, redis_cluster
 from tests.support.cog import cog_server, write_model
@@ -77,17 +78,10 @@ class Asker:
     async def all_succeeded(self) -> None:
         assert len(set(self.accepted)) == len(self.accepted)
         for prediction in self.accepted:
-            await eventually(lambda it=prediction: self._has_ended(it), f"{prediction} ended", limit_s=LIMIT_S)
+            await eventually(lambda it=prediction: ended(self.caller, it), f"{prediction} ended", limit_s=LIMIT_S)
             answer = await self._http.get(f"/predictions/{prediction}")
             assert answer.json()["status"] == "succeeded", answer.text
         await self.caller.nothing_is_left()
-
-    async def _has_ended(self, prediction: str) -> bool:
-        try:
-            stored = await self.caller.scripts.get(prediction)  # type: ignore[arg-type]
-        except BackendUnavailable:
-            return False
-        return stored is not None and stored.record.is_terminal
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from redis import exceptions
 
 from director.broker import gatherer as gatherers
 from director.broker.gatherer import Gatherer, Traffic
-from director.broker.redis_client import Pipes, blocking_client, client
+from director.broker.redis_client import Pipes, client
 from director.broker.scripts import Scripts
 from director.chaos.proxy import Link
 from director.core.errors import BackendUnavailable
@@ -235,17 +235,6 @@ async def test_hanging_server_is_noticed(mortal: RedisServer, size: int) -> None
     mortal.thaw()
     assert await pipes.ask([ping]) == [b"x" * size]
     await pipes.aclose()
-    await redis.aclose()
-
-
-async def test_plain_command_to_a_hanging_server_is_given_up(mortal: RedisServer) -> None:
-    redis = blocking_client(mortal.tcp_url, block_s=SHORT_S - 5)
-    assert await redis.ping()
-    mortal.freeze()
-    with pytest.raises(exceptions.TimeoutError):
-        await redis.ping()
-    mortal.thaw()
-    assert await redis.ping()
     await redis.aclose()
 
 

@@ -22,7 +22,6 @@ from director.core.clock import SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.ids import Partition, QueueName, new_prediction_id, partition_of_model
 from tests.support.eventually import eventually
-from tests.support.live_director import director_process
 from tests.support.servers import USERS, Kind, RedisServer, binary, redis_server
 
 HOUSE = Path(__file__).parents[3]
@@ -307,7 +306,11 @@ async def test_server_of_the_pod_knows_passwords_only_by_their_hashes(tmp_path: 
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("command", [("api",), ("keeper",), ("doctor",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [("api",), ("keeper",), ("doctor",), ("run", "--model", "acme/echo", "--server", "http://127.0.0.1:9")],
+    ids=lambda command: command[0],
+)
 async def test_process_without_a_right_exits_and_names_it(
     server: RedisServer, admin: Any, command: tuple[str, ...]
 ) -> None:
@@ -328,10 +331,3 @@ async def test_doctor_works_with_the_rights_of_our_user(server: RedisServer, adm
     assert told["rights"] == ("ok", "our user may do all that is needed")
     assert told["durability"] == ("ok", "always, and always is asked for")
     assert not [check for check, (_, said) in told.items() if "not known" in said]
-
-
-@pytest.mark.heavy
-async def test_director_without_a_right_exits(server: RedisServer, admin: Any) -> None:
-    await admin.execute_command("ACL SETUSER", "director", "-xautoclaim")
-    async with director_process(server.url, "http://127.0.0.1:9") as director:
-        assert await director.exit_code() == 1

@@ -90,28 +90,19 @@ def test_a_run_without_faults_ends_everything_it_accepted_and_leaves_no_process(
 
 
 @pytest.mark.chaos
-def test_ctrl_c_ends_every_process(home: Home):
+@pytest.mark.parametrize(("sent", "code", "within_s"), [(signal.SIGINT, 130, 0), (signal.SIGKILL, -9, LONGEST_S)])
+def test_a_run_that_is_ended_early_leaves_no_process(home: Home, sent: signal.Signals, code: int, within_s: float):
     command = [sys.executable, "-m", "director", "chaos", "--seconds", "60", "--home", str(home.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as running:
         assert any("processes are ready" in line for line in running.stdout)
         processes = home.read().processes
-        running.send_signal(signal.SIGINT)
-        assert running.wait(LONGEST_S) == 130
+        running.send_signal(sent)
+        assert running.wait(LONGEST_S) == code
     assert len(processes) == PROCESSES
-    assert not [name for name, one in processes.items() if is_alive(one)]
-
-
-@pytest.mark.chaos
-def test_a_run_that_is_killed_leaves_no_process_either(home: Home):
-    command = [sys.executable, "-m", "director", "chaos", "--seconds", "60", "--home", str(home.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as running:
-        assert any("processes are ready" in line for line in running.stdout)
-        processes = home.read().processes
-        running.kill()
-    give_up = time.monotonic() + LONGEST_S
-    while [name for name, one in processes.items() if is_alive(one)] and time.monotonic() < give_up:
+    give_up = time.monotonic() + within_s
+    while (alive := [name for name, one in processes.items() if is_alive(one)]) and time.monotonic() < give_up:
         time.sleep(0.05)
-    assert not [name for name, one in processes.items() if is_alive(one)]
+    assert not alive
 
 
 @pytest.mark.chaos

@@ -54,13 +54,6 @@ async def test_heaviest_account_is_named_only_in_a_crowd(past: QueueDriver, redi
     assert heaviest == {past.queue: Heaviest(account="noisy", waiting=100, accounts=2)}
 
 
-async def test_dead_letter_shows_how_its_attempts_ended(past: QueueDriver, redis: Redis, catalog: Catalog) -> None:
-    await past.die()
-    letter = (await looked(past, redis, catalog)).letters[past.queue]
-    assert letter.codes
-    assert all(letter.codes)
-
-
 async def test_hour_of_an_objective_is_read_only_while_it_burns(
     past: QueueDriver, redis: Redis, catalog: Catalog
 ) -> None:

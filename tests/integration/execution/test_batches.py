@@ -1,23 +1,18 @@
 """Test how many predictions a director claims at once and in which order: by the batch cost and by warm keys."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
-import httpx
 import pytest
 
 from director.broker.scripts import Scripts
 from director.core.ids import PredictionId, QueueName
 from director.execution.consumer import MOST_SKIPS
-from director.execution.main import opened
 from tests.support.cog import cog_server
 from tests.support.eventually import eventually
-from tests.support.live_director import Caller, Gate, Live, settings_for
-from tests.support.servers import RedisServer
+from tests.support.live_director import Caller, Gate, Live
 
 pytestmark = pytest.mark.cog
 
@@ -32,29 +27,17 @@ async def claimed_in_order(caller: Caller, *asked: PredictionId) -> list[Predict
     return sorted(asked, key=lambda each: at[each])
 
 
-@asynccontextmanager
-async def looked_at(redis_url: str, *servers: str) -> AsyncGenerator[httpx.AsyncClient]:
-    ports: list[int] = []
-    async with opened(settings_for(redis_url, servers)) as pool, anyio.create_task_group() as tasks:
-        tasks.start_soon(pool.direct, ports.append)
-        [port] = await eventually(lambda: ports, "it listens")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            yield http
-        tasks.cancel_scope.cancel()
-
-
-async def test_warm_predictions_go_first_but_not_forever(caller: Caller, server: RedisServer, cog_url: str) -> None:
+async def test_warm_predictions_go_first_but_not_forever(caller: Caller, live: Live) -> None:
     keys = [ONE, OTHER, *[ONE] * (MOST_SKIPS + 2)]
     asked = [await caller.submit(n=0, affinity=key) for key in keys]
-    async with looked_at(server.url, cog_url) as http:
+    async with live.director() as director:
         order = await claimed_in_order(caller, *asked)
-        shown = (await http.get("/readyz")).json()
     assert order.index(asked[1]) == 1 + MOST_SKIPS
     changes = 2  # to the other key and back; the very first prediction met no warm server
     tally = (await caller.scripts.stats(caller.queue)).tally
     assert tally["warm"] + tally["cold"] == len(keys)
     assert tally["cold"] == 1 + changes
-    assert shown["warm_hit_ratio"] == f"{(len(keys) - 1 - changes) / len(keys):.3f}"
+    assert director.figures["warm_hit_ratio"] == f"{(len(keys) - 1 - changes) / len(keys):.3f}"
 
 
 async def test_predictions_without_a_key_keep_their_order(caller: Caller, live: Live, cog_url: str) -> None:

@@ -1,8 +1,6 @@
 """Test the death of a director, of a model server and of Redis: no prediction is lost, and none ends twice."""
 
-import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -10,14 +8,7 @@ from director.broker import keys
 from director.store.accounts import Accounts
 from director.store.catalog import Catalog
 from tests.support.eventually import eventually
-from tests.support.live_director import (
-    Caller,
-    Gate,
-    Live,
-    Tally,
-    live_director,
-    supervised_cog,
-)
+from tests.support.live_director import Caller, Gate, Live, Tally, live_director
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, driving
 from tests.support.servers import redis_server
 
@@ -40,22 +31,6 @@ async def test_another_director_finishes_the_work_of_a_killed_one(
     assert tally.runs == 2
     assert (await caller.record(asked)).attempt == 2
     await caller.nothing_is_left()
-
-
-async def test_orphaned_run_is_stopped_before_it_is_started_again(
-    caller: Caller, live: Live, answered_cog_url: str, gate: Gate, tally: Tally
-) -> None:
-    asked = await caller.submit(n=1, gate=str(gate), count=str(tally))
-    async with live.keeper(lease_s=1):
-        async with live.process(answered_cog_url, lease_s=1) as first:
-            await caller.shows(asked, status="processing")
-            first.send(signal.SIGKILL)
-            await first.exit_code()
-        async with live.director(answered_cog_url, lease_s=1):
-            await eventually(lambda: tally.runs, "it runs again", until=lambda runs: runs == 2)
-            gate.open()
-            assert (await caller.ended(asked))["output"] == ["a0"]
-    assert tally.runs == 2
 
 
 async def test_director_that_slept_through_its_lease_writes_nothing(
@@ -94,21 +69,6 @@ async def test_lost_claim_ends_its_run_and_writes_nothing(caller: Caller, live: 
         assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"  # the slot is free again
         assert await caller.kinds(asked) == before
     assert (await caller.record(asked)).status == "processing"
-
-
-async def test_killed_model_server_costs_an_attempt(
-    caller: Caller, live: Live, folder: Path, gate: Gate, tally: Tally
-) -> None:
-    async with supervised_cog(folder) as cog, live.director(cog.url):
-        asked = await caller.submit(n=2, gate=str(gate), count=str(tally))
-        await caller.shows(asked, output=["a0", "a1"])
-        os.killpg(cog.server.pid, signal.SIGKILL)
-        gate.open()
-        async with live.keeper(lease_s=15):
-            ended = await caller.ended(asked)
-        assert (ended["status"], ended["output"], ended["logs"]) == ("succeeded", ["a0", "a1"], "token 0\ntoken 1\n")
-        assert cog.starts == 2
-    assert tally.runs == 2
 
 
 async def test_end_during_an_outage_of_redis_is_written_afterwards(cog_url: str, gate: Gate) -> None:

@@ -18,14 +18,7 @@ from director.runtime.crash import API_POINTS, DIRECTOR_POINTS, KILLED, Point
 from director.store.accounts import Accounts
 from tests.support.api import live_api
 from tests.support.eventually import eventually
-from tests.support.live_director import (
-    Caller,
-    DirectorProcess,
-    Gate,
-    Live,
-    Tally,
-    director_process,
-)
+from tests.support.live_director import Caller, DirectorProcess, Gate, Live, Tally, director_process
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer
 from tests.support.sink import Sink, sink

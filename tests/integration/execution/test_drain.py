@@ -121,14 +121,6 @@ async def test_second_signal_exits_at_once_and_leaves_the_claim_leased(caller: C
     assert await caller.redis.zrange(keys.lease(caller.queue), 0, -1) == [asked.encode()]
 
 
-async def test_director_without_any_server_exits_at_once(caller: Caller, live: Live) -> None:
-    async with live.process("http://127.0.0.1:9") as director:
-        said = await director.says("the health of a model server changed")
-        assert said["status"] == "unreachable"
-        director.send(signal.SIGTERM)
-        assert await director.exit_code() == 0
-
-
 async def test_claim_in_flight_at_the_start_of_a_drain_still_runs(
     caller: Caller, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,18 +240,6 @@ async def test_canceled_run_that_succeeds_is_still_shown_as_canceled(caller: Cal
         await eventually(lambda: cog.asked("POST"), "it is asked to stop", until=lambda posts: len(posts) > before)
         canceled.set()
         assert (await caller.ended(asked))["status"] == "canceled"
-
-
-async def test_waiting_prediction_is_canceled_without_a_run(caller: Caller, live: Live, gate: Gate) -> None:
-    async with live.director():
-        running = await caller.running(n=1, gate=str(gate))
-        waiting = await caller.submit(n=1)
-        assert await caller.cancel(waiting) == "canceled"
-        gate.open()
-        assert (await caller.ended(running))["status"] == "succeeded"
-        assert (await caller.ended(await caller.submit(n=1)))["status"] == "succeeded"
-    ended = await caller.get(waiting)
-    assert (ended["status"], ended["started_at"]) == ("canceled", None)
 
 
 @pytest.mark.parametrize("late", ["", "aborted"])

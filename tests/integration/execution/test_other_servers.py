@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 from redis.asyncio import Redis
 
@@ -18,7 +17,7 @@ from director.core.errors import SettingsError
 from director.core.ids import queue_name
 from director.core.model_config import ModelConfig
 from director.store.models import ModelConfigs
-from tests.support.cog import free_port
+from tests.integration.servers.test_polling_runner import jobs
 from tests.support.eventually import eventually
 from tests.support.live_director import Caller, Gate, Live, live_director
 from tests.support.model_server import ModelServer, model_server
@@ -43,11 +42,6 @@ def driven(kind: str, **given: Any) -> dict[str, str]:
     return {"runner": kind, "runner_config": json.dumps(CONFIGS[kind] | given)}
 
 
-async def jobs(url: str) -> int:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        return int((await client.get(f"{url}/jobs")).json()["jobs"])
-
-
 @pytest.mark.parametrize("kind", ["http", "polling"])
 async def test_predictions_succeed_fail_and_are_refused_as_on_cog(caller: Caller, live: Live, kind: str) -> None:
     async with live.director(concurrent_predictions=2, **driven(kind)):
@@ -64,25 +58,16 @@ async def test_canceled_unstoppable_run_keeps_its_slot(
 ) -> None:
     async with live.director(**driven("polling", cancel_endpoint_template="")) as director:
         first = await caller.running(gate=str(gate))
-        before = await jobs(model.url)
+        before = await jobs(model)
         await caller.cancel(first)
         assert (await caller.ended(first))["status"] == "canceled"
         second = await caller.submit(n=1)
         assert director.servers.permits.busy == 1
         assert director.servers.all[0].free == 0
-        assert (await jobs(model.url), (await caller.get(second))["status"]) == (before, "starting")
+        assert (await jobs(model), (await caller.get(second))["status"]) == (before, "starting")
         gate.open()
         assert (await caller.ended(second))["status"] == "succeeded"
         assert not Path(f"{gate}.stopped").exists()
-
-
-@pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_cancel_reaches_the_server(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
-    async with live.director(**driven(kind)):
-        prediction_id = await caller.running(gate=str(gate))
-        await caller.cancel(prediction_id)
-        assert (await caller.ended(prediction_id))["status"] == "canceled"
-        await eventually(Path(f"{gate}.stopped").exists, "the server stopped it")
 
 
 async def test_text_appears_as_it_arrives_and_its_metrics_are_kept(caller: Caller, live: Live, gate: Gate) -> None:
@@ -115,7 +100,7 @@ async def test_configured_header_reaches_the_server_but_no_log(
 async def test_next_director_follows_the_run_of_a_dead_one(
     caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
-    before = await jobs(model.url)
+    before = await jobs(model)
     async with live.keeper(lease_s=1):
         async with live.process(lease_s=1, **driven("polling")) as first:
             prediction_id = await caller.submit(gate=str(gate))
@@ -126,13 +111,13 @@ async def test_next_director_follows_the_run_of_a_dead_one(
             await eventually(lambda: caller.record(prediction_id), "the next", until=lambda record: record.attempt == 2)
             gate.open()
             assert (await caller.ended(prediction_id))["status"] == "succeeded"
-    assert await jobs(model.url) == before + 1
+    assert await jobs(model) == before + 1
 
 
 async def test_drain_leaves_the_run_to_the_next_director_without_an_attempt(
     caller: Caller, live: Live, model: ModelServer, gate: Gate
 ) -> None:
-    before = await jobs(model.url)
+    before = await jobs(model)
     async with live.process(drain_s=0, **driven("polling")) as first:
         prediction_id = await caller.running(gate=str(gate))
         first.send(signal.SIGTERM)
@@ -141,25 +126,7 @@ async def test_drain_leaves_the_run_to_the_next_director_without_an_attempt(
     async with live.director(**driven("polling")):
         gate.open()
         assert (await caller.ended(prediction_id))["status"] == "succeeded"
-    assert await jobs(model.url) == before + 1
-
-
-@pytest.mark.parametrize("kind", ["http", "polling"])
-async def test_restarted_server_gets_work_again(caller: Caller, live: Live, gate: Gate, kind: str) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    given = driven(kind, **({"away_s": 0.2} if kind == "polling" else {}))
-    async with live.director(url, backoff_s=0, **given), live.keeper():
-        async with model_server(port=port) as model:
-            prediction_id = await caller.running(gate=str(gate))
-            model.kill()
-            await eventually(
-                lambda: caller.record(prediction_id), "given back", until=lambda record: record.token == ""
-            )
-        gate.open()
-        async with model_server(port=port):
-            assert (await caller.ended(prediction_id))["status"] == "succeeded"
-    assert (await caller.record(prediction_id)).attempt == 2
+    assert await jobs(model) == before + 1
 
 
 class Operator:

@@ -41,16 +41,6 @@ async def test_output_is_seen_during_the_run_and_complete_at_its_end(caller: Cal
     await caller.nothing_is_left()
 
 
-async def test_progress_is_also_seen_from_a_server_without_streaming(
-    caller: Caller, live: Live, answered_cog_url: str, gate: Gate
-) -> None:
-    async with live.director(answered_cog_url):
-        asked = await caller.submit(n=2, gate=str(gate))
-        await caller.shows(asked, status="processing", output=["a0", "a1"])
-        gate.open()
-        assert (await caller.ended(asked))["output"] == ["a0", "a1"]
-
-
 async def test_model_that_raises_fails_with_its_error_and_partial_output(
     caller: Caller, live: Live, cog_url: str, answered_cog_url: str
 ) -> None:
@@ -205,20 +195,6 @@ async def test_catalogue_shows_the_model_with_its_schema_and_server(
     assert version.server.startswith("coglet ")
 
 
-async def test_two_servers_share_work_within_their_slots(
-    caller: Caller, live: Live, cog_url: str, second_cog_url: str, gate: Gate
-) -> None:
-    async with live.director(cog_url, second_cog_url) as director:
-        await eventually(lambda: all(each.can_run for each in director.servers.all), "both servers are ready")
-        asked = [await caller.submit(n=1, gate=str(gate)) for _ in range(3)]
-        await eventually(lambda: _running(caller, asked), "two of them run", until=lambda running: running == 2)
-        assert [each.busy for each in director.servers.all] == [1, 1]
-        assert (await caller.scripts.stats(caller.queue)).waiting == 1  # a prediction that cannot run is not claimed
-        gate.open()
-        assert {(await caller.ended(each))["status"] for each in asked} == {"succeeded"}
-        await eventually(lambda: director.servers.permits.busy, "every permit is left", until=lambda busy: busy == 0)
-
-
 async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Caller, live: Live) -> None:
     opened = anyio.Event()
     async with scripted_cog() as first, scripted_cog() as second:
@@ -243,27 +219,16 @@ async def test_least_busy_server_is_next_and_slots_are_never_exceeded(caller: Ca
 
 
 def _held(prediction_id: str, opened: anyio.Event, cog: Any, running: dict[Any, int], most: dict[Any, int]) -> Script:
-    done = {"id": prediction_id, "status": "succeeded", "output": ["x"]}
+    last = frame("completed", {"id": prediction_id, "status": "succeeded", "output": ["x"]})
 
-    async def hold(_: Exchange) -> None:
+    async def then(exchange: Exchange) -> None:
         running[cog] += 1
         most[cog] = max(most[cog], running[cog])
         await opened.wait()
         running[cog] -= 1
+        await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
 
-    async def act(exchange: Exchange) -> None:
-        async def then(exchange: Exchange) -> None:
-            await hold(exchange)
-            last = frame("completed", done)
-            await exchange.write(b"%x\r\n%s\r\n" % (len(last), last))
-
-        await stream(frame("start", {}), then=then).act(exchange)
-
-    return Script(act)
-
-
-async def _running(caller: Caller, asked: list[Any]) -> int:
-    return [await caller.status(each) for each in asked].count("processing")
+    return stream(frame("start", {}), then=then)
 
 
 async def test_lost_answer_of_a_claim_is_repeated_without_duplicates(

@@ -8,9 +8,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-import replicate
-from anyio import to_thread
-from msgspec import Raw
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
@@ -25,7 +22,7 @@ from director.keeper.tidier import Tidied, Tidier
 from director.store.accounts import Accounts
 from director.store.catalog import OPEN_SCHEMA, Catalog
 from director.store.removal import Removal, TrainedVersions
-from tests.support.api import api_client, live_api
+from tests.support.api import api_client
 from tests.support.cog import cog_process, free_port, write_model
 from tests.support.eventually import eventually
 from tests.support.live_director import Live, live_director
@@ -227,35 +224,6 @@ async def test_destination_deleted_at_the_last_moment_is_not_recreated(
     assert await catalog.model(DESTINATION) is None
     assert await redis.smembers(keys.queues()) == before
     assert not [name for name in await redis.keys("*") if DESTINATION.encode() in name]
-
-
-async def test_official_client_creates_gets_lists_and_cancels(
-    live: Live, redis: Redis, scripts: Scripts, catalog: Catalog, token: str, trainer: str, tmp_path: Path
-) -> None:
-    schema = Raw(json.dumps(SCHEMA).encode())
-    await catalog.register_kind(MODEL, VERSION, "training", schema=schema, server="", policy=Policy())
-    async with live.director(trainer, kind="training"), live_api(live.url) as live:
-        official = replicate.Client(api_token=token, base_url=live.url)
-
-        def create(**given: str) -> Any:
-            return official.trainings.create(version=f"{MODEL}:{VERSION}", input=given, destination=DESTINATION)
-
-        made = await to_thread.run_sync(lambda: create(data="poems"))
-        assert (made.model, made.version, made.destination) == (MODEL, VERSION, DESTINATION)
-
-        async def reloaded() -> Any:
-            return await to_thread.run_sync(lambda: official.trainings.get(made.id))
-
-        done = await eventually(reloaded, "it succeeded", until=lambda seen: seen.status == "succeeded")
-        assert done.output["version"].startswith(f"{DESTINATION}:")
-        waits = await to_thread.run_sync(lambda: create(gate=str(tmp_path / "never")))
-        canceled = await to_thread.run_sync(lambda: official.trainings.cancel(waits.id))
-        assert canceled.id == waits.id
-        page = await to_thread.run_sync(official.trainings.list)
-        assert [one.id for one in page.results] == [waits.id, made.id]
-        await to_thread.run_sync(waits.reload)
-        assert waits.destination == DESTINATION
-        official._client.close()  # the client has no close method
 
 
 async def test_weights_as_the_whole_output_may_be_uploaded_at_any_size(

@@ -4,19 +4,17 @@ import asyncio
 import json
 import random
 from asyncio import gather
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 from msgspec import Raw
-from redis.asyncio import Redis
-from replicate.webhook import Webhooks, WebhookSigningSecret
 
 from director.broker import keys
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
-from director.core.ids import partition_of
+from director.core.ids import PredictionId, partition_of
 from director.core.policy import Policy
 from director.core.schema import Claim
 from director.core.settings import DirectorSettings
@@ -114,16 +112,6 @@ async def test_many_outputs_are_few_webhooks_and_the_last_has_everything(caller:
 
 
 @pytest.mark.cog
-async def test_official_client_accepts_the_signature_of_every_webhook(caller: Caller, live: Live) -> None:
-    async with sink() as receiver, live.director(webhook_allow="loopback"):
-        await caller.submit(n=1, webhook=receiver.url, events=ALL)
-        await completed(receiver)
-    [secret] = await Accounts(caller.redis).webhook_secrets(ACCOUNT)
-    for each in receiver.received:
-        Webhooks.validate(headers=dict(each.headers), body=each.body.decode(), secret=WebhookSigningSecret(key=secret))
-
-
-@pytest.mark.cog
 async def test_dead_receiver_blocks_neither_the_slot_nor_other_receivers(caller: Caller, live: Live) -> None:
     async with sink() as dead, live.director(webhook_allow="loopback"):
         dead.answer = Answer(delay_s=60)
@@ -185,45 +173,47 @@ async def submit_for(seconds: float, caller: Caller, url: str) -> list[str]:
     return ids
 
 
-async def count_owed(redis: Redis, prediction_id: Any) -> int:
-    return int(await redis.zcard(keys.owed(partition_of(prediction_id))))
+async def told_after_failures(
+    caller: Caller, submits: Callable[[str, float], Awaitable[list[str]]], phase_s: float, *, limit_s: float
+) -> None:
+    """Check that a receiver that fails, dies and returns gets every end."""
+    redis = caller.redis
+
+    async def count_owed() -> int:
+        return int(await redis.zcard(keys.owed(partition_of(PredictionId(ids[0])))))
+
+    async with sink() as failing:
+        failing.answer = Answer(status=500)
+        ids = await submits(failing.url, phase_s)
+    ids += await submits(failing.url, phase_s)
+    assert await count_owed() == len(ids), "no end could be delivered so far"
+    async with sink(failing.port) as living:
+        assert living.url == failing.url
+        ids += await submits(living.url, phase_s / 3)
+        await eventually(count_owed, "all is told", until=(0).__eq__, limit_s=limit_s)
+    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
+    names = [one.headers["webhook-id"] for one in living.received]
+    told = [name for name in names if name.endswith("_completed")]
+    print(f"{len(ids)} predictions; 500 to {len(failing.received)} webhooks; {len(told) - len(set(told))} ends twice")
+    assert set(told) == {f"msg_{one}_completed" for one in ids}
+    judge([*failing.received, *living.received], ids, secret, is_whole=False)
 
 
 @pytest.mark.cog
-async def test_every_end_reaches_a_receiver_that_failed_died_and_returned(
-    caller: Caller, live: Live, redis: Redis
-) -> None:
-    received: list[Received] = []
-    phase_s, schedule, probe_s = 1.5, ",".join(["0.2s"] * 40), 0.4
+async def test_every_end_reaches_a_receiver_that_failed_died_and_returned(caller: Caller, live: Live) -> None:
+    async def submits(url: str, seconds: float) -> list[str]:
+        return await submit_for(seconds, caller, url)
+
+    schedule, probe_s = ",".join(["0.2s"] * 40), 0.4
     director = live.director(webhook_allow="loopback", webhook_schedule=schedule)
     async with director, live.keeper(schedule=schedule, probe_s=probe_s):
-        async with sink() as failing:
-            failing.answer = Answer(status=500)
-            ids = await submit_for(phase_s, caller, failing.url)
-        received += failing.received
-        ids += await submit_for(phase_s, caller, failing.url)
-        assert await count_owed(redis, ids[0]) == len(ids), "no end could be delivered so far"
-        async with sink(failing.port) as living:
-            assert living.url == failing.url
-            ids += await submit_for(phase_s / 3, caller, living.url)
-            await eventually(
-                lambda: count_owed(redis, ids[0]), "all is told", until=(0).__eq__, limit_s=20 + 4 * probe_s
-            )
-        received += living.received
-    [secret] = await Accounts(redis).webhook_secrets(ACCOUNT)
-    assert set(ends_of(living.received)) == {f"msg_{one}_completed" for one in ids}
-    judge(received, ids, secret, is_whole=False)
-
-
-def ends_of(received: Sequence[Received]) -> list[str]:
-    names = [one.headers["webhook-id"] for one in received]
-    return [name for name in names if name.endswith("_completed")]
+        await told_after_failures(caller, submits, 1.5, limit_s=20 + 4 * probe_s)
 
 
 @pytest.mark.cog
 @pytest.mark.heavy
 async def test_ends_arrive_under_load_with_default_settings(caller: Caller, live: Live, second_cog_url: str) -> None:
-    async def under_load(url: str, seconds: float) -> list[str]:
+    async def submits(url: str, seconds: float) -> list[str]:
         return [one for ids in await gather(*(submit_for(seconds, caller, url) for _ in range(CALLERS))) for one in ids]
 
     async with (
@@ -231,29 +221,7 @@ async def test_ends_arrive_under_load_with_default_settings(caller: Caller, live
         live.process(webhook_allow="loopback"),
         live.process(second_cog_url, webhook_allow="loopback"),
     ):
-        async with sink() as failing:
-            failing.answer = Answer(status=500)
-            ids = await under_load(failing.url, PHASE_S)
-        failed = len(ids)
-        ids += await under_load(failing.url, PHASE_S)
-        unheard = len(ids)
-        assert await count_owed(caller.redis, ids[0]) == unheard, "no end could be delivered so far"
-        async with sink(failing.port) as living:
-            began = anyio.current_time()
-            ids += await under_load(living.url, PHASE_S / 3)
-            await eventually(
-                lambda: count_owed(caller.redis, ids[0]), "all is told", until=(0).__eq__, limit_s=4 * PHASE_S
-            )
-            took_s = anyio.current_time() - began
-    [secret] = await Accounts(caller.redis).webhook_secrets(ACCOUNT)
-    told = ends_of(living.received)
-    print(
-        f"{len(ids)} predictions, {failed} of them while it failed, {unheard - failed} while it was dead; "
-        f"it answered 500 to {len(failing.received)} webhooks, {len(ends_of(failing.received))} of them ends; "
-        f"alive, it had all {len(set(told))} ends within {took_s:.1f} s, {len(told) - len(set(told))} of them twice"
-    )
-    assert set(told) == {f"msg_{one}_completed" for one in ids}
-    judge([*failing.received, *living.received], ids, secret, is_whole=False)
+        await told_after_failures(caller, submits, PHASE_S, limit_s=4 * PHASE_S)
 
 
 class PacedRunner(ScriptedRunner):

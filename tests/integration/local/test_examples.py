@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import cog
 import httpx
 import pytest
@@ -22,7 +21,7 @@ from PIL import Image
 
 from director.core.ids import version_id
 from director.examples import EXAMPLES, Example
-from tests.support.cog import cog_process, cog_server, write_model
+from tests.support.cog import cog_server
 
 HELLO = EXAMPLES["example/hello"]
 THUMBNAIL = EXAMPLES["example/thumbnail"]
@@ -181,66 +180,9 @@ def opened(data_uri: str) -> Image.Image:
 
 
 @pytest.mark.cog
-async def test_hello_repeats_its_text_n_times(hello):
-    answer = (await predict(hello, "says", text="hi", n=3)).json()
-    assert (answer["status"], answer["output"]) == ("succeeded", ["hi 1\n", "hi 2\n", "hi 3\n"])
-
-
-@pytest.mark.cog
 async def test_hello_repeats_five_times_by_default_and_accepts_zero(hello):
     assert len((await predict(hello, "default", text="hi")).json()["output"]) == 5
     assert (await predict(hello, "nothing", text="hi", n=0)).json()["output"] == []
-
-
-@pytest.mark.cog
-async def test_hello_streams_each_string_as_an_event(hello):
-    events = []
-    async with hello.stream(
-        "PUT",
-        "/predictions/streams",
-        json={"input": {"text": "hi", "n": 3, "delay": 0.01}},
-        headers={"accept": "text/event-stream"},
-    ) as response:
-        assert response.status_code == 200
-        async for line in response.aiter_lines():
-            if line.startswith("event: "):
-                events.append([line.removeprefix("event: ")])
-            elif line.startswith("data: "):
-                events[-1].append(json.loads(line.removeprefix("data: ")))
-
-    assert [data["chunk"] for name, data in events if name == "output"] == ["hi 1\n", "hi 2\n", "hi 3\n"]
-    assert (events[0][0], events[-1][0], events[-1][1]["status"]) == ("start", "completed", "succeeded")
-
-
-@pytest.mark.cog
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"text": 5}, "text"),
-        ({"n": 1}, "text"),
-        ({"text": "hi", "n": -1}, "n"),
-        ({"text": "hi", "delay": "x"}, "delay"),
-    ],
-    ids=["a number for a text", "no text", "fewer than none", "a word for a number"],
-)
-async def test_hello_refuses_what_its_schema_forbids(hello, given, field):
-    response = await predict(hello, "refused", **given)
-    assert response.status_code == 422
-    assert response.json()["detail"][0]["loc"] == ["body", "input", field]
-
-
-@pytest.mark.cog
-async def test_long_pause_between_two_strings_can_be_canceled(hello):
-    async def cancel_until_it_ends() -> None:
-        while True:  # one cancel is not enough: Cog may miss it in the first milliseconds of a run
-            await hello.post("/predictions/cancels/cancel")
-            await anyio.sleep(0.05)
-
-    async with anyio.create_task_group() as canceling:
-        canceling.start_soon(cancel_until_it_ends)
-        answer = (await predict(hello, "cancels", text="hi", n=2, delay=3600)).json()
-        canceling.cancel_scope.cancel()
-    assert answer["status"] == "canceled"
 
 
 @pytest.mark.cog
@@ -275,62 +217,6 @@ async def test_thumbnail_reports_a_file_that_is_no_picture(thumbnail):
     answer = (await predict(thumbnail, "text", image="data:text/plain;base64,aGVsbG8=")).json()
     assert answer["status"] == "failed"
     assert "image is not a picture that this model can read" in answer["error"]
-
-
-@pytest.mark.cog
-async def test_model_that_cannot_start_is_served_as_setup_failed(tmp_path):
-    broken = write_model(
-        tmp_path,
-        """
-        from cog import BasePredictor
-
-        class Predictor(BasePredictor):
-            def setup(self) -> None:
-                raise RuntimeError("no weights here")
-
-            def predict(self) -> str:
-                return ""
-        """,
-    )
-    async with cog_server(broken, until="SETUP_FAILED") as url, httpx.AsyncClient(trust_env=False) as client:
-        assert "no weights here" in (await client.get(f"{url}/health-check")).json()["setup"]["logs"]
-
-    with pytest.raises(TimeoutError, match="SETUP_FAILED"):
-        async with cog_server(broken):
-            pytest.fail("a broken model was served as READY")
-
-
-@pytest.mark.cog
-async def test_server_with_two_slots_runs_two_predictions_at_once(tmp_path):
-    meeting = write_model(
-        tmp_path,
-        """
-        import asyncio
-
-        from cog import BasePredictor
-
-        class Predictor(BasePredictor):
-            async def setup(self) -> None:
-                self.both = asyncio.Barrier(2)
-
-            async def predict(self) -> str:
-                await self.both.wait()  # for ever, if only one gets here
-                return "met"
-        """,
-    )
-    async with (
-        cog_process(meeting, slots=2) as server,
-        httpx.AsyncClient(base_url=server.url, trust_env=False) as client,
-    ):
-        outputs = []
-
-        async def meet(prediction_id: str) -> None:
-            outputs.append((await predict(client, prediction_id)).json()["output"])
-
-        async with anyio.create_task_group() as both:
-            both.start_soon(meet, "first")
-            both.start_soon(meet, "second")
-    assert outputs == ["met", "met"]
 
 
 def test_wheel_contains_the_examples_with_their_schemas(tmp_path):

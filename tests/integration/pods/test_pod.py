@@ -125,19 +125,6 @@ async def test_sigterm_ends_the_model_server_after_its_runs(
     assert (record.status, record.claims) == ("starting", 0)
 
 
-async def test_run_beyond_the_drain_is_released_uncounted_within_the_grace_period(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate
-) -> None:
-    async with pod(folder, server.url, settings={"DIRECTOR_DRAIN_S": "0.5"}) as one:
-        await one.becomes_ready()
-        asked = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(asked, status="processing")
-        await one.end()
-        assert (one.exit_codes, one.killed) == ({"director": 0, "model": 0}, [])
-    record = await caller.record(asked)
-    assert (record.status, record.attempt) == ("starting", 0)
-
-
 async def test_unstoppable_run_does_not_delay_the_pod_beyond_its_grace_period(
     caller: Caller, server: RedisServer, folder: Path, gate: Gate
 ) -> None:
@@ -168,28 +155,20 @@ async def test_outage_of_redis_affects_readiness_but_never_liveness(own_server: 
         assert one.starts == {"model": 1, "director": 1}
 
 
-async def test_killed_model_server_returns_while_the_director_continues(
-    caller: Caller, server: RedisServer, folder: Path, gate: Gate
+@pytest.mark.parametrize("dies", ["the server", "its worker"])
+async def test_dead_model_server_returns_while_the_director_continues(
+    caller: Caller, server: RedisServer, folder: Path, gate: Gate, tally: Tally, dies: str
 ) -> None:
     async with pod(folder, server.url, settings={"DIRECTOR_BACKOFF_S": "0"}) as one:
         await one.becomes_ready()
-        asked = await caller.submit(n=1, gate=str(gate))
-        await caller.shows(asked, status="processing")
-        one.kill_model()
-        gate.open()
-        ended = await caller.ended(asked)
-        assert (ended["status"], (await caller.record(asked)).attempt) == ("succeeded", 2)
-        assert one.starts == {"model": 2, "director": 1}
-
-
-async def test_server_of_a_dead_worker_is_restarted(
-    caller: Caller, server: RedisServer, folder: Path, tally: Tally
-) -> None:
-    async with pod(folder, server.url, settings={"DIRECTOR_BACKOFF_S": "0"}) as one:
-        await one.becomes_ready()
-        asked = await caller.submit(n=1, count=str(tally), then="exit once")
+        given = {"gate": str(gate)} if dies == "the server" else {"then": "exit once"}
+        asked = await caller.submit(n=1, count=str(tally), **given)
+        if dies == "the server":
+            await caller.shows(asked, output=["a0"])
+            one.kill_model()
+            gate.open()
         assert (await caller.ended(asked))["status"] == "succeeded"
-        assert tally.runs == 2
+        assert ((await caller.record(asked)).attempt, tally.runs) == (2, 2)
         assert one.starts == {"model": 2, "director": 1}
 
 

@@ -1,22 +1,18 @@
 """Test the health routes of a process on a real port, and that they show the durability of the server that answers."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 import httpx
 import pytest
 from redis.asyncio import Redis
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Route
 
-from director.broker.redis_client import client
 from director.core.settings import ApiSettings, KeeperSettings
 from director.execution.main import opened
 from director.keeper import keeper
 from director.runtime import process as health
-from director.runtime.process import Health, redis_check, serve_http
+from director.runtime.process import Health, serve_http
 from tests.support.api import api_client
 from tests.support.cog import free_port
 from tests.support.eventually import eventually
@@ -29,20 +25,19 @@ async def nothing() -> str:
 
 
 @asynccontextmanager
-async def served(health: Health, routes: Sequence[BaseRoute] = ()) -> AsyncGenerator[httpx.AsyncClient]:
-    bound = anyio.Event()
+async def at_port(run: Callable[[Callable[[int], None]], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a process that reports its port at the start."""
     ports: list[int] = []
-
-    def started(port: int) -> None:
-        ports.append(port)
-        bound.set()
-
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: serve_http(health.app(routes), host="127.0.0.1", port=0, started=started))
-        await bound.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[0]}", trust_env=False) as http:
+        tasks.start_soon(run, ports.append)
+        [port] = await eventually(lambda: ports, "it has begun")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             yield http
         tasks.cancel_scope.cancel()
+
+
+def served(health: Health) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return at_port(lambda started: serve_http(health.app(), host="127.0.0.1", port=0, started=started))
 
 
 async def test_process_without_a_check_is_alive_and_ready() -> None:
@@ -86,32 +81,6 @@ async def test_hanging_check_is_reported_as_missing(monkeypatch: pytest.MonkeyPa
     assert await hanging.missing() == {"redis": "no answer within 0.05 s"}
 
 
-async def test_unreachable_redis_is_missing() -> None:
-    redis = client("unix:///nowhere/at/all")
-    try:
-        assert (await redis_check(redis)()).startswith("Redis is away")
-    finally:
-        await redis.aclose()
-
-
-async def test_routes_of_the_process_are_served_too() -> None:
-    async def inbox(_: Request) -> PlainTextResponse:
-        return PlainTextResponse("taken")
-
-    async with served(Health(), [Route("/inbox", inbox, methods=["POST"])]) as http:
-        assert (await http.post("/inbox")).text == "taken"
-        assert (await http.get("/livez")).status_code == 200
-
-
-async def test_cancellation_frees_the_port() -> None:
-    async with served(Health()) as http:
-        url = str(http.base_url)
-        await http.get("/livez")
-    async with httpx.AsyncClient(trust_env=False) as http:
-        with pytest.raises(httpx.ConnectError):
-            await http.get(f"{url}/livez")
-
-
 async def test_check_added_during_a_request_counts_from_the_next() -> None:
     health = Health()
 
@@ -134,18 +103,6 @@ def server() -> Iterator[RedisServer]:
 async def api(url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with api_client(ApiSettings(redis_url=url)) as http:
         yield http
-
-
-@asynccontextmanager
-async def at_port(run: Callable[[Callable[[int], None]], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of a process that reports its port at the start."""
-    ports: list[int] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run, ports.append)
-        [port] = await eventually(lambda: ports, "it has begun")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            yield http
-        tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import anyio
 import httpx
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ from director.servers.runners import cog_follow as cog_called
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunRequest
+from tests.support.eventually import eventually
 from tests.support.runner_conformance import follow, opened
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
 
@@ -48,9 +48,7 @@ async def runner(old: ScriptedCog, inbox: Inbox) -> AsyncGenerator[CogRunner, No
 
 
 async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
-    with anyio.fail_after(10):
-        while not old.asked("PUT"):  # noqa: ASYNC110 - another task asks
-            await anyio.sleep(0.002)
+    await eventually(lambda: old.asked("PUT"), "another task asks")
     asked = msgspec.json.decode(old.asked("PUT")[-1].body)
     async with httpx.AsyncClient(trust_env=False) as client:
         for snapshot in snapshots:

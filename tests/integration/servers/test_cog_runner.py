@@ -31,6 +31,7 @@ from director.servers.runners.runner import (
     RunRequest,
 )
 from tests.support.cog import cog_process, cog_schema, cog_server, write_model
+from tests.support.eventually import eventually
 from tests.support.runner_conformance import follow, opened
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, frame, scripted_cog, stream
 from tests.unit.core.test_arrivals import client_of, put
@@ -84,13 +85,6 @@ MODEL = """
         def predict(self, gate: str = "") -> str:
             wait_for(gate)
             return ""
-
-    class Broken(BasePredictor):
-        def setup(self):
-            raise RuntimeError("no weights")
-
-        def predict(self) -> str:
-            return ""
 """
 
 
@@ -102,12 +96,6 @@ SCALAR = cog_schema(INPUTS, {"type": "string"}, streams=False)
 
 def request(prediction_id: str = ID, *, wants_progress: bool = True, **inputs: object) -> RunRequest:
     return RunRequest(id=prediction_id, input=Raw(msgspec.json.encode(inputs)), wants_progress=wants_progress)
-
-
-async def end_of(runner: CogRunner, asked: RunRequest) -> RunEvent:
-    """Return the end of a run that shows nothing else. On a busy machine the run may count as begun."""
-    (ended,) = [event for event in await follow(runner, asked) if not isinstance(event, Began)]
-    return ended
 
 
 async def the_end(runner: CogRunner, asked: RunRequest) -> Ended:
@@ -133,15 +121,8 @@ async def ready(runner: CogRunner) -> None:
     await says(runner, HealthStatus.READY)
 
 
-async def busy(runner: CogRunner) -> None:
-    """Wait until the server has no free slot. A silent server counts as begun a moment before it shows the run."""
-    await says(runner, HealthStatus.BUSY)
-
-
 async def says(runner: CogRunner, status: HealthStatus) -> None:
-    with anyio.fail_after(10):
-        while (await runner.health()).status is not status:  # noqa: ASYNC110  (a server tells no event)
-            await anyio.sleep(0.005)
+    await eventually(runner.health, f"it is {status}", until=lambda health: health.status is status)
 
 
 def runner_for(url: str, *, fast: bool = False, **options: Any) -> AbstractAsyncContextManager[CogRunner]:
@@ -312,7 +293,7 @@ async def test_starting_running_and_unhealthy_server_reports_its_state(tmp_path:
         setup_gate.touch()
         await ready(runner)
         running = asyncio.create_task(follow(runner, request(gate=str(gate))))
-        await busy(runner)
+        await says(runner, HealthStatus.BUSY)
         gate.touch()
         await running
         await ready(runner)
@@ -321,35 +302,6 @@ async def test_starting_running_and_unhealthy_server_reports_its_state(tmp_path:
         await says(runner, HealthStatus.UNHEALTHY)
         unwell.unlink()
         await ready(runner)
-
-
-async def test_failed_setup_says_why(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, MODEL)
-    async with (
-        cog_server(folder, stub="predict.py:Broken", until="SETUP_FAILED") as url,
-        runner_for(url) as runner,
-    ):
-        health = await runner.health()
-        ended = await end_of(runner, request())
-        assert await runner.openapi_schema() is None
-    assert (health.status, health.can_run) == (HealthStatus.SETUP_FAILED, False)
-    assert "no weights" in health.setup.logs
-    assert ended.outcome is Outcome.REFUSED
-
-
-@pytest.mark.parametrize("openapi", [STREAMED, ANSWERED], ids=["streamed", "answered"])
-async def test_dead_worker_loses_the_run_and_leaves_a_defunct_server(
-    tmp_path: Path, inbox: Inbox, openapi: dict[str, Any]
-) -> None:
-    async with (
-        cog_server(write_model(tmp_path, MODEL, openapi)) as url,
-        runner_for(url, inbox=inbox) as runner,
-    ):
-        ended = await the_end(runner, request(n=1, then="exit"))
-        health = await runner.health()
-        assert await runner.shutdown()
-    assert (ended.outcome, ended.error, ended.server_is_dead) == (Outcome.LOST, "Worker crashed", True)
-    assert (health.status, health.can_run) == (HealthStatus.DEFUNCT, False)
 
 
 async def test_server_that_returns_with_another_model_is_learned_again(tmp_path: Path) -> None:
@@ -416,23 +368,6 @@ async def test_server_without_a_free_slot_is_asked_again(answering: ScriptedCog)
     answering.on("PUT", PATH, answer(409, b"{}"), answer(409, b"{}"), answer(200, SUCCEEDED))
     assert (await end_at(answering.url)).outcome is Outcome.SUCCEEDED
     assert len(answering.asked("PUT")) == 3
-
-
-async def test_server_that_is_not_ready_is_refused_with_retry_after(answering: ScriptedCog) -> None:
-    answering.on("PUT", PATH, answer(503, {"error": "not yet"}, retry_after="7"))
-    async with runner_for(answering.url) as runner:
-        assert await follow(runner, request()) == [Ended(outcome=Outcome.REFUSED, error="not yet", retry_after_s=7.0)]
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "is_dead"),
-    [(200, b"<html>", False), (200, b"", False), (200, b"[]", False), (500, b"Internal Server Error", True)],
-)
-async def test_invalid_answer_loses_the_run(answering: ScriptedCog, status: int, body: bytes, is_dead: bool) -> None:
-    answering.on("PUT", PATH, answer(status, body))
-    ended = await end_at(answering.url)
-    assert (ended.outcome, ended.server_is_dead) == (Outcome.LOST, is_dead)
-    assert ended.error
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,18 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
 from director.core.runner_config import decode_runner_config
 from director.servers.runners import RunnerOptions
 from director.servers.runners.polling import PollingRunner
-from director.servers.runners.runner import Accepted, Began, Ended, Outcome, RunRequest
+from director.servers.runners.runner import Accepted, Began, Ended, Outcome, RunEvent, RunRequest
+from tests.support.eventually import eventually
 from tests.support.model_server import ModelServer
 from tests.support.runner_conformance import CONFIGS, MOST_BYTES, SUBJECTS, follow, opened, the_end
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
@@ -36,6 +36,20 @@ async def end_of(asked: RunRequest, url: str, **given: Any) -> Ended:
 def request(remote: str = "", **given: object) -> RunRequest:
     asked = KIND.request(**given)
     return RunRequest(id=asked.id, input=asked.input, remote=remote)
+
+
+@asynccontextmanager
+async def started(
+    url: str, asked: RunRequest | None = None, **given: Any
+) -> AsyncGenerator[tuple[PollingRunner, AsyncGenerator[RunEvent, None]]]:
+    """Yield a runner with a run that its server has accepted."""
+    async with (
+        opened(runner_of(url, **given)) as runner,
+        asyncio.timeout(20),
+        aclosing(runner.run(asked or request())) as run,
+    ):
+        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+        yield runner, run
 
 
 async def jobs(server: ModelServer) -> int:
@@ -80,19 +94,15 @@ async def test_run_that_the_server_forgot_is_lost_but_the_server_stays(server: M
 
 async def test_unstoppable_run_is_canceled_at_once_and_keeps_its_slot(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    async with (
-        opened(runner_of(server.url, cancel_endpoint_template="", interval_s=0.02)) as runner,
-        aclosing(runner.run(request(gate=str(gate)))) as run,
-    ):
-        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+    given = {"cancel_endpoint_template": "", "interval_s": 0.02}
+    async with started(server.url, request(gate=str(gate)), **given) as (runner, run):
         assert await runner.cancel(ID)
         ended = the_end([event async for event in run])
         assert ended.outcome is Outcome.CANCELED
         await asyncio.wait({ended.goes_on}, timeout=0.1)
         assert not ended.goes_on.done()
         gate.touch()
-        async with asyncio.timeout(20):
-            await ended.goes_on
+        await ended.goes_on
 
 
 @pytest.mark.parametrize("given", [{"longest_s": 0.3}, {"away_s": 0.1}], ids=str)
@@ -100,12 +110,7 @@ async def test_kept_slot_is_freed_after_the_limit_or_with_the_server(
     scripted: ScriptedCog, given: dict[str, Any]
 ) -> None:
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}))
-    async with (
-        opened(runner_of(scripted.url, cancel_endpoint_template="", **given)) as runner,
-        asyncio.timeout(20),
-        aclosing(runner.run(request())) as run,
-    ):
-        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+    async with started(scripted.url, cancel_endpoint_template="", **given) as (runner, run):
         assert await runner.cancel(ID)
         goes_on = the_end([event async for event in run]).goes_on
         if "away_s" in given:
@@ -119,12 +124,7 @@ async def test_server_that_ignores_a_cancel_keeps_the_slot(
     monkeypatch.setattr("director.servers.runners.polling.UNHEEDED_S", 0.05)
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}))
     scripted.on("POST", "/cancel/7", answer(200, {}))
-    async with (
-        opened(runner_of(scripted.url)) as runner,
-        asyncio.timeout(20),
-        aclosing(runner.run(request())) as run,
-    ):
-        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+    async with started(scripted.url) as (runner, run):
         assert await runner.cancel(ID)
         ended = the_end([event async for event in run])
         assert (ended.outcome, ended.goes_on is None) == (Outcome.CANCELED, False)
@@ -134,11 +134,7 @@ async def test_server_that_ignores_a_cancel_keeps_the_slot(
 
 async def test_remaining_runs_are_abandoned_when_the_runner_closes(server: ModelServer, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    async with (
-        opened(runner_of(server.url, cancel_endpoint_template="")) as runner,
-        aclosing(runner.run(request(gate=str(gate)))) as run,
-    ):
-        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
+    async with started(server.url, request(gate=str(gate)), cancel_endpoint_template="") as (runner, run):
         await runner.cancel(ID)
         goes_on = the_end([event async for event in run]).goes_on
     assert goes_on.cancelled()
@@ -149,9 +145,7 @@ async def test_run_that_takes_too_long_is_stopped_and_fails(server: ModelServer,
     gate = tmp_path / "gate"
     ended = await end_of(request(gate=str(gate)), server.url, longest_s=0.1)
     assert (ended.outcome, ended.error) == (Outcome.FAILED, "It ran for longer than 0.1 s")
-    with anyio.fail_after(30):
-        while not gate.with_name("gate.stopped").exists():  # noqa: ASYNC110 - another process makes it
-            await anyio.sleep(0.005)
+    await eventually(gate.with_name("gate.stopped").exists, "the server stopped it")
 
 
 @pytest.fixture
@@ -222,14 +216,8 @@ async def test_unusable_run_id_counts_as_missing(scripted: ScriptedCog, name: ob
 async def test_cancel_is_seen_without_waiting_for_the_next_poll(scripted: ScriptedCog) -> None:
     scripted.on("GET", "/jobs/7", answer(200, {"state": "running"}), answer(200, {"state": "canceled"}))
     scripted.on("POST", "/cancel/7", answer(200, {}))
-    async with (
-        opened(runner_of(scripted.url, interval_s=300)) as runner,
-        asyncio.timeout(20),
-        aclosing(runner.run(request())) as run,
-    ):
-        assert [type(await anext(run)) for _ in range(2)] == [Began, Accepted]
-        while not scripted.asked("GET", "/jobs/7"):  # noqa: ASYNC110 - a server tells no event
-            await asyncio.sleep(0.005)
+    async with started(scripted.url, interval_s=300) as (runner, run):
+        await eventually(lambda: scripted.asked("GET", "/jobs/7"), "it was polled once")
         assert await runner.cancel(ID)
         assert [type(event) async for event in run] == [Ended]
 

@@ -14,6 +14,7 @@ from director.core.view import joined
 from director.servers.runners.inbox import Inbox
 from director.servers.runners.runner import Began, Ended, Health, HealthStatus, Outcome, Produced, RunEvent, Runner
 from tests.support.cog import free_port
+from tests.support.eventually import eventually
 from tests.support.inbox import serving
 from tests.support.runner_conformance import MOST_BYTES, OLD_COGS, SUBJECTS, Kind, LiveServer, follow, opened, the_end
 from tests.support.scripted_cog import answer, scripted_cog
@@ -54,16 +55,7 @@ async def runner(kind: Kind, server: LiveServer) -> AsyncGenerator[Runner, None]
 
 
 async def healthy(runner: Runner) -> Health:
-    with anyio.fail_after(30):
-        while (health := await runner.health()).status is not HealthStatus.READY:  # noqa: ASYNC110 - it tells no event
-            await anyio.sleep(0.005)
-    return health
-
-
-async def exists(path: Path) -> None:
-    with anyio.fail_after(30):
-        while not path.exists():  # noqa: ASYNC110 - another process makes it
-            await anyio.sleep(0.005)
+    return await eventually(runner.health, "it is ready", until=lambda health: health.status is HealthStatus.READY)
 
 
 def output(events: list[RunEvent]) -> Raw | None:
@@ -97,26 +89,16 @@ async def test_run_begins_and_ends_once_with_its_output(kind: Kind, runner: Runn
     assert found == kind.metrics
 
 
-async def test_slow_run_begins_before_it_ends(kind: Kind, runner: Runner, gate: Path) -> None:
-    with anyio.fail_after(30):
-        async with aclosing(runner.run(kind.request(gate=str(gate)))) as events:
-            seen = [await anext(events)]
-            assert seen == [Began()]
-            gate.touch()  # the run can only end now
-            seen += [event async for event in events]
-    assert is_well_formed(seen)
-    assert the_end(seen).outcome is Outcome.SUCCEEDED
-
-
-async def test_output_is_seen_before_the_end_where_possible(kind: Kind, runner: Runner, gate: Path) -> None:
+async def test_start_and_where_possible_output_are_seen_before_the_end(kind: Kind, runner: Runner, gate: Path) -> None:
     with anyio.fail_after(30):
         async with aclosing(runner.run(kind.request(n=2, gate=str(gate)))) as events:
-            seen: list[RunEvent] = []
+            seen = [await anext(events)]
+            assert seen == [Began()]
             if runner.capabilities.streams:
                 while not isinstance(event := await anext(events), Produced) or event.index < 1:
                     seen.append(event)
                 seen.append(event)
-            gate.touch()
+            gate.touch()  # the run can only end now
             seen += [event async for event in events]
     assert is_well_formed(seen)
     assert msgspec.json.decode(output(seen) or b"") == ["a0", "a1"]
@@ -158,13 +140,6 @@ async def test_too_large_output_is_not_read_to_its_end(kind: Kind, runner: Runne
     assert (await follow(runner, kind.request(n=1)))[-1] != ended, "the next run is not disturbed"
 
 
-async def test_concurrent_runs_on_one_runner_do_not_mix(kind: Kind, runner: Runner) -> None:
-    for number in range(5):
-        await healthy(runner)
-        events = await follow(runner, kind.request(f"{number}" * 26, n=1, text=f"run {number} item "))
-        assert msgspec.json.decode(output(events) or b"") == [f"run {number} item 0"]
-
-
 async def test_canceled_run_stops_on_the_server_and_ends_as_canceled(kind: Kind, runner: Runner, gate: Path) -> None:
     events: list[RunEvent] = []
     with anyio.fail_after(30):
@@ -176,7 +151,7 @@ async def test_canceled_run_stops_on_the_server_and_ends_as_canceled(kind: Kind,
             await asyncio.wait({canceling})
     assert is_well_formed(events)
     assert the_end(events).outcome is Outcome.CANCELED
-    await exists(gate.with_name("gate.stopped"))
+    await eventually(gate.with_name("gate.stopped").exists, "the server stopped it")
 
 
 async def cancel_until_canceled(runner: Runner) -> None:
@@ -194,7 +169,7 @@ async def test_abandoned_run_stops_or_waits_for_a_successor(kind: Kind, runner: 
         assert await anext(run) == Began()
         await anyio.sleep(0.05)  # coglet does not hear a cancel in a run's first milliseconds
     if not runner.capabilities.resumes:
-        await exists(gate.with_name("gate.stopped"))
+        await eventually(gate.with_name("gate.stopped").exists, "the server stopped it")
     gate.touch()
 
 
@@ -263,9 +238,7 @@ async def test_model_that_ends_its_process_loses_run_and_server(kind: Kind, tmp_
         events = await follow(runner, kind.request(n=1, then="exit"))
         stays = kind.name.startswith("cog")  # on a Cog server only the worker ends
         expected = HealthStatus.DEFUNCT if stays else HealthStatus.UNREACHABLE
-        with anyio.fail_after(30):
-            while (await runner.health()).status is not expected:  # noqa: ASYNC110 - it tells no event
-                await anyio.sleep(0.005)
+        await eventually(runner.health, "its end shows", until=lambda health: health.status is expected)
     assert is_well_formed(events)
     assert (the_end(events).outcome, the_end(events).server_is_dead) == (Outcome.LOST, True)
 

@@ -78,12 +78,18 @@ async def test_complete_answer_keeps_a_good_connection(answer: bytes, connection
         assert server.opened == connections
 
 
-async def test_answer_without_a_length_ends_with_its_connection() -> None:
+def then_closing(said: bytes) -> Answer:
+    """Close each connection after this answer."""
+
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\nok")
+        writer.write(said)
         writer.close()
 
-    async with serving(answer) as (server, transport):
+    return answer
+
+
+async def test_answer_without_a_length_ends_with_its_connection() -> None:
+    async with serving(then_closing(b"HTTP/1.1 200 OK\r\n\r\nok")) as (server, transport):
         assert await ask(server, transport) == b"ok"
 
 
@@ -106,21 +112,13 @@ async def test_invalid_answer_breaks_the_connection(answer: bytes) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok"], ids=["nothing", "half"])
 async def test_disconnection_is_no_end_of_an_answer(said: bytes) -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(said)
-        writer.close()
-
-    async with serving(answer) as (server, transport):
+    async with serving(then_closing(said)) as (server, transport):
         with pytest.raises(httpx.RemoteProtocolError):
             await ask(server, transport)
 
 
 async def test_kept_connection_that_the_server_closed_is_not_used() -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(OK)
-        writer.close()  # the head does not announce it
-
-    async with serving(answer) as (server, transport):
+    async with serving(then_closing(OK)) as (server, transport):  # the head does not announce it
         assert await ask(server, transport) == b"ok"
         await eventually(lambda: server.closed, "closed", until=(1).__eq__)
         assert await ask(server, transport) == b"ok"
