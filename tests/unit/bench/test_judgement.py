@@ -6,9 +6,9 @@ import pytest
 from tests.bench.benches.drain import pace
 from tests.bench.judge import changes, told
 from tests.bench.ratios import ratio, spread
-from tests.bench.results import Load, Machine, Measured, Result, append, latest, pooled, read
+from tests.bench.results import Load, Machine, Measured, Result, append, counts, latest, pooled, read
 from tests.bench.tables import measured, pace_table, peers_table, put_into, targets_table
-from tests.bench.targets import TARGETS, Target, verdict
+from tests.bench.targets import TARGETS, Target
 
 MACHINE = Machine(cpu="made up", cores=2, kernel="6", python="3.11", redis="valkey 9")
 PROTOTYPE = [100.0, 200.0, 50.0, 400.0, 100.0]
@@ -130,10 +130,51 @@ def test_a_target_is_judged_by_the_ratio_or_by_the_value_alone() -> None:
     results = latest([paced(0.7, 0.7, 0.7, 0.7, 0.7)])
     figure = {"what": "x", "bench": "drain", "figure": "runs a second"}
     least = Target(**figure, bound=0.6, beside="prototype", is_least=True)
-    assert verdict(least, results).is_reached is True
-    assert verdict(Target(**figure, bound=60), results).is_reached is False  # its median is 70
-    assert verdict(least, {}).is_reached is None
-    assert verdict(Target(**figure, bound=1, beside="taskiq"), results).found is None
+    assert least.judged(least.found(results)) == "reached"
+    most = Target(**figure, bound=20)  # its rounds lie between 35 and 280
+    assert most.judged(most.found(results)) == "**missed**"
+    assert least.judged(least.found({})) == "not measured"
+    assert Target(**figure, bound=1, beside="taskiq").found(results) is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "is_least", "judged"),
+    [
+        (0.5, True, "reached"),
+        (0.5, False, "**missed**"),
+        (0.7, True, "not decided"),
+        (0.7, False, "not decided"),
+        (0.9, True, "**missed**"),
+        (0.9, False, "reached"),
+    ],
+)
+def test_only_an_interval_on_one_side_of_the_bound_decides(bound: float, is_least: bool, judged: str) -> None:
+    target = Target(what="x", bench="drain", figure="runs a second", bound=bound, beside="prototype", is_least=is_least)
+    found = target.found(latest([paced(0.66, 0.68, 0.7, 0.72, 0.74)]))
+    assert target.judged(found) == judged
+
+
+def test_two_rounds_far_apart_decide_nothing() -> None:
+    target = Target(what="x", bench="drain", figure="runs a second", bound=1, beside="prototype", is_least=True)
+    rounds = {"prototype": [100.0, 100.0], "ours": [110.0, 400.0]}
+    assert (
+        target.judged(target.found(latest([result(Measured(name="runs a second", unit="", rounds=rounds))])))
+        == "not decided"
+    )
+
+
+def test_a_run_counts_while_the_reference_takes_little_more_than_ever() -> None:
+    quick, slow, slower = (of_redis(us) for us in (30.0, 38.0, 40.0))
+    seen = [quick, slow, slower]
+    assert [counts(run, seen) for run in seen] == [True, True, False]
+    target = Target(what="x", bench="drain", figure="processor time of Redis", bound=5, beside="prototype")
+    assert target.over(seen) == "5.26–6.67 in 2"
+    assert target.over([slower]) == ""
+
+
+def of_redis(reference_us: float) -> Result:
+    rounds = {"prototype": [reference_us] * 3, "ours": [200.0] * 3}
+    return result(Measured(name="processor time of Redis", unit="µs", rounds=rounds, less_is_better=True))
 
 
 def test_the_tables_name_every_target_and_every_side() -> None:
@@ -142,7 +183,7 @@ def test_the_tables_name_every_target_and_every_side() -> None:
     assert targets.count("\n| ") == len(TARGETS)
     assert targets.endswith("load 0.1 (0 cores busy) before, 1.9 (0.2 cores busy) after.")
     assert "- `drain`: made up. 2026-01-01, commit abc" in targets
-    assert "| drain | ≥ 0.6 × prototype | 0.70 (0.70–0.70) × | reached |" in targets
+    assert "| drain | ≥ 1 × bullmq |  |  | not measured |" in targets
     assert peers_table(results).splitlines()[2:4] == ["| prototype | 100 | 0.70 (0.70–0.70) × |", "| ours | 70 |  |"]
     assert pace_table(results).splitlines()[3] == "| **Director** | 70 |  |"
 
