@@ -4,11 +4,13 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import anyio
 
+from tests.bench import interpreter
 from tests.bench.benches.options import Options
 from tests.bench.capacity import inputs_of
 from tests.bench.capacity import table as capacity_table
@@ -30,8 +32,10 @@ RESULTS: Final = ROOT / ".bench" / "results.jsonl"
 
 def main(arguments: list[str]) -> int:
     """Return 1 if a ratio has become worse or a bench broke off."""
-    os.environ["PYTHONPATH"] = str(ROOT)  # of all that is started from here
     given = _parser().parse_args(arguments)
+    if given.measures:
+        interpreter.use_fastest()
+    os.environ["PYTHONPATH"] = str(ROOT)  # of all that is started from here
     code: int = given.act(given)
     return code
 
@@ -42,26 +46,26 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = acts.add_parser("run", help="measure, and print what was found")
     _add_options(bench)
-    bench.set_defaults(act=_run)
+    bench.set_defaults(act=_run, measures=True)
 
     check = acts.add_parser("check", help="measure without peers, and fail where a ratio is worse than the kept one")
     _add_options(check)
     check.add_argument("--judge", action="store_true", help="measure nothing: judge the latest results")
-    check.set_defaults(act=_check, no_peers=True, only=list(PAIRED))
+    check.set_defaults(act=_check, measures=True, no_peers=True, only=list(PAIRED))
 
     soaking = acts.add_parser("soak", help="half of what it can do, for half an hour: does anything grow?")
     soaking.add_argument("--minutes", type=float, default=30.0, metavar="N", help="how long (%(default)s)")
     soaking.add_argument("--durability", choices=tuple(DURABILITY), default="memory", help="of Redis (%(default)s)")
     soaking.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where results go (%(default)s)")
-    soaking.set_defaults(act=_soak)
+    soaking.set_defaults(act=_soak, measures=True)
 
     keep = acts.add_parser("keep", help="let the latest results be what is compared with, and make the tables of them")
     keep.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
-    keep.set_defaults(act=_keep)
+    keep.set_defaults(act=_keep, measures=False)
 
     tables = acts.add_parser("tables", help="print the tables of the latest results")
     tables.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="which results (%(default)s)")
-    tables.set_defaults(act=_tables)
+    tables.set_defaults(act=_tables, measures=False)
     return parser
 
 
@@ -86,8 +90,9 @@ def _names(text: str) -> list[str]:
 
 def _run(given: argparse.Namespace) -> int:
     found = _measure(given)
-    known = latest(read(given.results))
-    print(targets_table(known))
+    runs = read(given.results)
+    known = latest(runs)
+    print(targets_table(known, runs))
     print(
         f"of {len(known)} benches, measured from {min((one.at for one in known.values()), default='now')} on",
         flush=True,
@@ -135,10 +140,10 @@ def _soak(given: argparse.Namespace) -> int:
 
 
 def _keep(given: argparse.Namespace) -> int:
-    kept, new = latest(read(KEPT)), latest(read(given.results))
-    newer = [result for result in new.values() if result != kept.get(result.bench)]
+    kept = read(KEPT)
+    newer = [result for result in read(given.results) if result not in kept]
     append(KEPT, newer)
-    for page, made in tables_of(kept | new).items():
+    for page, made in tables_of(latest(kept + newer), kept + newer).items():
         text = page.read_text(encoding="utf-8")
         for name, table in made.items():
             text = put_into(text, name, table)
@@ -148,14 +153,15 @@ def _keep(given: argparse.Namespace) -> int:
 
 
 def _tables(given: argparse.Namespace) -> int:
-    for made in tables_of(latest(read(given.results))).values():
+    runs = read(given.results)
+    for made in tables_of(latest(runs), runs).values():
         print("\n\n".join(made.values()) + "\n")
     return 0
 
 
-def tables_of(results: dict[str, Result]) -> dict[Path, dict[str, str]]:
+def tables_of(results: dict[str, Result], runs: Sequence[Result] = ()) -> dict[Path, dict[str, str]]:
     return {
-        README: {"targets": targets_table(results), "peers": peers_table(results)},
+        README: {"targets": targets_table(results, runs), "peers": peers_table(results)},
         ROOT / "README.md": {"pace": pace_table(results)},
         CAPACITY: {"capacity": _capacity(results)},
     }

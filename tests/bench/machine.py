@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from tests.bench import interpreter
 from tests.bench.results import Load, Machine
 
 ROOT: Final = Path(__file__).parents[2]
@@ -16,7 +17,7 @@ LOOK_S: Final = 0.5
 
 def machine(redis: str) -> Machine:
     return Machine(
-        cpu=_cpu(), cores=os.cpu_count() or 1, kernel=platform.release(), python=platform.python_version(), redis=redis
+        cpu=_cpu(), cores=os.cpu_count() or 1, kernel=platform.release(), python=interpreter.about(), redis=redis
     )
 
 

@@ -40,6 +40,10 @@ def ratio(ours: Sequence[float], reference: Sequence[float]) -> Ratio:
     )
 
 
+def interval(values: Sequence[float]) -> Ratio:
+    return ratio(values, [1.0] * len(values))
+
+
 def spread(values: Sequence[float]) -> float:
     middle = median(values)
     return (max(values) - min(values)) / middle if middle else 0.0

@@ -12,6 +12,7 @@ from tests.bench.ratios import Ratio, ratio
 
 OURS: Final = "ours"
 MOST_BUSY: Final = 0.3
+MOST_SLOW: Final = 1.3
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -76,6 +77,23 @@ class Result(Struct, frozen=True, kw_only=True):
 
     def figure(self, name: str) -> Measured | None:
         return next((figure for figure in self.figures if figure.name == name), None)
+
+
+def counts(run: Result, seen: Iterable[Result]) -> bool:
+    """Return False if the reference took over 1.3 × of Redis's least time in all runs of this bench on such a machine.
+
+    Neighbours that use the caches of the host slow memory-bound work up to 2.8 ×, and no figure of this machine shows
+    them.
+    """
+    like = [other for other in seen if (other.bench, other.machine.cpu) == (run.bench, run.machine.cpu)]
+    now, least = _redis_us(run), min(filter(None, map(_redis_us, [*like, run])), default=0.0)
+    return now <= MOST_SLOW * least
+
+
+def _redis_us(run: Result) -> float:
+    """Return the reference's time in Redis, 0 where the bench has none."""
+    figures = (figure for figure in run.figures if figure.name.startswith("processor time of Redis"))
+    return next((figure.median(figure.references[0]) for figure in figures if figure.references), 0.0)
 
 
 def pooled(first: Result, second: Result) -> Result:

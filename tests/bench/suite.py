@@ -9,6 +9,7 @@ from typing import Final
 import anyio
 
 from tests.bench.benches.accept import accept
+from tests.bench.benches.batches import batches
 from tests.bench.benches.drain import drain
 from tests.bench.benches.e2e import e2e
 from tests.bench.benches.idle import idle
@@ -29,6 +30,7 @@ BENCHES: Final[Mapping[str, Callable[[Options], Awaitable[Found]]]] = MappingPro
         "drain": drain,
         "e2e": e2e,
         "accept": accept,
+        "batches": batches,
         "streaming": streaming,
         "memory": memory,
         "recovery": recovery,

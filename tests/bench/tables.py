@@ -6,17 +6,15 @@ from statistics import median
 
 from tests.bench.ratios import spread
 from tests.bench.results import OURS, Measured, Result
-from tests.bench.targets import TARGETS, Verdict, verdict
-
-REACHED = {True: "reached", False: "**not reached**", None: "not measured"}
+from tests.bench.targets import TARGETS
 
 
 def measured(result: Result) -> str:
-    before, after = result.load
+    (before, after), cpus = result.load, result.machine.cores
     lines = [
         f"{result.bench}: {result.what}",
-        f"  {result.at}, {result.commit}, {result.machine.redis}, {result.took_s:.0f} s, "
-        f"load {before} → {after} on {result.machine.cores} CPUs; durability {_durability(result)}",
+        f"  {result.at}, {result.commit}, {result.machine.redis}, python {result.machine.python}",
+        f"  {result.took_s:.0f} s, load {before} → {after} on {cpus} CPUs; durability {_durability(result)}",
     ]
     if result.is_doubtful:
         lines.append("  THE MACHINE WAS BUSY WITH SOMETHING ELSE: conclude nothing from this")
@@ -27,11 +25,13 @@ def measured(result: Result) -> str:
     return "\n".join(lines)
 
 
-def targets_table(results: Mapping[str, Result]) -> str:
-    rows = [verdict(target, results) for target in TARGETS]
-    lines = ["| what | target | found | |", "|---|---|---|---|"]
-    lines += [f"| {row.target.what} | {row.target.wanted} | {row.shown} | {_reached(row)} |" for row in rows]
-    benches = [results[name] for name in dict.fromkeys(row.target.bench for row in rows) if name in results]
+def targets_table(results: Mapping[str, Result], runs: Sequence[Result] = ()) -> str:
+    lines = ["| what | target | found | in how many runs | |", "|---|---|---|---|---|"]
+    for target in TARGETS:
+        found = target.found(results)
+        cells = (target.what, target.wanted, target.shown(found), target.over(runs), target.judged(found))
+        lines.append(f"| {' | '.join(cells)} |")
+    benches = [results[name] for name in dict.fromkeys(target.bench for target in TARGETS) if name in results]
     return "\n".join(
         [*lines, *[""][: len(benches)], *(f"- `{one.bench}`: {one.what}. {about(one)}" for one in benches)]
     )
@@ -65,8 +65,9 @@ def peers_table(results: Mapping[str, Result]) -> str:
 
 
 def about(result: Result) -> str:
-    cpu = f"{result.machine.cores} × {result.machine.cpu}"
-    facts = [result.at[:10], f"commit {result.commit}", cpu, result.machine.redis, f"durability {_durability(result)}"]
+    machine = result.machine
+    facts = [result.at[:10], f"commit {result.commit}", f"{machine.cores} × {machine.cpu}", machine.redis]
+    facts += [f"python {machine.python}", f"durability {_durability(result)}"]
     left_out = "".join(f" Left out: {side} ({why})." for side, why in result.left_out.items())
     doubt = " **The machine was busy with something else.**" if result.is_doubtful else ""
     return f"{', '.join(facts)}, load {result.load[0]} before, {result.load[1]} after.{doubt}{left_out}"
@@ -83,11 +84,6 @@ def _side(figure: Measured, side: str, values: Sequence[float]) -> str:
     beside = f"  ours is {figure.beside(side)} ×" if side in figure.references else ""
     wide = f" ± {spread(values) / 2:.0%}" if len(values) > 1 else ""
     return f"    {side:14}{median(values):>12,.4g}{wide:>8}{beside}"
-
-
-def _reached(row: Verdict) -> str:
-    why = f": {row.target.why}" if row.target.why and row.is_reached is False else ""
-    return REACHED[row.is_reached] + why
 
 
 def _durability(result: Result) -> str:

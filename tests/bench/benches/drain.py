@@ -45,6 +45,7 @@ async def drain(options: Options) -> Found:
     pace_of, bytes_of = Rounds("runs a second", ""), Rounds("bytes of one that waits", "bytes", less_is_better=True)
     cpu_of = Rounds("processor time of who runs them", "µs", less_is_better=True)
     redis_of = Rounds("processor time of Redis", "µs", less_is_better=True)
+    model_of = Rounds("processor time of the model server", "µs", less_is_better=True, is_judged=False)
     peers, left_out = _peers(options)
     async with model_server() as model, own_redis(options.durability) as server:
         sides = [_prototype(server, model), _ours(server, model), *(_peer(peer, server, model) for peer in peers)]
@@ -62,11 +63,12 @@ async def drain(options: Options) -> Found:
                 bytes_of.add(side.name, drained.each_bytes)
                 cpu_of.add(side.name, drained.cpu_us)
                 redis_of.add(side.name, drained.redis_us)
+                model_of.add(side.name, drained.model_us)
         return Found(
             what=f"waiting work with one HTTP call each, {SLOTS} slots, one process that runs it, results kept",
             redis=await server.release(),
             durability={side.name: options.durability for side in sides},
-            figures=[each.measured() for each in (pace_of, cpu_of, redis_of, bytes_of)],
+            figures=[each.measured() for each in (pace_of, cpu_of, redis_of, model_of, bytes_of)],
             left_out=left_out,
         )
 
@@ -84,6 +86,7 @@ class Drained(Struct, frozen=True, kw_only=True):
     per_s: float
     cpu_us: float
     redis_us: float
+    model_us: float
     each_bytes: float
 
 
@@ -98,20 +101,22 @@ async def _drained(side: Side, options: Options, model: ModelServer, server: Own
 
             give_up = float("inf")
             await until(f"{side.name} runs", lambda: has(many // 10), limit_s=START_S, every_s=LOOK_S, alive=[process])
-            before = (await model.count(), process.cpu_s(), await server.cpu_s())
+            before = (await model.count(), process.cpu_s(), await server.cpu_s(), model.process.cpu_s())
             give_up = time.monotonic() + options.seconds(LONGEST_S)
             most = many * 9 // 10
             await until(f"{side.name} ran", lambda: has(most), limit_s=START_S, every_s=LOOK_S, alive=[process])
-            after = (await model.count(), process.cpu_s(), await server.cpu_s())
+            after = (await model.count(), process.cpu_s(), await server.cpu_s(), model.process.cpu_s())
             give_up = min(give_up, time.monotonic() + 1)
             await until(f"{side.name} ran", lambda: has(many), limit_s=START_S, every_s=LOOK_S, alive=[process])
             times = await model.times()
             await ready.check(len(times))
     runs = max(1, after[0] - before[0])
+    cpu_us, redis_us, model_us = (1e6 * (now - then) / runs for now, then in zip(after[1:], before[1:], strict=True))
     return Drained(
         per_s=pace(times),
-        cpu_us=1e6 * (after[1] - before[1]) / runs,
-        redis_us=1e6 * (after[2] - before[2]) / runs,
+        cpu_us=cpu_us,
+        redis_us=redis_us,
+        model_us=model_us,
         each_bytes=ready.each_bytes,
     )
 

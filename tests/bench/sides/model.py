@@ -1,7 +1,8 @@
-"""Serve a model that costs next to nothing: `python -m tests.bench.sides.model PORT`."""
+"""Serve a model that costs next to nothing, on one core: `python -m tests.bench.sides.model PORT`."""
 
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import Any, Final, cast
@@ -81,6 +82,8 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", port, backlog=2048)
     await server.serve_forever()
 

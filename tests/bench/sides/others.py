@@ -21,8 +21,9 @@ AT_ONCE: Final = 200
 
 
 class ModelServer:
-    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+    def __init__(self, url: str, http: httpx.AsyncClient, process: Child) -> None:
         self.url = url
+        self.process = process
         self._http = http
 
     async def count(self) -> int:
@@ -41,7 +42,7 @@ async def model_server() -> AsyncIterator[ModelServer]:
     with child("model", [sys.executable, "-m", "tests.bench.sides.model", str(port)]) as process:
         await answers(f"{url}/count", process)
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
-            yield ModelServer(url, http)
+            yield ModelServer(url, http, process)
 
 
 class Prototype:

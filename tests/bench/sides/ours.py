@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
+from itertools import count as counter
 from typing import Any, Final
 
 import httpx
@@ -40,6 +41,7 @@ class Ours:
         self.scripts = scripts
         self.token = token
         self.queue = queue_name(MODEL, VERSION)
+        self._nonces = counter(1)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -50,25 +52,24 @@ class Ours:
         given = {"headers": self.headers | {"prefer": "wait"}, "wanted": '"status":"succeeded"', **how}
         return Load(url=f"{url}/v1/predictions", body=body, **given)
 
-    async def preload(self, many: int) -> list[PredictionId]:
+    async def preload(self, many: int, *, is_listed: bool = True) -> list[PredictionId]:
         streams, clock = shard(ACCOUNT, streams=16, size=2), SystemClock()
 
         async def file() -> PredictionId:
             made = new_prediction_id(model=MODEL, now_ms=clock.now_ms())
-            await asyncio.gather(
-                self.scripts.enlist(made, account=ACCOUNT, oldest=lowest_id_at(0)),
-                enqueue(
-                    self.scripts,
-                    made,
-                    queue=self.queue,
-                    account=ACCOUNT,
-                    model=MODEL,
-                    version=VERSION,
-                    shard=streams,
-                    input=msgspec.json.encode(INPUT),
-                    url="http://127.0.0.1:8080",
-                ),
+            filing = enqueue(
+                self.scripts,
+                made,
+                queue=self.queue,
+                account=ACCOUNT,
+                model=MODEL,
+                version=VERSION,
+                shard=streams,
+                input=msgspec.json.encode(INPUT),
+                url="http://127.0.0.1:8080",
             )
+            listing = [self.scripts.enlist(made, account=ACCOUNT, oldest=lowest_id_at(0))] if is_listed else []
+            await asyncio.gather(*listing, filing)
             return made
 
         filed: list[PredictionId] = []
@@ -79,7 +80,7 @@ class Ours:
     async def end(self, many: int) -> None:
         left = many
         while left:
-            nonce = f"bench{left}"
+            nonce = f"bench{next(self._nonces)}"
             claims = await self.scripts.claim(self.queue, consumer=ACCOUNT, nonce=nonce, count=AT_ONCE, lease_s=60)
             left -= len(claims)
             await asyncio.gather(

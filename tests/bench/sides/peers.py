@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.bench.interpreter import caches
 from tests.bench.processes import Child, child
 from tests.bench.sides.ours import SLOTS
 from tests.bench.sides.servers import OwnRedis
@@ -40,8 +41,7 @@ class Peer(Struct, frozen=True, kw_only=True):
 
     @property
     def home(self) -> Path:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return caches / "director-bench" / f"{self.name}-{self.version}"
+        return caches() / (self.shown.replace(" ", "-") + ("" if self.is_node else f"-{sys.version.split()[0]}"))
 
     @property
     def program(self) -> str:

