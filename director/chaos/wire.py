@@ -58,12 +58,12 @@ async def listening(handler: Handler, port: int = 0) -> AsyncGenerator[int]:
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client hung up
-        finally:
-            writer.close()
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.add(task := asyncio.create_task(connected(reader, writer)))
         task.add_done_callback(tasks.discard)
+        # a task that is canceled before it starts runs no `finally`
+        task.add_done_callback(lambda _: writer.close())
 
     async with await asyncio.start_server(accepted, "127.0.0.1", port, backlog=512) as server:
         try:
