@@ -20,11 +20,11 @@ SAME: Final = 1.1  # two of the same build differ by less
 INSTALL_S: Final = 600.0
 LOOP: Final = """
 import time
-began = time.perf_counter()
+began = time.process_time()
 seen = {}
 for number in range(300_000):
     seen[number % 1000] = str(number)
-print(time.perf_counter() - began)
+print(time.process_time() - began)
 """
 
 
@@ -40,7 +40,7 @@ def use_fastest() -> None:
     so.
     """
     fastest, _ = _ranked()[0]
-    if fastest == base():
+    if fastest == base() or SLOWER in os.environ:
         return
     try:
         python = _environment(fastest)
