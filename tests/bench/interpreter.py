@@ -98,7 +98,7 @@ def _environment(python: Path) -> Path:
         shutil.rmtree(home, ignore_errors=True)
         subprocess.run([python, "-m", "venv", "--without-pip", home], check=True, timeout=INSTALL_S)
         pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--quiet"]
-        needs = ["--disable-pip-version-check", "-c", str(NEEDS[1]), "-e", f"{ROOT}[test]"]
+        needs = ["--disable-pip-version-check", "-c", str(NEEDS[1]), "pip", "-e", f"{ROOT}[test]"]
         subprocess.run([*pip, *needs], check=True, timeout=INSTALL_S)
         (home / "made").touch()
     return home / "bin" / "python"
