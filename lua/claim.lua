@@ -65,15 +65,16 @@ local function head_cost(stream)
   return entry and tonumber(entry[2][4])
 end
 
-local function read_one(stream)
-  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', stream, '>')
+-- Read up to `most` entries of a stream: {stream, entry id, prediction id}, …
+local function read_from(stream, most)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
   if reply and reply.err then -- NOGROUP: the first read, or the group was lost. From 0: entries are judged by record
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
-    reply = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', stream, '>')
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
   end
-  if not reply then return nil end
-  local entry = reply[1][2][1]
-  return entry[1], entry[2][2]
+  local entries = reply and reply[1][2] or {}
+  for i, entry in ipairs(entries) do entries[i] = { stream, entry[1], entry[2][2] } end
+  return entries
 end
 
 -- Its tenant is paused or at its limit: return it to the head of its backlog, uncounted.
@@ -86,16 +87,16 @@ local function put_back(id, r)
 end
 
 -- Return its input if this entry may be handed out. Else end or drop it.
-local function input_of(id, r, stream, mid)
+local function input_of(id, r, input, stream, mid)
   if not r or TERMINAL[r.status] or r.mid ~= mid then
     redis.call('XACK', stream, GROUP, mid)
     redis.call('XDEL', stream, mid)
     return nil
   end
   if r.token ~= '' then return nil end -- claimed, only its pending entry was lost: its lease decides
-  local input = redis.call('GET', input_key(id))
   local may_be_late = past(r.deadline, now) or past(r.start_by, now)
   if input and not may_be_late and tonumber(r.claims) < claims and may_run(queue, r.account) then return input end
+  write_turns(queue)
   write_counts(queue)
   if end_if_late(id, r, now) then
     return nil
@@ -126,22 +127,32 @@ local function read_to_the_end(lane, number)
   redis.call('HSET', meta, 'ready:' .. lane, 0)
 end
 
-local function take_ready(lane)
-  while mask[lane] ~= 0 and scanned < SCAN do
-    local number = next_set(mask[lane], next_stream[lane])
-    local stream = stream_key(queue, lane, number)
-    if budget and not fits(head_cost(stream)) then return end
-    local mid, id = read_one(stream)
-    if mid then
-      scanned = scanned + 1
-      next_stream[lane] = (number + 1) % 32
-      local r = read(id)
-      local input = input_of(id, r, stream, mid)
-      if input then return id, r, input end
-    else
-      read_to_the_end(lane, number)
-    end
+-- Read up to `most` entries of the lane's streams: each stream once, and then in the order of single reads in turn.
+local function read_ready(lane, most)
+  local numbers, rest, number = {}, mask[lane], next_stream[lane]
+  while rest ~= 0 do
+    number = next_set(rest, number)
+    rest = without_bit(rest, number)
+    numbers[#numbers + 1] = number
   end
+  local rows, last = {}, next_stream[lane]
+  for i, each in ipairs(numbers) do
+    local wanted, stream = math.floor((most + #numbers - i) / #numbers), stream_key(queue, lane, each)
+    if wanted == 0 or (budget and not fits(head_cost(stream))) then break end
+    local entries = read_from(stream, wanted)
+    for k, entry in ipairs(entries) do
+      rows[k] = rows[k] or {}
+      table.insert(rows[k], entry)
+      if k == #rows then next_stream[lane] = (each + 1) % 32 end
+    end
+    -- the last stream is read once more: only a call that finds nothing at all knows that nothing is ready
+    if #entries < wanted and (#rows == 0 or without_bit(mask[lane], each) ~= 0) then read_to_the_end(lane, each) end
+  end
+  local entries = {}
+  for _, row in ipairs(rows) do
+    for _, entry in ipairs(row) do entries[#entries + 1] = entry end
+  end
+  return entries
 end
 
 -- No tenant has a turn. If none can have lost its turn, no backlog is left, even if a lost key made the count wrong.
@@ -154,39 +165,75 @@ local function clear_backlog_count(lane)
   redis.call('HSET', meta, 'backlogged:' .. lane, 0)
 end
 
-local function take_in_turn(lane)
-  while mask[lane] == 0 and scanned < SCAN do
-    local id, looked, r, own = next_in_turn(queue, lane, warm)
+-- Admit up to `most` predictions in turn, and read them. Returns the entries, and the records by id.
+local function admit(lane, most)
+  local admitted, wanted = {}, {}
+  while #admitted < most and scanned < SCAN do
+    local id, looked, r, turn = next_in_turn(queue, lane, warm, most - #admitted)
     scanned = scanned + looked - (id and 0 or 1)
-    if not id then return clear_backlog_count(lane) end
-    if not fits(tonumber(r.cost)) then return end
-    let_in(id, r, own, state[1])
+    if not id then
+      write_turns(queue)
+      clear_backlog_count(lane)
+    end
+    if not id or not fits(tonumber(r.cost)) then break end
+    let_in(id, r, turn, state[1])
     count_later('meta', 'backlogged:' .. lane, -1)
     if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
-    local number, stream = r.stream, stream_key(queue, lane, r.stream)
-    local mid, read_id = read_one(stream)
-    if read_id ~= id then -- its group was lost, or the stream had entries where no claim looked: they are read first
-      mask[lane] = with_bit(mask[lane], number)
-      redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
-      r = read(read_id)
-    end
-    local input = input_of(read_id, r, stream, mid)
-    if input then return read_id, r, input end
+    admitted[#admitted + 1] = { id, r }
+    wanted[r.stream] = (wanted[r.stream] or 0) + 1
   end
+  local came, entries, records = {}, {}, {}
+  for number, count in pairs(wanted) do
+    for _, entry in ipairs(read_from(stream_key(queue, lane, number), count)) do came[entry[3]] = entry end
+  end
+  for _, each in ipairs(admitted) do
+    local id, r = each[1], each[2]
+    if came[id] then
+      entries[#entries + 1], records[id], came[id] = came[id], r, nil
+    else -- its group was lost, or the stream had entries where no claim looked: they are read first
+      mask[lane] = with_bit(mask[lane], r.stream)
+      redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
+    end
+  end
+  for _, entry in pairs(came) do entries[#entries + 1] = entry end
+  return entries, records
 end
 
-local function take(lane)
+-- Up to `most` of a lane, as {id, record, input}: those that are ready first.
+local function take(lane, most)
   repeat
-    local id, r, input = take_ready(lane)
-    if not id and not stopped then id, r, input = take_in_turn(lane) end
-    if id or stopped then return id, r, input end
-  until mask[lane] == 0 or scanned >= SCAN
+    local entries, records, found, inputs, is_ready = {}, {}, {}, {}, mask[lane] ~= 0
+    if is_ready then
+      entries = read_ready(lane, math.min(most, SCAN - scanned))
+      scanned = scanned + #entries
+    else
+      entries, records = admit(lane, most)
+    end
+    for i, entry in ipairs(entries) do inputs[i] = input_key(entry[3]) end
+    inputs = #entries > 0 and redis.call('MGET', unpack(inputs))
+    for i, entry in ipairs(entries) do
+      local stream, mid, id = unpack(entry)
+      local r = records[id] or read(id)
+      local input = input_of(id, r, inputs[i], stream, mid)
+      if input then found[#found + 1] = { id, r, input } end
+    end
+    if #found > 0 or stopped or (#entries == 0 and not is_ready and mask[lane] == 0) then return found end
+  until scanned >= SCAN
+  return {}
 end
 
 -- Predictions behind a limit or a pause are no work now: else their lane would gather credit and then go alone for long.
 local function has_work(lane)
   if mask[lane] ~= 0 then return true end
+  write_turns(queue)
   return backlogged[lane] ~= '0' and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
+end
+
+local function has_others(lane)
+  for _, other in ipairs(LANES) do
+    if other ~= lane and has_work(other) then return true end
+  end
+  return false
 end
 
 -- 8 : 3 : 1, spread out and work-conserving. Of the lanes with work the one with the most credit goes first, and pays what
@@ -201,23 +248,25 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
-local function take_any()
+-- Up to `most` of the lane whose turn it is; one if other lanes have work too.
+local function take_any(most)
   local tried = {}
   for _ = 1, #LANES do
-    local best
+    local best, with_work
     for _, lane in ipairs(LANES) do
       local is_better = not best or credit[lane] + SHARES[lane] > credit[best] + SHARES[best]
       if not tried[lane] and is_better then best = lane end
     end
-    local id, r, input = take(best)
-    if id then
+    local found = take(best, (is_probe or budget or has_any(queue, 'limits') or has_others(best)) and 1 or most)
+    if #found > 0 then
       pay(best)
-      return id, r, input
+      return found
     elseif stopped then
-      return nil
+      return {}
     end
     tried[best] = true
   end
+  return {}
 end
 
 -- Count a first start. A revived dead letter has no objective.
@@ -239,6 +288,7 @@ local function note_claim(r)
   end
   count_later('running', r.account, 1)
   if not has_any(queue, 'limits') then return end
+  write_turns(queue)
   write_counts(queue)
   note_running(queue, r.account)
 end
@@ -263,23 +313,28 @@ local function hand_out(id, r, token)
 end
 
 local reply, remembered, leases = { 'ok', 'count' }, { nonce }, {}
-for index = 1, most do
-  local id, r, input = take_any()
-  if not id then
+while #reply - 2 < most do
+  local found = scanned < SCAN and take_any(most - #reply + 2) or {}
+  for _, each in ipairs(found) do
+    local id, r, input = unpack(each)
+    local index = #reply - 1
+    spent = spent + r.cost
+    score(r, now)
+    note_start(r)
+    if r.affinity ~= '' then count_later('tally', r.affinity == warm and 'warm' or 'cold', 1) end
+    note_claim(r)
+    leases[#leases + 1] = now + lease_ms
+    leases[#leases + 1] = id
+    if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
+    remembered[#remembered + 1] = index .. ':' .. id
+    reply[#reply + 1] = { id, input, hand_out(id, r, nonce .. '-' .. index) }
+  end
+  if #found == 0 then
     reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
     break
   end
-  spent = spent + r.cost
-  score(r, now)
-  note_start(r)
-  if r.affinity ~= '' then count_later('tally', r.affinity == warm and 'warm' or 'cold', 1) end
-  note_claim(r)
-  leases[#leases + 1] = now + lease_ms
-  leases[#leases + 1] = id
-  if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
-  remembered[#remembered + 1] = index .. ':' .. id
-  reply[#reply + 1] = { id, input, hand_out(id, r, nonce .. '-' .. index) }
 end
+write_turns(queue)
 if #leases > 0 then redis.call('ZADD', queue_key(queue, 'lease'), unpack(leases)) end
 if budget and #reply > 2 then count_later('tally', 'batch_' .. (spent > budget and 'oversize' or reply[2]), 1) end
 write_counts(queue)

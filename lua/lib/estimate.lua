@@ -10,16 +10,29 @@ local RECENT = 50 -- runs that the means remember
 local ODD = 8 -- a declared cost counts as at most this many times the mean, and at least this part of it
 local UNKNOWN_S = 1
 
+-- Read once and written once, for all ends of a script.
+local service
 local function note_service(queue, ms, cost)
-  local meta = queue_key(queue, 'meta')
-  local m = redis.call('HMGET', meta, 'service_n', 'service_ms', 'service_dev', 'service_cost')
-  local n, mean_cost = math.min(RECENT, (m[1] or 0) + 1), tonumber(m[4] or cost)
-  local off = ms - (m[2] or ms)
-  local variance = (1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n)
-  local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
-  redis.call('HSET', meta, 'service_ms', (m[2] or ms) + off / n, 'service_dev', math.sqrt(variance))
-  if m[1] == tostring(n) and counted_cost == mean_cost then return end -- nearly always
-  redis.call('HSET', meta, 'service_n', n, 'service_cost', mean_cost + (counted_cost - mean_cost) / n)
+  if not service then
+    local m = redis.call('HMGET', queue_key(queue, 'meta'), 'service_n', 'service_ms', 'service_dev', 'service_cost')
+    service = { n = tonumber(m[1] or 0), ms = tonumber(m[2] or ms), dev = tonumber(m[3] or 0), cost = tonumber(m[4] or cost) }
+  end
+  local n = math.min(RECENT, service.n + 1)
+  local off = ms - service.ms
+  local counted_cost = math.max(service.cost / ODD, math.min(service.cost * ODD, cost))
+  service.dev = math.sqrt((1 - 1 / n) * (service.dev ^ 2 + off * off / n))
+  service.ms = service.ms + off / n
+  service.is_other = service.is_other or n ~= service.n or counted_cost ~= service.cost
+  service.n, service.cost = n, service.cost + (counted_cost - service.cost) / n
+end
+
+local function write_service(queue)
+  if not service then return end
+  redis.call('HSET', queue_key(queue, 'meta'), 'service_ms', service.ms, 'service_dev', service.dev)
+  if service.is_other then -- hardly ever
+    redis.call('HSET', queue_key(queue, 'meta'), 'service_n', service.n, 'service_cost', service.cost)
+  end
+  service = nil
 end
 
 -- Expected seconds of a slot for a prediction of this cost.

@@ -45,7 +45,10 @@ local function mask_of(queue, lane)
 end
 
 -- Write a wakeup. Its lifetime only clears queues without a director: a lost wakeup costs one safety poll.
+local has_rung = {}
 local function ring(queue)
+  if has_rung[queue] then return end
+  has_rung[queue] = true
   local bell = queue_key(queue, 'bell')
   if redis.call('EXISTS', bell) == 0 then
     redis.call('LPUSH', bell, '1')
@@ -58,6 +61,28 @@ local function offer(queue, lane, number, mask)
   local offered = with_bit(mask, number)
   if offered ~= mask then redis.call('HSET', queue_key(queue, 'meta'), 'mask:' .. lane, offered) end
   ring(queue)
+end
+
+-- Entries that leave streams and ids that leave indexes are removed once, at the script's end.
+local leaving, removed = {}, {}
+local function leave_later(stream, mid)
+  leaving[stream] = leaving[stream] or {}
+  table.insert(leaving[stream], mid)
+end
+local function remove_later(key, id)
+  removed[key] = removed[key] or {}
+  table.insert(removed[key], id)
+end
+
+-- XACK alone would leave an entry for ever; XDEL alone its pending id.
+local function write_removals()
+  for stream, mids in pairs(leaving) do
+    redis.call('XACK', stream, GROUP, unpack(mids))
+    redis.call('XDEL', stream, unpack(mids))
+    waiting_in[stream] = nil
+  end
+  for key, ids in pairs(removed) do redis.call('ZREM', key, unpack(ids)) end
+  leaving, removed = {}, {}
 end
 
 -- A counter per tenant. Its field is removed at zero, so that a queue remembers only tenants with work.
@@ -91,7 +116,10 @@ local function write_counts(queue)
   uncounted = {}
 end
 
-local function counted(queue, what, tenant) return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) end
+local function counted(queue, what, tenant)
+  local later = uncounted[what] and uncounted[what][tenant] or 0
+  return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) + later
+end
 
 -- Count an entry that came into the streams, or left them because it was handed out or ended.
 -- Entries of a release without these counts were never counted.

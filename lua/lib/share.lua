@@ -126,13 +126,20 @@ end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
 
--- The first entries of a tenant's backlog, read once for several: the script that admits them removes them here.
+-- The first entries of a tenant's backlog. They are read once for several, and those that were admitted are removed once.
 local lines = {}
+local function write_line(backlog)
+  local line = lines[backlog]
+  if line and #line.admitted > 0 then redis.call('ZREM', backlog, unpack(line.admitted)) end
+  lines[backlog] = nil
+end
+
 local function line_of(backlog)
   local line = lines[backlog]
   if not line or (#line == 0 and not line.is_whole) then
+    write_line(backlog)
     line = redis.call('ZRANGE', backlog, 0, LOOK_AHEAD - 1)
-    line.is_whole = #line < LOOK_AHEAD
+    line.is_whole, line.admitted = #line < LOOK_AHEAD, {}
     lines[backlog] = line
   end
   return line
@@ -140,7 +147,7 @@ end
 
 local function into_backlog(id, r)
   local backlog = backlog_key(r.queue, r.lane, r.account)
-  lines[backlog] = nil
+  write_line(backlog)
   if redis.call('ZADD', backlog, tonumber(r.arrival) or 0, id) == 1 then
     redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, 1)
   end
@@ -149,7 +156,7 @@ end
 -- Returns true if it was there.
 local function out_of_backlog(id, r)
   local backlog = backlog_key(r.queue, r.lane, r.account)
-  lines[backlog] = nil
+  write_line(backlog)
   if redis.call('ZREM', backlog, id) == 0 then return false end
   redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, -1)
   if redis.call('EXISTS', backlog) == 0 then part(r.queue, r.lane, r.account) end
@@ -175,6 +182,24 @@ local function note_running(queue, tenant)
   if most then join_or_part(queue, tenant) end
 end
 
+-- The same as `correct` and `note_running`, once for all that end in a script.
+local corrections, touched = {}, {}
+local function correct_later(r, seconds)
+  touched[r.account] = true
+  if r.charged == '' then return end
+  local of = corrections[r.lane] or {}
+  corrections[r.lane] = of
+  of[r.account] = (of[r.account] or 0) + seconds - r.charged
+end
+
+local function write_corrections(queue)
+  for lane, of in pairs(corrections) do
+    for tenant, seconds in pairs(of) do owe(queue, lane, tenant, seconds) end
+  end
+  for tenant in pairs(touched) do note_running(queue, tenant) end
+  corrections, touched = {}, {}
+end
+
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Read what decides about a new prediction: the lane's backlogs and streams, and the queue's slots, claims and streams.
@@ -191,23 +216,40 @@ local function is_calm(look)
 end
 
 -- Put a waiting prediction in line. Returns fields for the record. A prediction that was handed out before goes to the head
--- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand.
-local function file(id, r, look)
+-- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up to date. Counts
+-- are written by write_counts.
+local backlog_depths, has_turns = {}, {}
+local function file_later(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local may = may_run(queue, tenant)
   if may then look = look or look_at_lane(queue, lane) end
   if may and is_calm(look) then
     local number, mid = put(id, r, stream_for(r, look))
-    count_ready(r, 1)
+    look.ready = look.ready + 1
+    if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
     offer(queue, lane, number, look.mask)
+    look.mask = with_bit(look.mask, number)
     return { 'stream', number, 'mid', mid, 'charged', '' }
   end
-  into_backlog(id, r)
+  local backlog = backlog_key(queue, lane, tenant)
+  write_line(backlog)
+  if redis.call('ZADD', backlog, tonumber(r.arrival) or 0, id) == 1 then
+    count_later('meta', 'backlogged:' .. lane, 1)
+    if look then look.backlogged = look.backlogged + 1 end
+    if backlog_depths[backlog] then backlog_depths[backlog] = backlog_depths[backlog] + 1 end
+  end
   if may then
-    join(queue, lane, tenant)
+    if not has_turns[backlog] then join(queue, lane, tenant) end
+    has_turns[backlog] = true
     ring(queue)
   end
   return { 'stream', '', 'mid', '', 'charged', '' }
+end
+
+local function file(id, r)
+  local placed = file_later(id, r)
+  write_counts(r.queue)
+  return placed
 end
 
 -- Remove it from its place for good. XACK alone would leave the entry for ever; XDEL alone its pending id.
@@ -226,7 +268,7 @@ end
 -- The first entry of a backlog; or among the first few, the first with the affinity key `warm`.
 local function first_in_line(backlog, warm)
   if warm == '' then return line_of(backlog)[1] end
-  lines[backlog] = nil
+  write_line(backlog)
   local line = line_of(backlog)
   for i = 1, #line do
     if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return line[i] end
@@ -234,20 +276,63 @@ local function first_in_line(backlog, warm)
   return line[1]
 end
 
--- The next prediction of a lane: (id, looks it took, record, virtual time); id nil if there is no turn. Moves only what is
--- out of place: a tenant that may not run now, an id that does not wait.
-local function next_in_turn(queue, lane, warm)
-  local vtime = queue_key(queue, 'vtime:' .. lane)
+-- The turns of a lane: its tenants with the least virtual time, read once and played forward. As many turns as tenants were
+-- read can be given: no other tenant's time comes before theirs.
+local turns = {}
+local function write_turns(queue)
+  for lane, of in pairs(turns) do
+    local vtime, moved = queue_key(queue, 'vtime:' .. lane), {}
+    for _, turn in ipairs(of) do
+      if turn.has_moved then
+        moved[#moved + 1] = turn.own
+        moved[#moved + 1] = turn.tenant
+      end
+    end
+    if #moved > 0 then redis.call('ZADD', vtime, unpack(moved)) end
+  end
+  local all = turns
+  turns = {}
+  for lane, of in pairs(all) do
+    for _, turn in ipairs(of) do
+      if turn.has_moved then
+        write_line(backlog_key(queue, lane, turn.tenant))
+        if turn.is_over then part(queue, lane, turn.tenant) end
+      end
+    end
+  end
+end
+
+local function least_turn(queue, lane, most)
+  local of = turns[lane]
+  if not of or of.left == 0 then
+    write_turns(queue)
+    of = { left = most }
+    local least = redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
+    for i = 1, #least, 2 do of[#of + 1] = { tenant = least[i], own = tonumber(least[i + 1]) } end
+    turns[lane] = of
+  end
+  local best
+  for _, turn in ipairs(of) do
+    if not turn.is_over and (not best or turn.own < best.own or (turn.own == best.own and turn.tenant < best.tenant)) then best = turn end
+  end
+  return best
+end
+
+-- The next prediction of a lane: (id, looks it took, record, turn); id nil if there is no turn. `most`: turns that may be
+-- wanted in all. Moves only what is out of place: a tenant that may not run now, an id that does not wait.
+local function next_in_turn(queue, lane, warm, most)
   for looked = 1, 64 do
-    local least = redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')
-    local tenant = least[1]
-    if not tenant then return nil, looked end
+    local turn = least_turn(queue, lane, most)
+    if not turn then return nil, looked end
+    local tenant = turn.tenant
     local id = first_in_line(backlog_key(queue, lane, tenant), warm)
     local r = id and read(id)
+    if id and may_run(queue, tenant) and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
+      return id, looked, r, turn
+    end
+    write_turns(queue)
     if not id or not may_run(queue, tenant) then
       part(queue, lane, tenant)
-    elseif r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
-      return id, looked, r, tonumber(least[2])
     else
       out_of_backlog(id, { queue = queue, lane = lane, account = tenant })
     end
@@ -256,18 +341,19 @@ local function next_in_turn(queue, lane, warm)
 end
 
 -- Admit a prediction and charge its expected time. The lane's streams are empty, so any stream of its shard will do. Its
--- place is noted in `r`; the caller writes the record, the counts and, at its end, the clock.
-local function let_in(id, r, own, streams)
+-- place is noted in `r`; the caller writes the record, the counts and, at its end, the turns and the clock.
+local function let_in(id, r, turn, streams)
   local queue, lane, tenant = r.queue, r.lane, r.account
   r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
   r.charged = expected_s(r)
-  clocks[lane] = own
-  redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), own + r.charged / limits_of(queue, tenant), tenant)
+  clocks[lane] = turn.own
+  turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true
+  turns[lane].left = turns[lane].left - 1
   local backlog = backlog_key(queue, lane, tenant)
   local line = line_of(backlog)
-  redis.call('ZREM', backlog, id)
   for i, other in ipairs(line) do
     if other == id then table.remove(line, i) end
   end
-  if #line_of(backlog) == 0 then part(queue, lane, tenant) end
+  line.admitted[#line.admitted + 1] = id
+  turn.is_over = #line_of(backlog) == 0
 end
