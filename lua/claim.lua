@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
 -- is canceled or past its deadline, at most 64 entries a call.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/batch
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
@@ -26,12 +26,12 @@ local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }
 local SCAN = 64
 
-local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until',
-  'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
-  'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
-  'within:high', 'within:normal', 'within:low', 'cool_ms')
-if not state[1] then return { 'unknown' } end
+local of = { 'streams', 'paused', 'probe', 'breaker', 'open_until', 'cool_ms' }
+for _, lane in ipairs(LANES) do
+  for _, what in ipairs({ 'mask:', 'next:', 'ready:', 'backlogged:', 'credit:', 'within:' }) do of[#of + 1] = what .. lane end
+end
+local state = fields_of(meta, of)
+if not state.streams then return { 'unknown' } end
 
 -- The reply to this call was lost: answer it again. Claims that were lost meanwhile are left out.
 local last = redis.call('HGET', queue_key(queue, 'last'), consumer) or ''
@@ -43,20 +43,20 @@ if string.match(last, '^%S+') == nonce then
   end
   return again
 end
-if state[2] == '1' then return { 'paused' } end
+if state.paused == '1' then return { 'paused' } end
 -- A probe whose record is gone will never have a result: another prediction tries.
-local is_probe = (state[4] == 'open' and is_cool(state[5], state[24], now))
-  or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[3])) == 0)
-if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
+local is_probe = (state.breaker == 'open' and is_cool(state.open_until, state.cool_ms, now))
+  or (state.breaker == 'probing' and redis.call('EXISTS', record_key(state.probe)) == 0)
+if not is_probe and (state.breaker or '') ~= '' then return { 'open' } end
 if is_probe then most = math.min(most, 1) end -- a claim with count 0 only repeats a former answer
 
 local mask, next_stream, ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
-for i, lane in ipairs(LANES) do
-  mask[lane], next_stream[lane] = tonumber(state[5 + i] or 0), tonumber(state[8 + i] or 0)
-  ready[lane], backlogged[lane], credit[lane] = state[11 + i] or '0', state[14 + i] or '0', tonumber(state[17 + i] or 0)
-  within[lane] = tonumber(state[20 + i])
+for _, lane in ipairs(LANES) do
+  mask[lane], next_stream[lane] = tonumber(state['mask:' .. lane] or 0), tonumber(state['next:' .. lane] or 0)
+  ready[lane], backlogged[lane] = state['ready:' .. lane] or '0', state['backlogged:' .. lane] or '0'
+  credit[lane], within[lane] = tonumber(state['credit:' .. lane] or 0), tonumber(state['within:' .. lane])
 end
-local scanned, spent, stopped = 0, 0, nil
+local scanned, spent, stopped, fault = 0, 0, nil, nil
 
 -- Cost of the first undelivered entry of a stream.
 local function head_cost(stream)
@@ -80,7 +80,8 @@ end
 -- Its tenant is paused or at its limit: return it to the head of its backlog, uncounted.
 local function put_back(id, r)
   unplace(id, r)
-  into_backlog(id, r)
+  into_backlog_later(backlog_key(queue, r.lane, r.account), id, r)
+  write_filed(queue)
   part(queue, r.lane, r.account)
   redis.call('HSET', record_key(id), 'stream', '', 'mid', '', 'charged', '')
   correct(r, 0)
@@ -110,6 +111,20 @@ local function input_of(id, r, input, stream, mid)
     return input
   end
   return nil
+end
+
+local function judge(entry, r, input)
+  local stream, mid, id = unpack(entry)
+  r = r or read(id)
+  input = input_of(id, r, input, stream, mid)
+  return input and { id, r, input }
+end
+
+-- What fails in one record leaves the others alone: its entry stays pending. It is reported if nothing was handed out.
+local function alone_at_fault(step, ...)
+  local result, failed = try(step, ...)
+  if failed then fault, scanned = failed, scanned + 1 end
+  return result
 end
 
 -- True if it still fits the budget. Else note the budget as the reason to stop.
@@ -176,7 +191,7 @@ local function admit(lane, most)
       clear_backlog_count(lane)
     end
     if not id or not fits(tonumber(r.cost)) then break end
-    let_in(id, r, turn, state[1])
+    let_in(id, r, turn, state.streams)
     count_later('meta', 'backlogged:' .. lane, -1)
     if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
     admitted[#admitted + 1] = { id, r }
@@ -212,10 +227,7 @@ local function take(lane, most)
     for i, entry in ipairs(entries) do inputs[i] = input_key(entry[3]) end
     inputs = #entries > 0 and redis.call('MGET', unpack(inputs))
     for i, entry in ipairs(entries) do
-      local stream, mid, id = unpack(entry)
-      local r = records[id] or read(id)
-      local input = input_of(id, r, inputs[i], stream, mid)
-      if input then found[#found + 1] = { id, r, input } end
+      found[#found + 1] = alone_at_fault(judge, entry, records[entry[3]], inputs[i])
     end
     if #found > 0 or stopped or (#entries == 0 and not is_ready and mask[lane] == 0) then return found end
   until scanned >= SCAN
@@ -293,11 +305,12 @@ local function note_claim(r)
   note_running(queue, r.account)
 end
 
--- Write the claim into the record and return the record. Its place is already written, unless it was admitted just now:
--- then `charged` is set.
-local function hand_out(id, r, token)
+-- Write the claim into the record and return it for the reply. Its place is already written, unless it was admitted just
+-- now: then `charged` is set.
+local remembered, leases = { nonce }, {}
+local function hand_out(index, id, r, input)
   local attempt, handed = tostring(r.attempt + 1), tostring(r.claims + 1)
-  local written = { 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
+  local written = { 'token', nonce .. '-' .. index, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
   local shown = as_read[r]
   for _, part in ipairs(written) do shown[#shown + 1] = part end
   if r.charged ~= '' then
@@ -307,27 +320,25 @@ local function hand_out(id, r, token)
     written[#written + 1] = 'arrival'
     written[#written + 1] = '0'
   end
+  spent = spent + r.cost
+  score(r, now)
+  note_start(r)
+  if r.affinity ~= '' then count_later('tally', r.affinity == warm and 'warm' or 'cold', 1) end
+  note_claim(r)
+  leases[#leases + 1] = now + lease_ms
+  leases[#leases + 1] = id
+  remembered[#remembered + 1] = index .. ':' .. id
+  if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   redis.call('HSET', record_key(id), unpack(written))
   log('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
-  return shown
+  return { id, input, shown }
 end
 
-local reply, remembered, leases = { 'ok', 'count' }, { nonce }, {}
+local reply = { 'ok', 'count' }
 while #reply - 2 < most do
   local found = scanned < SCAN and take_any(most - #reply + 2) or {}
   for _, each in ipairs(found) do
-    local id, r, input = unpack(each)
-    local index = #reply - 1
-    spent = spent + r.cost
-    score(r, now)
-    note_start(r)
-    if r.affinity ~= '' then count_later('tally', r.affinity == warm and 'warm' or 'cold', 1) end
-    note_claim(r)
-    leases[#leases + 1] = now + lease_ms
-    leases[#leases + 1] = id
-    if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
-    remembered[#remembered + 1] = index .. ':' .. id
-    reply[#reply + 1] = { id, input, hand_out(id, r, nonce .. '-' .. index) }
+    reply[#reply + 1] = alone_at_fault(hand_out, #reply - 1, unpack(each))
   end
   if #found == 0 then
     reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
@@ -337,20 +348,18 @@ end
 write_turns(queue)
 if #leases > 0 then redis.call('ZADD', queue_key(queue, 'lease'), unpack(leases)) end
 if budget and #reply > 2 then count_later('tally', 'batch_' .. (spent > budget and 'oversize' or reply[2]), 1) end
-write_counts(queue)
-write_scores(queue)
+write_scores()
 write_clocks(queue)
 
 -- An idle poll writes nothing: with appendfsync always a write would cost a disk sync.
-local new_state, has_changed = {}, false
-for i, lane in ipairs(LANES) do
-  for what, value in pairs({ mask = mask[lane], next = next_stream[lane], credit = credit[lane] }) do
-    new_state[#new_state + 1] = what .. ':' .. lane
-    new_state[#new_state + 1] = value
-  end
-  has_changed = has_changed or mask[lane] ~= tonumber(state[5 + i] or 0)
+local has_changed = #reply > 2 or scanned > 0
+for _, lane in ipairs(LANES) do has_changed = has_changed or mask[lane] ~= tonumber(state['mask:' .. lane] or 0) end
+for _, lane in ipairs(has_changed and LANES or {}) do
+  set_later('mask:' .. lane, mask[lane])
+  set_later('next:' .. lane, next_stream[lane])
+  set_later('credit:' .. lane, credit[lane])
 end
-if has_changed or #reply > 2 or scanned > 0 then redis.call('HSET', meta, unpack(new_state)) end
+write_counts(queue)
 if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
 local left = mask.high + mask.normal + mask.low > 0
 for _, lane in ipairs(LANES) do
@@ -360,4 +369,4 @@ end
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local is_for_others = #reply > 2 and not is_probe or #reply == 2 and (scanned >= SCAN or stopped)
 if left and is_for_others then ring(queue) end
-return reply
+return #reply == 2 and fault or reply

@@ -26,14 +26,27 @@
 --            code: 'breaker_open', 'too_many_queued', 'queue_full', 'no_capacity' or 'cannot_start_in_time'
 
 local queue, arrivals
-local looks, live, deadlines, may_be_known = {}, {}, {}, {}
+local looks, live, deadlines, accepted = {}, {}, {}, {}
+-- Ids are random: hardly ever is anything there of one of them, and then each is looked at.
+local own = {}
+for i = 1, #KEYS, 3 do
+  own[#own + 1] = KEYS[i]
+  own[#own + 1] = events_key(string.match(KEYS[i], '[^:]+$'))
+end
+local may_be_known = redis.call('EXISTS', unpack(own)) > 0
+
+-- Write what items share, before it is read again.
+local function write_so_far()
+  write_filed(queue)
+  lines_up = {}
+end
 
 local function accept(KEYS, ARGV)
   local id, input, fingerprint, idem_ttl_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[5])
 
-  local created = may_be_known[id] and redis.call('HGET', KEYS[1], 'created')
+  local created = accepted[id] or (may_be_known and redis.call('HGET', KEYS[1], 'created'))
   if created then return { 'created', created } end
-  may_be_known[id] = true
+  if may_be_known then redis.call('LLEN', events_key(id)) end -- fails here and not half way
   local r = setmetatable({}, EMPTY)
   for i = 6, #ARGV, 2 do r[ARGV[i]] = ARGV[i + 1] end
   if fingerprint ~= '' then
@@ -51,8 +64,12 @@ local function accept(KEYS, ARGV)
 
   local tenant = r.account
   queue = r.queue
-  local m = looks[r.lane] or look_at(queue, r.lane)
-  looks[r.lane], m.lane.number = m, nil
+  if not looks[r.lane] then
+    write_so_far()
+    looks[r.lane] = look_at(queue, r.lane)
+  end
+  local m = looks[r.lane]
+  m.lane.number = nil
   if m.streams == '' then return { 'unknown' } end
 
   local function how_many_live() return redis.call('ZCARD', queue_key(queue, 'live')) + #live / 2 end
@@ -81,14 +98,18 @@ local function accept(KEYS, ARGV)
   local new_limits = bring_limits(queue, tenant, r.weight ~= '' and r.weight or '1', r.most_running, r.limits_rev ~= '' and r.limits_rev or '0')
   local hope = outlook(nil, r, now, m)
   if r.start_by_ms ~= '' and hope[3] ~= '' and hope[3] > tonumber(r.start_by_ms) then
+    brought[tenant] = nil -- the stored ones hold for the next item
     return { 'refused', 'cannot_start_in_time', math.floor(r.start_by_ms / 1000), math.min(3600000, hope[3] - r.start_by_ms), hope[3] }
   end
 
+  -- in these lists before anything is written of it: the reconciler would see what a fault left
+  live[#live + 1], live[#live + 2] = now, id
   if new_limits then
+    write_so_far()
     write_limits(queue, tenant, new_limits)
     join_or_part(queue, tenant) -- without a limit no other step would give turns to its other lanes
   end
-  arrivals = (arrivals or tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'arrivals') or 0)) + 1
+  arrivals = (arrivals or m.arrivals) + 1
   count_later('meta', 'arrivals', 1)
   r.arrival = arrivals
 
@@ -123,21 +144,17 @@ local function accept(KEYS, ARGV)
   count_later('tally', 'accepted:' .. r.lane, 1)
   redis.call('HSET', KEYS[1], unpack(fields))
   redis.call('SET', KEYS[2], input)
-  live[#live + 1], live[#live + 2] = now, id
   if soonest(r) then deadlines[#deadlines + 1], deadlines[#deadlines + 2] = soonest(r), id end
   redis.call('RPUSH', events_key(id), 'created ' .. now .. ' ')
   if fingerprint ~= '' then redis.call('SET', KEYS[3], id .. ' ' .. fingerprint, 'PX', idem_ttl_ms) end
   log('accepted', id, queue, tenant, now, r.lane)
+  accepted[id] = now
   return { 'created', now, r.deadline, hope }
 end
 
-local known = {}
-for i = 1, #KEYS, 3 do known[#known + 1] = KEYS[i] end
-if redis.call('EXISTS', unpack(known)) > 0 then setmetatable(may_be_known, { __index = function() return true end }) end
-local replies = for_each_item(3, accept)
-if #live > 0 then
+return for_each_item(3, accept, function()
+  if #live == 0 then return end
   redis.call('ZADD', queue_key(queue, 'live'), unpack(live))
   if #deadlines > 0 then redis.call('ZADD', queue_key(queue, 'deadline'), unpack(deadlines)) end
-  write_counts(queue)
-end
-return replies
+  write_filed(queue)
+end)

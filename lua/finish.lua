@@ -25,14 +25,15 @@
 --            'lost'      nothing was written
 
 local queue
+local ended = {}
+
 local function finish(KEYS, ARGV)
   local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
 
   local r = read(id)
   if not r or token == '' then return 'lost' end
-  if r.ended == token then return 'finished' end
+  if r.ended == token or ended[id] == token then return 'finished' end
   if r.token ~= token then return 'lost' end
-  queue = r.queue
 
   local over_ms, shown = tonumber(ARGV[13]), {}
   for i = 15 + 2 * math.max(0, r.seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
@@ -44,14 +45,17 @@ local function finish(KEYS, ARGV)
     close_breaker(r.queue, now)
     if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end
-  end_one(id, r, status, {
+  local write = end_later(id, r, status, {
     error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],
     ran_ms = ran_ms, grace_ms = ARGV[10], ended = token, served_s = served_ms / 1000,
     over_ms = over_ms, shown = shown,
   }, now)
-  return 'finished'
+  queue, ended[id] = r.queue, token
+  if has_any(queue, 'limits') then write_ends(queue) end -- whether a tenant may run again changes with each end
+  return function()
+    write()
+    return 'finished'
+  end
 end
 
-local replies = for_each_item(1, finish)
-if queue then write_ends(queue) end
-return replies
+return for_each_item(1, finish, function() if queue then write_ends(queue) end end)

@@ -12,10 +12,7 @@ local LONGEST = 10 -- times the first cooling time
 local FACTS = { 'failures', 'breaker', 'probe', 'data_ttl_ms', 'record_ttl_ms', 'within:high', 'within:normal', 'within:low' }
 local known
 local function facts_of(queue)
-  if not known then
-    known = {}
-    for i, value in ipairs(redis.call('HMGET', queue_key(queue, 'meta'), unpack(FACTS))) do known[FACTS[i]] = value or nil end
-  end
+  known = known or fields_of(queue_key(queue, 'meta'), FACTS)
   return known
 end
 

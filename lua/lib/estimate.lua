@@ -26,11 +26,13 @@ local function note_service(queue, ms, cost)
   service.n, service.cost = n, service.cost + (counted_cost - service.cost) / n
 end
 
-local function write_service(queue)
+local function write_service()
   if not service then return end
-  redis.call('HSET', queue_key(queue, 'meta'), 'service_ms', service.ms, 'service_dev', service.dev)
+  set_later('service_ms', service.ms)
+  set_later('service_dev', service.dev)
   if service.is_other then -- hardly ever
-    redis.call('HSET', queue_key(queue, 'meta'), 'service_n', service.n, 'service_cost', service.cost)
+    set_later('service_n', service.n)
+    set_later('service_cost', service.cost)
   end
   service = nil
 end
@@ -74,8 +76,8 @@ local function score(r, now)
   scales.has_moved = true
 end
 
-local function write_scores(queue)
-  if scales and scales.has_moved then
-    redis.call('HSET', queue_key(queue, 'meta'), 'scale50', scales.p50, 'scale90', scales.p90)
-  end
+local function write_scores()
+  if not scales or not scales.has_moved then return end
+  set_later('scale50', scales.p50)
+  set_later('scale90', scales.p90)
 end

@@ -95,7 +95,7 @@ end
 
 local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'cool_ms', 'paused', 'breaker',
   'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
-  'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low' }
+  'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low', 'arrivals' }
 local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }
 
 -- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.

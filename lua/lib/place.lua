@@ -85,14 +85,13 @@ local function write_removals()
   leaving, removed = {}, {}
 end
 
--- A counter per tenant. Its field is removed at zero, so that a queue remembers only tenants with work.
-local function count(queue, what, tenant, by)
-  local key = queue_key(queue, what)
-  if redis.call('HINCRBY', key, tenant, by) <= 0 then redis.call('HDEL', key, tenant) end
+-- Counts for many predictions, and new values of the queue, are written once: at the script's end, and before any step that
+-- reads them.
+local uncounted, unset = {}, {}
+local function set_later(field, value)
+  unset[#unset + 1] = field
+  unset[#unset + 1] = value
 end
-
--- Counts for many predictions are written once: at the script's end, and before any step that reads them.
-local uncounted = {}
 local function count_later(what, field, by)
   local sums = uncounted[what]
   if not sums then
@@ -102,18 +101,23 @@ local function count_later(what, field, by)
   sums[field] = (sums[field] or 0) + by
 end
 
+-- A counter of a tenant is removed at zero, so that a queue remembers only tenants with work.
 local OF_TENANTS = { queued = true, running = true }
 local function write_counts(queue)
   for what, sums in pairs(uncounted) do
+    local key = queue_key(queue, what)
     for field, by in pairs(sums) do
-      if OF_TENANTS[what] then
-        count(queue, what, field, by)
-      else
-        redis.call('HINCRBY', queue_key(queue, what), field, by)
-      end
+      local sum = (by ~= 0 or what == 'tally') and redis.call('HINCRBY', key, field, by)
+      if sum and sum <= 0 and OF_TENANTS[what] then redis.call('HDEL', key, field) end
     end
   end
-  uncounted = {}
+  if #unset > 0 then redis.call('HSET', queue_key(queue, 'meta'), unpack(unset)) end
+  uncounted, unset = {}, {}
+end
+
+local function count(queue, what, tenant, by)
+  count_later(what, tenant, by)
+  write_counts(queue)
 end
 
 local function counted(queue, what, tenant)

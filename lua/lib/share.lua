@@ -69,7 +69,7 @@ end
 local clocks = {}
 local function write_clocks(queue)
   for lane, own in pairs(clocks) do
-    redis.call('HSET', queue_key(queue, 'meta'), 'clock:' .. lane, own)
+    set_later('clock:' .. lane, own)
     redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
   end
 end
@@ -111,17 +111,26 @@ local function part(queue, lane, tenant)
   end
 end
 
--- Move a tenant's virtual time while there is another tenant to compare with.
-local function owe(queue, lane, tenant, seconds)
-  local vtime, by = queue_key(queue, 'vtime:' .. lane), seconds / limits_of(queue, tenant)
-  if redis.call('ZADD', vtime, 'XX', 'INCR', by, tenant) or redis.call('EXISTS', vtime) == 0 then return end
-  local own = tonumber(redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or 0)
-  keep_debt(queue, lane, tenant, math.max(own, lane_clock(queue, lane)) + by)
+-- Move a tenant's virtual time by these seconds, one after the other, while there is another tenant to compare with.
+local function owe(queue, lane, tenant, all)
+  local vtime, weight = queue_key(queue, 'vtime:' .. lane), limits_of(queue, tenant)
+  local own, least = redis.call('ZSCORE', vtime, tenant), -math.huge
+  local has_turns = own
+  if not has_turns then
+    if redis.call('EXISTS', vtime) == 0 then return end
+    own, least = redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or 0, lane_clock(queue, lane)
+  end
+  for _, seconds in ipairs(all) do own = math.max(own, least) + seconds / weight end
+  if has_turns then
+    redis.call('ZADD', vtime, own, tenant)
+  else
+    keep_debt(queue, lane, tenant, own)
+  end
 end
 
 -- Replace the charge from entering the streams by the real time.
 local function correct(r, seconds)
-  if r.charged ~= '' then owe(r.queue, r.lane, r.account, seconds - r.charged) end
+  if r.charged ~= '' then owe(r.queue, r.lane, r.account, { seconds - r.charged }) end
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,23 +143,32 @@ local function write_line(backlog)
   lines[backlog] = nil
 end
 
-local function line_of(backlog)
+local function line_of(backlog, length)
   local line = lines[backlog]
   if not line or (#line == 0 and not line.is_whole) then
     write_line(backlog)
-    line = redis.call('ZRANGE', backlog, 0, LOOK_AHEAD - 1)
-    line.is_whole, line.admitted = #line < LOOK_AHEAD, {}
+    line = redis.call('ZRANGE', backlog, 0, (length or LOOK_AHEAD) - 1)
+    line.is_whole, line.admitted = #line < (length or LOOK_AHEAD), {}
     lines[backlog] = line
   end
   return line
 end
 
-local function into_backlog(id, r)
-  local backlog = backlog_key(r.queue, r.lane, r.account)
-  write_line(backlog)
-  if redis.call('ZADD', backlog, tonumber(r.arrival) or 0, id) == 1 then
-    redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, 1)
+-- Ids that join backlogs are written once for each backlog: at the script's end, and before anything that reads it.
+local joining = {}
+local function into_backlog_later(backlog, id, r)
+  local line = joining[backlog] or { lane = r.lane }
+  joining[backlog] = line
+  line[#line + 1] = tonumber(r.arrival) or 0
+  line[#line + 1] = id
+end
+
+local function write_backlogs()
+  for backlog, line in pairs(joining) do
+    write_line(backlog)
+    count_later('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
   end
+  joining = {}
 end
 
 -- Returns true if it was there.
@@ -189,12 +207,13 @@ local function correct_later(r, seconds)
   if r.charged == '' then return end
   local of = corrections[r.lane] or {}
   corrections[r.lane] = of
-  of[r.account] = (of[r.account] or 0) + seconds - r.charged
+  of[r.account] = of[r.account] or {}
+  table.insert(of[r.account], seconds - r.charged)
 end
 
 local function write_corrections(queue)
   for lane, of in pairs(corrections) do
-    for tenant, seconds in pairs(of) do owe(queue, lane, tenant, seconds) end
+    for tenant, all in pairs(of) do owe(queue, lane, tenant, all) end
   end
   for tenant in pairs(touched) do note_running(queue, tenant) end
   corrections, touched = {}, {}
@@ -216,8 +235,8 @@ local function is_calm(look)
 end
 
 -- Put a waiting prediction in line. Returns fields for the record. A prediction that was handed out before goes to the head
--- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up to date. Counts
--- are written by write_counts.
+-- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up to date. What
+-- predictions share is written by write_filed.
 local backlog_depths, has_turns = {}, {}
 local function file_later(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
@@ -232,12 +251,9 @@ local function file_later(id, r, look)
     return { 'stream', number, 'mid', mid, 'charged', '' }
   end
   local backlog = backlog_key(queue, lane, tenant)
-  write_line(backlog)
-  if redis.call('ZADD', backlog, tonumber(r.arrival) or 0, id) == 1 then
-    count_later('meta', 'backlogged:' .. lane, 1)
-    if look then look.backlogged = look.backlogged + 1 end
-    if backlog_depths[backlog] then backlog_depths[backlog] = backlog_depths[backlog] + 1 end
-  end
+  into_backlog_later(backlog, id, r)
+  if look then look.backlogged = look.backlogged + 1 end
+  if backlog_depths[backlog] then backlog_depths[backlog] = backlog_depths[backlog] + 1 end
   if may then
     if not has_turns[backlog] then join(queue, lane, tenant) end
     has_turns[backlog] = true
@@ -246,9 +262,14 @@ local function file_later(id, r, look)
   return { 'stream', '', 'mid', '', 'charged', '' }
 end
 
+local function write_filed(queue)
+  write_backlogs()
+  write_counts(queue)
+end
+
 local function file(id, r)
   local placed = file_later(id, r)
-  write_counts(r.queue)
+  write_filed(r.queue)
   return placed
 end
 
@@ -266,8 +287,8 @@ local function unplace(id, r)
 end
 
 -- The first entry of a backlog; or among the first few, the first with the affinity key `warm`.
-local function first_in_line(backlog, warm)
-  if warm == '' then return line_of(backlog)[1] end
+local function first_in_line(backlog, warm, length)
+  if warm == '' then return line_of(backlog, length)[1] end
   write_line(backlog)
   local line = line_of(backlog)
   for i = 1, #line do
@@ -325,7 +346,8 @@ local function next_in_turn(queue, lane, warm, most)
     local turn = least_turn(queue, lane, most)
     if not turn then return nil, looked end
     local tenant = turn.tenant
-    local id = first_in_line(backlog_key(queue, lane, tenant), warm)
+    local length = math.max(LOOK_AHEAD, math.floor(most / #turns[lane]) + 1) -- a single tenant gets all turns
+    local id = first_in_line(backlog_key(queue, lane, tenant), warm, length)
     local r = id and read(id)
     if id and may_run(queue, tenant) and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
       return id, looked, r, turn
