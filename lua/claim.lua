@@ -193,7 +193,7 @@ local function admit(lane, most)
     if not id or not fits(tonumber(r.cost)) then break end
     let_in(id, r, turn, state.streams)
     count_later('meta', 'backlogged:' .. lane, -1)
-    if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
+    count_ready(r, 1)
     admitted[#admitted + 1] = { id, r }
     wanted[r.stream] = (wanted[r.stream] or 0) + 1
   end
@@ -295,7 +295,7 @@ end
 -- One more of its tenant runs. Only a tenant with limits can reach one, and that is checked at once.
 local function note_claim(r)
   if r.arrival ~= '' then
-    count_later('meta', 'ready:' .. r.lane, -1)
+    count_ready(r, -1)
     count_later('queued', r.account, -1)
   end
   count_later('running', r.account, 1)

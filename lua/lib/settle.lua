@@ -59,12 +59,7 @@ local function end_later(id, r, status, end_, now)
       written[#written + 1] = value
     end
   end
-  if r.mid == '' then
-    unplace(id, r)
-  else
-    leave_later(stream_key(r.queue, r.lane, r.stream), r.mid)
-    if r.token == '' then count_ready(r, -1) end
-  end
+  unplace_later(id, r)
   if r.arrival ~= '' then count_later(r.token == '' and 'queued' or 'running', r.account, -1) end
   correct_later(r, end_.served_s or 0)
   if facts.probe == id then end_probe(r.queue, now) end -- its end says nothing about the servers

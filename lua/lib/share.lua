@@ -176,7 +176,7 @@ local function out_of_backlog(id, r)
   local backlog = backlog_key(r.queue, r.lane, r.account)
   write_line(backlog)
   if redis.call('ZREM', backlog, id) == 0 then return false end
-  redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, -1)
+  count_later('meta', 'backlogged:' .. r.lane, -1)
   if redis.call('EXISTS', backlog) == 0 then part(r.queue, r.lane, r.account) end
   return true
 end
@@ -245,7 +245,7 @@ local function file_later(id, r, look)
   if may and is_calm(look) then
     local number, mid = put(id, r, stream_for(r, look))
     look.ready = look.ready + 1
-    if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
+    count_ready(r, 1)
     offer(queue, lane, number, look.mask)
     look.mask = with_bit(look.mask, number)
     return { 'stream', number, 'mid', mid, 'charged', '' }
@@ -273,17 +273,16 @@ local function file(id, r)
   return placed
 end
 
--- Remove it from its place for good. XACK alone would leave the entry for ever; XDEL alone its pending id.
-local function unplace(id, r)
-  if r.mid == '' then
-    out_of_backlog(id, r)
-    return
-  end
-  local stream = stream_key(r.queue, r.lane, r.stream)
-  redis.call('XACK', stream, GROUP, r.mid)
-  redis.call('XDEL', stream, r.mid)
-  waiting_in[stream] = nil
+-- Remove it from its place for good. The caller writes the counts.
+local function unplace_later(id, r)
+  if r.mid == '' then return out_of_backlog(id, r) end
+  leave_later(stream_key(r.queue, r.lane, r.stream), r.mid)
   if r.token == '' then count_ready(r, -1) end
+end
+
+local function unplace(id, r)
+  unplace_later(id, r)
+  write_removals()
 end
 
 -- The first entry of a backlog; or among the first few, the first with the affinity key `warm`.
