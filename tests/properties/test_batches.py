@@ -1,4 +1,4 @@
-"""A batch does what its items do one by one: the same answers, the same order of hand-outs, the same keys and counters."""
+"""A batch does what its items do one by one: same answers, same order of hand-outs, same keys and counters."""
 
 import asyncio
 import random
