@@ -97,7 +97,6 @@ local function input_of(id, r, input, stream, mid)
   if r.token ~= '' then return nil end -- claimed, only its pending entry was lost: its lease decides
   local may_be_late = past(r.deadline, now) or past(r.start_by, now)
   if input and not may_be_late and tonumber(r.claims) < claims and may_run(queue, r.account) then return input end
-  write_turns(queue)
   write_counts(queue)
   if end_if_late(id, r, now) then
     return nil
@@ -182,21 +181,11 @@ end
 
 -- Admit up to `most` predictions in turn, and read them. Returns the entries, and the records by id.
 local function admit(lane, most)
-  local admitted, wanted = {}, {}
-  while #admitted < most and scanned < SCAN do
-    local id, looked, r, turn = next_in_turn(queue, lane, warm, most - #admitted)
-    scanned = scanned + looked - (id and 0 or 1)
-    if not id then
-      write_turns(queue)
-      clear_backlog_count(lane)
-    end
-    if not id or not fits(tonumber(r.cost)) then break end
-    let_in(id, r, turn, state.streams)
-    count_later('meta', 'backlogged:' .. lane, -1)
-    count_ready(r, 1)
-    admitted[#admitted + 1] = { id, r }
-    wanted[r.stream] = (wanted[r.stream] or 0) + 1
-  end
+  local admitted, looked, is_last = admit_in_turn(queue, lane, warm, most, SCAN - scanned, state.streams, fits)
+  local wanted = {}
+  scanned = scanned + looked
+  if is_last then clear_backlog_count(lane) end
+  for _, each in ipairs(admitted) do wanted[each[2].stream] = (wanted[each[2].stream] or 0) + 1 end
   local came, entries, records = {}, {}, {}
   for number, count in pairs(wanted) do
     for _, entry in ipairs(read_from(stream_key(queue, lane, number), count)) do came[entry[3]] = entry end
@@ -237,7 +226,6 @@ end
 -- Predictions behind a limit or a pause are no work now: else their lane would gather credit and then go alone for long.
 local function has_work(lane)
   if mask[lane] ~= 0 then return true end
-  write_turns(queue)
   return backlogged[lane] ~= '0' and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
 end
 
@@ -300,7 +288,6 @@ local function note_claim(r)
   end
   count_later('running', r.account, 1)
   if not has_any(queue, 'limits') then return end
-  write_turns(queue)
   write_counts(queue)
   note_running(queue, r.account)
 end
@@ -345,7 +332,6 @@ while #reply - 2 < most do
     break
   end
 end
-write_turns(queue)
 if #leases > 0 then redis.call('ZADD', queue_key(queue, 'lease'), unpack(leases)) end
 if budget and #reply > 2 then count_later('tally', 'batch_' .. (spent > budget and 'oversize' or reply[2]), 1) end
 write_scores()

@@ -135,25 +135,6 @@ end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
 
--- The first entries of a tenant's backlog. They are read once for several, and those that were admitted are removed once.
-local lines = {}
-local function write_line(backlog)
-  local line = lines[backlog]
-  if line and #line.admitted > 0 then redis.call('ZREM', backlog, unpack(line.admitted)) end
-  lines[backlog] = nil
-end
-
-local function line_of(backlog, length)
-  local line = lines[backlog]
-  if not line or (#line == 0 and not line.is_whole) then
-    write_line(backlog)
-    line = redis.call('ZRANGE', backlog, 0, (length or LOOK_AHEAD) - 1)
-    line.is_whole, line.admitted = #line < (length or LOOK_AHEAD), {}
-    lines[backlog] = line
-  end
-  return line
-end
-
 -- Ids that join backlogs are written once for each backlog: at the script's end, and before anything that reads it.
 local joining = {}
 local function into_backlog_later(backlog, id, r)
@@ -165,7 +146,6 @@ end
 
 local function write_backlogs()
   for backlog, line in pairs(joining) do
-    write_line(backlog)
     count_later('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
   end
   joining = {}
@@ -174,7 +154,6 @@ end
 -- Returns true if it was there.
 local function out_of_backlog(id, r)
   local backlog = backlog_key(r.queue, r.lane, r.account)
-  write_line(backlog)
   if redis.call('ZREM', backlog, id) == 0 then return false end
   count_later('meta', 'backlogged:' .. r.lane, -1)
   if redis.call('EXISTS', backlog) == 0 then part(r.queue, r.lane, r.account) end
@@ -285,96 +264,102 @@ local function unplace(id, r)
   write_removals()
 end
 
--- The first entry of a backlog; or among the first few, the first with the affinity key `warm`.
-local function first_in_line(backlog, warm, length)
-  if warm == '' then return line_of(backlog, length)[1] end
-  write_line(backlog)
-  local line = line_of(backlog)
-  for i = 1, #line do
-    if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return line[i] end
+-- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
+-- once, played forward, and written once. As many turns can be given as tenants were read: no other's time comes before.
+local function read_turns(queue, lane, most)
+  local turns, least = {}, redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
+  for i = 1, #least, 2 do
+    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = {}, admitted = {},
+      backlog = backlog_key(queue, lane, least[i]), length = math.max(LOOK_AHEAD, math.floor(2 * most / #least) + 1) }
   end
-  return line[1]
+  return turns
 end
 
--- The turns of a lane: its tenants with the least virtual time, read once and played forward. As many turns as tenants were
--- read can be given: no other tenant's time comes before theirs.
-local turns = {}
-local function write_turns(queue)
-  for lane, of in pairs(turns) do
-    local vtime, moved = queue_key(queue, 'vtime:' .. lane), {}
-    for _, turn in ipairs(of) do
-      if turn.has_moved then
-        moved[#moved + 1] = turn.own
-        moved[#moved + 1] = turn.tenant
-      end
-    end
-    if #moved > 0 then redis.call('ZADD', vtime, unpack(moved)) end
-  end
-  local all = turns
-  turns = {}
-  for lane, of in pairs(all) do
-    for _, turn in ipairs(of) do
-      if turn.has_moved then
-        write_line(backlog_key(queue, lane, turn.tenant))
-        if turn.is_over then part(queue, lane, turn.tenant) end
-      end
-    end
-  end
-end
-
-local function least_turn(queue, lane, most)
-  local of = turns[lane]
-  if not of or of.left == 0 then
-    write_turns(queue)
-    of = { left = most }
-    local least = redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
-    for i = 1, #least, 2 do of[#of + 1] = { tenant = least[i], own = tonumber(least[i + 1]) } end
-    turns[lane] = of
-  end
+local function least_of(turns)
   local best
-  for _, turn in ipairs(of) do
-    if not turn.is_over and (not best or turn.own < best.own or (turn.own == best.own and turn.tenant < best.tenant)) then best = turn end
+  for _, turn in ipairs(turns) do
+    local is_tied = best and turn.own == best.own and turn.tenant < best.tenant
+    if not turn.is_over and (not best or turn.own < best.own or is_tied) then best = turn end
   end
   return best
 end
 
--- The next prediction of a lane: (id, looks it took, record, turn); id nil if there is no turn. `most`: turns that may be
--- wanted in all. Moves only what is out of place: a tenant that may not run now, an id that does not wait.
-local function next_in_turn(queue, lane, warm, most)
-  for looked = 1, 64 do
-    local turn = least_turn(queue, lane, most)
-    if not turn then return nil, looked end
-    local tenant = turn.tenant
-    local length = math.max(LOOK_AHEAD, math.floor(most / #turns[lane]) + 1) -- a single tenant gets all turns
-    local id = first_in_line(backlog_key(queue, lane, tenant), warm, length)
-    local r = id and read(id)
-    if id and may_run(queue, tenant) and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
-      return id, looked, r, turn
-    end
-    write_turns(queue)
-    if not id or not may_run(queue, tenant) then
-      part(queue, lane, tenant)
-    else
-      out_of_backlog(id, { queue = queue, lane = lane, account = tenant })
-    end
-  end
-  return nil, 64
+local function write_line(turn)
+  if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end
+  turn.line, turn.admitted, turn.is_whole = {}, {}, false
 end
 
--- Admit a prediction and charge its expected time. The lane's streams are empty, so any stream of its shard will do. Its
--- place is noted in `r`; the caller writes the record, the counts and, at its end, the turns and the clock.
-local function let_in(id, r, turn, streams)
-  local queue, lane, tenant = r.queue, r.lane, r.account
-  r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
-  r.charged = expected_s(r)
-  clocks[lane] = turn.own
-  turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true
-  turns[lane].left = turns[lane].left - 1
-  local backlog = backlog_key(queue, lane, tenant)
-  local line = line_of(backlog)
-  for i, other in ipairs(line) do
-    if other == id then table.remove(line, i) end
+local function line_of(turn)
+  if #turn.line == 0 and not turn.is_whole then
+    write_line(turn)
+    turn.line = redis.call('ZRANGE', turn.backlog, 0, turn.length - 1)
+    turn.is_whole = #turn.line < turn.length
   end
-  line.admitted[#line.admitted + 1] = id
-  turn.is_over = #line_of(backlog) == 0
+  return turn.line
+end
+
+local function write_turns(queue, lane, turns)
+  local moved = {}
+  for _, turn in ipairs(turns) do
+    write_line(turn)
+    if turn.has_moved then
+      moved[#moved + 1] = turn.own
+      moved[#moved + 1] = turn.tenant
+    end
+  end
+  if #moved > 0 then redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), unpack(moved)) end
+  for _, turn in ipairs(turns) do
+    if turn.is_over then part(queue, lane, turn.tenant) end
+  end
+end
+
+-- The place in line of the next one: the first; or among the first few, the first with the affinity key `warm`.
+local function place_of_next(turn, warm)
+  if warm == '' then return 1 end
+  write_line(turn)
+  local line = line_of(turn)
+  for i = 1, math.min(#line, LOOK_AHEAD) do
+    if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return i end
+  end
+  return 1
+end
+
+-- Admit up to `most` predictions of a lane in turn, and charge their expected time. The lane's streams are empty, so any
+-- stream of a shard will do. Places are noted in the records: the caller writes these, the counts and, at its end, the
+-- clock. Returns {id, record}, …, how many it looked at, and true if no tenant has a turn. Moves what is out of place: a
+-- tenant that may not run now, an id that does not wait.
+local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
+  local admitted, looked, turns, is_last = {}, 0, nil, false
+  while #admitted < most and looked < looks do
+    turns = turns or read_turns(queue, lane, most - #admitted)
+    local turn = least_of(turns)
+    is_last = not turn
+    if is_last then break end
+    local tenant, place = turn.tenant, place_of_next(turn, warm)
+    local id = line_of(turn)[place]
+    local r, may = id and read(id), may_run(queue, tenant)
+    looked = looked + 1
+    if id and may and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
+      if not fits(tonumber(r.cost)) then break end
+      r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
+      r.charged = expected_s(r)
+      clocks[lane] = turn.own
+      turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true
+      turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)
+      turn.is_over = #line_of(turn) == 0
+      count_later('meta', 'backlogged:' .. lane, -1)
+      count_ready(r, 1)
+      admitted[#admitted + 1] = { id, r }
+    else
+      write_turns(queue, lane, turns)
+      turns = nil
+      if id and may then
+        out_of_backlog(id, { queue = queue, lane = lane, account = tenant })
+      else
+        part(queue, lane, tenant)
+      end
+    end
+  end
+  if turns then write_turns(queue, lane, turns) end
+  return admitted, looked, is_last
 end

@@ -112,7 +112,7 @@ FAULTS = {
     "what leaves a stream is still counted there": Fault("  if r.token == '' then count_ready(r, -1) end\n"),
     "what leaves a backlog is still counted there": Fault("  count_later('meta', 'backlogged:' .. r.lane, -1)\n"),
     "what is let in is still counted in its backlog": Fault(
-        "    count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
+        "      count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
     ),
     "what is counted of many is not written": Fault("end\nwrite_counts(queue)\n", "end\n", "claim"),
     "what is handed out has no lease": Fault("if #leases > 0 then", "if false then", "claim"),
@@ -131,14 +131,14 @@ FAULTS = {
         "  unplace(id, r)\n  into_backlog_later(", "  into_backlog_later(", "claim"
     ),
     "what is let in stays in its backlog": Fault(
-        "  if line and #line.admitted > 0 then redis.call('ZREM', backlog, unpack(line.admitted)) end\n"
+        "  if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end\n"
     ),
     "what is let in behind others is left there": Fault(
         "      mask[lane] = with_bit(mask[lane], r.stream)\n", script="claim"
     ),
     "the turn is another one's": Fault("turn.own < best.own or", "turn.own > best.own or", "claim"),
     "the last of a line goes first": Fault(
-        "redis.call('ZRANGE', backlog, 0, (", "redis.call('ZREVRANGE', backlog, 0, (", "claim"
+        "redis.call('ZRANGE', turn.backlog", "redis.call('ZREVRANGE', turn.backlog", "claim"
     ),
     "who comes again has two virtual times": Fault("  redis.call('ZREM', debt, tenant)\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
