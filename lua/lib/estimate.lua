@@ -46,8 +46,6 @@ local function expected_s(r)
   return math.max(0.001, m[1] / 1000) * r.cost / m[2]
 end
 
-local function tally(queue, what, by) redis.call('HINCRBY', queue_key(queue, 'tally'), what, by or 1) end
-
 -- Later submits may go first, and their number is unknown. So estimates are scaled by their results: up a step after each
 -- wait that was longer, down after each other. The ratio of the steps leaves half above p50 and a tenth above p90.
 local STEP, LEAST, MOST = 0.02, 0.5, 3
