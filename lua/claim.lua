@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
 -- is canceled or past its deadline, at most 64 entries a call.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/batch
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
@@ -26,12 +26,12 @@ local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }
 local SCAN = 64
 
-local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until',
-  'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low',
-  'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
-  'within:high', 'within:normal', 'within:low', 'cool_ms')
-if not state[1] then return { 'unknown' } end
+local of = { 'streams', 'paused', 'probe', 'breaker', 'open_until', 'cool_ms' }
+for _, lane in ipairs(LANES) do
+  for _, what in ipairs({ 'mask:', 'next:', 'ready:', 'backlogged:', 'credit:', 'within:' }) do of[#of + 1] = what .. lane end
+end
+local state = fields_of(meta, of)
+if not state.streams then return { 'unknown' } end
 
 -- The reply to this call was lost: answer it again. Claims that were lost meanwhile are left out.
 local last = redis.call('HGET', queue_key(queue, 'last'), consumer) or ''
@@ -43,20 +43,20 @@ if string.match(last, '^%S+') == nonce then
   end
   return again
 end
-if state[2] == '1' then return { 'paused' } end
+if state.paused == '1' then return { 'paused' } end
 -- A probe whose record is gone will never have a result: another prediction tries.
-local is_probe = (state[4] == 'open' and is_cool(state[5], state[24], now))
-  or (state[4] == 'probing' and redis.call('EXISTS', record_key(state[3])) == 0)
-if not is_probe and (state[4] or '') ~= '' then return { 'open' } end
+local is_probe = (state.breaker == 'open' and is_cool(state.open_until, state.cool_ms, now))
+  or (state.breaker == 'probing' and redis.call('EXISTS', record_key(state.probe)) == 0)
+if not is_probe and (state.breaker or '') ~= '' then return { 'open' } end
 if is_probe then most = math.min(most, 1) end -- a claim with count 0 only repeats a former answer
 
 local mask, next_stream, ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
-for i, lane in ipairs(LANES) do
-  mask[lane], next_stream[lane] = tonumber(state[5 + i] or 0), tonumber(state[8 + i] or 0)
-  ready[lane], backlogged[lane], credit[lane] = state[11 + i] or '0', state[14 + i] or '0', tonumber(state[17 + i] or 0)
-  within[lane] = tonumber(state[20 + i])
+for _, lane in ipairs(LANES) do
+  mask[lane], next_stream[lane] = tonumber(state['mask:' .. lane] or 0), tonumber(state['next:' .. lane] or 0)
+  ready[lane], backlogged[lane] = state['ready:' .. lane] or '0', state['backlogged:' .. lane] or '0'
+  credit[lane], within[lane] = tonumber(state['credit:' .. lane] or 0), tonumber(state['within:' .. lane])
 end
-local scanned, spent, stopped = 0, 0, nil
+local scanned, spent, stopped, fault = 0, 0, nil, nil
 
 -- Cost of the first undelivered entry of a stream.
 local function head_cost(stream)
@@ -65,35 +65,36 @@ local function head_cost(stream)
   return entry and tonumber(entry[2][4])
 end
 
-local function read_one(stream)
-  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', stream, '>')
+-- Read up to `most` entries of a stream: {stream, entry id, prediction id}, …
+local function read_from(stream, most)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
   if reply and reply.err then -- NOGROUP: the first read, or the group was lost. From 0: entries are judged by record
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
-    reply = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', stream, '>')
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', most, 'STREAMS', stream, '>')
   end
-  if not reply then return nil end
-  local entry = reply[1][2][1]
-  return entry[1], entry[2][2]
+  local entries = reply and reply[1][2] or {}
+  for i, entry in ipairs(entries) do entries[i] = { stream, entry[1], entry[2][2] } end
+  return entries
 end
 
 -- Its tenant is paused or at its limit: return it to the head of its backlog, uncounted.
 local function put_back(id, r)
   unplace(id, r)
-  into_backlog(id, r)
+  into_backlog_later(backlog_key(queue, r.lane, r.account), id, r)
+  write_filed(queue)
   part(queue, r.lane, r.account)
   redis.call('HSET', record_key(id), 'stream', '', 'mid', '', 'charged', '')
   correct(r, 0)
 end
 
 -- Return its input if this entry may be handed out. Else end or drop it.
-local function input_of(id, r, stream, mid)
+local function input_of(id, r, input, stream, mid)
   if not r or TERMINAL[r.status] or r.mid ~= mid then
     redis.call('XACK', stream, GROUP, mid)
     redis.call('XDEL', stream, mid)
     return nil
   end
   if r.token ~= '' then return nil end -- claimed, only its pending entry was lost: its lease decides
-  local input = redis.call('GET', input_key(id))
   local may_be_late = past(r.deadline, now) or past(r.start_by, now)
   if input and not may_be_late and tonumber(r.claims) < claims and may_run(queue, r.account) then return input end
   write_counts(queue)
@@ -111,6 +112,20 @@ local function input_of(id, r, stream, mid)
   return nil
 end
 
+local function judge(entry, r, input)
+  local stream, mid, id = unpack(entry)
+  r = r or read(id)
+  input = input_of(id, r, input, stream, mid)
+  return input and { id, r, input }
+end
+
+-- What fails in one record leaves the others alone: its entry stays pending. It is reported if nothing was handed out.
+local function alone_at_fault(step, ...)
+  local result, failed = try(step, ...)
+  if failed then fault, scanned = failed, scanned + 1 end
+  return result
+end
+
 -- True if it still fits the budget. Else note the budget as the reason to stop.
 local function fits(cost)
   if not budget or not cost or spent + cost <= budget or (alone and spent == 0) then return true end
@@ -126,22 +141,32 @@ local function read_to_the_end(lane, number)
   redis.call('HSET', meta, 'ready:' .. lane, 0)
 end
 
-local function take_ready(lane)
-  while mask[lane] ~= 0 and scanned < SCAN do
-    local number = next_set(mask[lane], next_stream[lane])
-    local stream = stream_key(queue, lane, number)
-    if budget and not fits(head_cost(stream)) then return end
-    local mid, id = read_one(stream)
-    if mid then
-      scanned = scanned + 1
-      next_stream[lane] = (number + 1) % 32
-      local r = read(id)
-      local input = input_of(id, r, stream, mid)
-      if input then return id, r, input end
-    else
-      read_to_the_end(lane, number)
-    end
+-- Read up to `most` entries of the lane's streams: each stream once, and then in the order of single reads in turn.
+local function read_ready(lane, most)
+  local numbers, rest, number = {}, mask[lane], next_stream[lane]
+  while rest ~= 0 do
+    number = next_set(rest, number)
+    rest = without_bit(rest, number)
+    numbers[#numbers + 1] = number
   end
+  local rows, last = {}, next_stream[lane]
+  for i, each in ipairs(numbers) do
+    local wanted, stream = math.floor((most + #numbers - i) / #numbers), stream_key(queue, lane, each)
+    if wanted == 0 or (budget and not fits(head_cost(stream))) then break end
+    local entries = read_from(stream, wanted)
+    for k, entry in ipairs(entries) do
+      rows[k] = rows[k] or {}
+      table.insert(rows[k], entry)
+      if k == #rows then next_stream[lane] = (each + 1) % 32 end
+    end
+    -- the last stream is read once more: only a call that finds nothing at all knows that nothing is ready
+    if #entries < wanted and (#rows == 0 or without_bit(mask[lane], each) ~= 0) then read_to_the_end(lane, each) end
+  end
+  local entries = {}
+  for _, row in ipairs(rows) do
+    for _, entry in ipairs(row) do entries[#entries + 1] = entry end
+  end
+  return entries
 end
 
 -- No tenant has a turn. If none can have lost its turn, no backlog is left, even if a lost key made the count wrong.
@@ -154,39 +179,61 @@ local function clear_backlog_count(lane)
   redis.call('HSET', meta, 'backlogged:' .. lane, 0)
 end
 
-local function take_in_turn(lane)
-  while mask[lane] == 0 and scanned < SCAN do
-    local id, looked, r, own = next_in_turn(queue, lane, warm)
-    scanned = scanned + looked - (id and 0 or 1)
-    if not id then return clear_backlog_count(lane) end
-    if not fits(tonumber(r.cost)) then return end
-    let_in(id, r, own, state[1])
-    count_later('meta', 'backlogged:' .. lane, -1)
-    if r.arrival ~= '' then count_later('meta', 'ready:' .. lane, 1) end
-    local number, stream = r.stream, stream_key(queue, lane, r.stream)
-    local mid, read_id = read_one(stream)
-    if read_id ~= id then -- its group was lost, or the stream had entries where no claim looked: they are read first
-      mask[lane] = with_bit(mask[lane], number)
-      redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
-      r = read(read_id)
-    end
-    local input = input_of(read_id, r, stream, mid)
-    if input then return read_id, r, input end
+-- Admit up to `most` predictions in turn, and read them. Returns the entries, and the records by id.
+local function admit(lane, most)
+  local admitted, looked, is_last = admit_in_turn(queue, lane, warm, most, SCAN - scanned, state.streams, fits)
+  local wanted = {}
+  scanned = scanned + looked
+  if is_last then clear_backlog_count(lane) end
+  for _, each in ipairs(admitted) do wanted[each[2].stream] = (wanted[each[2].stream] or 0) + 1 end
+  local came, entries, records = {}, {}, {}
+  for number, count in pairs(wanted) do
+    for _, entry in ipairs(read_from(stream_key(queue, lane, number), count)) do came[entry[3]] = entry end
   end
+  for _, each in ipairs(admitted) do
+    local id, r = each[1], each[2]
+    if came[id] then
+      entries[#entries + 1], records[id], came[id] = came[id], r, nil
+    else -- its group was lost, or the stream had entries where no claim looked: they are read first
+      mask[lane] = with_bit(mask[lane], r.stream)
+      redis.call('HSET', record_key(id), 'stream', r.stream, 'mid', r.mid, 'charged', r.charged, 'arrival', r.arrival)
+    end
+  end
+  for _, entry in pairs(came) do entries[#entries + 1] = entry end
+  return entries, records
 end
 
-local function take(lane)
+-- Up to `most` of a lane, as {id, record, input}: those that are ready first.
+local function take(lane, most)
   repeat
-    local id, r, input = take_ready(lane)
-    if not id and not stopped then id, r, input = take_in_turn(lane) end
-    if id or stopped then return id, r, input end
-  until mask[lane] == 0 or scanned >= SCAN
+    local entries, records, found, inputs, is_ready = {}, {}, {}, {}, mask[lane] ~= 0
+    if is_ready then
+      entries = read_ready(lane, math.min(most, SCAN - scanned))
+      scanned = scanned + #entries
+    else
+      entries, records = admit(lane, most)
+    end
+    for i, entry in ipairs(entries) do inputs[i] = input_key(entry[3]) end
+    inputs = #entries > 0 and redis.call('MGET', unpack(inputs))
+    for i, entry in ipairs(entries) do
+      found[#found + 1] = alone_at_fault(judge, entry, records[entry[3]], inputs[i])
+    end
+    if #found > 0 or stopped or (#entries == 0 and not is_ready and mask[lane] == 0) then return found end
+  until scanned >= SCAN
+  return {}
 end
 
 -- Predictions behind a limit or a pause are no work now: else their lane would gather credit and then go alone for long.
 local function has_work(lane)
   if mask[lane] ~= 0 then return true end
   return backlogged[lane] ~= '0' and redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
+end
+
+local function has_others(lane)
+  for _, other in ipairs(LANES) do
+    if other ~= lane and has_work(other) then return true end
+  end
+  return false
 end
 
 -- 8 : 3 : 1, spread out and work-conserving. Of the lanes with work the one with the most credit goes first, and pays what
@@ -201,23 +248,25 @@ local function pay(lane)
   credit[lane] = credit[lane] - whole
 end
 
-local function take_any()
+-- Up to `most` of the lane whose turn it is; one if other lanes have work too.
+local function take_any(most)
   local tried = {}
   for _ = 1, #LANES do
-    local best
+    local best, with_work
     for _, lane in ipairs(LANES) do
       local is_better = not best or credit[lane] + SHARES[lane] > credit[best] + SHARES[best]
       if not tried[lane] and is_better then best = lane end
     end
-    local id, r, input = take(best)
-    if id then
+    local found = take(best, (is_probe or budget or has_any(queue, 'limits') or has_others(best)) and 1 or most)
+    if #found > 0 then
       pay(best)
-      return id, r, input
+      return found
     elseif stopped then
-      return nil
+      return {}
     end
     tried[best] = true
   end
+  return {}
 end
 
 -- Count a first start. A revived dead letter has no objective.
@@ -234,7 +283,7 @@ end
 -- One more of its tenant runs. Only a tenant with limits can reach one, and that is checked at once.
 local function note_claim(r)
   if r.arrival ~= '' then
-    count_later('meta', 'ready:' .. r.lane, -1)
+    count_ready(r, -1)
     count_later('queued', r.account, -1)
   end
   count_later('running', r.account, 1)
@@ -243,11 +292,12 @@ local function note_claim(r)
   note_running(queue, r.account)
 end
 
--- Write the claim into the record and return the record. Its place is already written, unless it was admitted just now:
--- then `charged` is set.
-local function hand_out(id, r, token)
+-- Write the claim into the record and return it for the reply. Its place is already written, unless it was admitted just
+-- now: then `charged` is set.
+local remembered, leases = { nonce }, {}
+local function hand_out(index, id, r, input)
   local attempt, handed = tostring(r.attempt + 1), tostring(r.claims + 1)
-  local written = { 'token', token, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
+  local written = { 'token', nonce .. '-' .. index, 'holder', consumer, 'attempt', attempt, 'claims', handed, 'claimed', now_text }
   local shown = as_read[r]
   for _, part in ipairs(written) do shown[#shown + 1] = part end
   if r.charged ~= '' then
@@ -257,18 +307,6 @@ local function hand_out(id, r, token)
     written[#written + 1] = 'arrival'
     written[#written + 1] = '0'
   end
-  redis.call('HSET', record_key(id), unpack(written))
-  log('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
-  return shown
-end
-
-local reply, remembered, leases = { 'ok', 'count' }, { nonce }, {}
-for index = 1, most do
-  local id, r, input = take_any()
-  if not id then
-    reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
-    break
-  end
   spent = spent + r.cost
   score(r, now)
   note_start(r)
@@ -276,26 +314,38 @@ for index = 1, most do
   note_claim(r)
   leases[#leases + 1] = now + lease_ms
   leases[#leases + 1] = id
-  if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
   remembered[#remembered + 1] = index .. ':' .. id
-  reply[#reply + 1] = { id, input, hand_out(id, r, nonce .. '-' .. index) }
+  if is_probe then redis.call('HSET', meta, 'breaker', 'probing', 'probe', id) end
+  redis.call('HSET', record_key(id), unpack(written))
+  log('claimed', id, queue, r.account, now_text, consumer .. ' ' .. attempt)
+  return { id, input, shown }
+end
+
+local reply = { 'ok', 'count' }
+while #reply - 2 < most do
+  local found = scanned < SCAN and take_any(most - #reply + 2) or {}
+  for _, each in ipairs(found) do
+    reply[#reply + 1] = alone_at_fault(hand_out, #reply - 1, unpack(each))
+  end
+  if #found == 0 then
+    reply[2] = stopped or (scanned >= SCAN and 'bound') or 'empty'
+    break
+  end
 end
 if #leases > 0 then redis.call('ZADD', queue_key(queue, 'lease'), unpack(leases)) end
 if budget and #reply > 2 then count_later('tally', 'batch_' .. (spent > budget and 'oversize' or reply[2]), 1) end
-write_counts(queue)
-write_scores(queue)
+write_scores()
 write_clocks(queue)
 
 -- An idle poll writes nothing: with appendfsync always a write would cost a disk sync.
-local new_state, has_changed = {}, false
-for i, lane in ipairs(LANES) do
-  for what, value in pairs({ mask = mask[lane], next = next_stream[lane], credit = credit[lane] }) do
-    new_state[#new_state + 1] = what .. ':' .. lane
-    new_state[#new_state + 1] = value
-  end
-  has_changed = has_changed or mask[lane] ~= tonumber(state[5 + i] or 0)
+local has_changed = #reply > 2 or scanned > 0
+for _, lane in ipairs(LANES) do has_changed = has_changed or mask[lane] ~= tonumber(state['mask:' .. lane] or 0) end
+for _, lane in ipairs(has_changed and LANES or {}) do
+  set_later('mask:' .. lane, mask[lane])
+  set_later('next:' .. lane, next_stream[lane])
+  set_later('credit:' .. lane, credit[lane])
 end
-if has_changed or #reply > 2 or scanned > 0 then redis.call('HSET', meta, unpack(new_state)) end
+write_counts(queue)
 if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
 local left = mask.high + mask.normal + mask.low > 0
 for _, lane in ipairs(LANES) do
@@ -305,4 +355,4 @@ end
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local is_for_others = #reply > 2 and not is_probe or #reply == 2 and (scanned >= SCAN or stopped)
 if left and is_for_others then ring(queue) end
-return reply
+return #reply == 2 and fault or reply

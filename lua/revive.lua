@@ -18,8 +18,8 @@ if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 
 r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
 local placed = file(id, r)
+count_later('tally', 'accepted:' .. r.lane, 1) -- as it starts and ends again
 count(r.queue, 'queued', r.account, 1)
-tally(r.queue, 'accepted:' .. r.lane) -- as it starts and ends again
 redis.call('DEL', events_key(id), output_key(id)) -- the list restarts: it may be gone by now, and numbers are places
 append(id, { entry('revived', now, '') })
 log('revived', id, r.queue, r.account, now)

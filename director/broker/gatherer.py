@@ -33,6 +33,9 @@ LARGEST_BATCH: Final = 256
 # A pipeline is retried as a whole, and its first answer is read with its last one. Above this no call is added
 BATCH_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 256 * 1024
+# Items of one run of a script: Redis serves no other client meanwhile
+MOST_ITEMS: Final = 32
+ITEMS_BYTES: Final = 256 * 1024
 # A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or any other line
 BLOCKS: Final = re.compile(
     r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
@@ -92,26 +95,41 @@ class Meter(Protocol):
 
 
 class Script(Struct, frozen=True):
+    """`takes_items`: one run of it carries out many calls, see lib/batch."""
+
     name: str
     text: str
     sha: str
+    takes_items: bool
 
     @classmethod
     def load(cls, name: str, *, first: Sequence[str] = ()) -> "Script":
         shebang, _, body = source(name).partition("\n")
         text = "\n".join([shebang, *map(_file, first), body])
-        return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        return cls(name, text, sha, takes_items="local function for_each_item(" in text)
 
 
 class Call(Struct):
-    """`weight`: bytes of the command and, if known, of its answer. `is_doubtful`: it may have run without an answer."""
+    """Keys and arguments are packed, without the head of the command. `is_doubtful`: it may have run without an answer.
+
+    `group`: see `Gatherer.begin`; "" after a fault, when it is sent alone. `answer_bytes`: 0 if unknown.
+    """
 
     script: Script
     key: str
-    command: bytes
+    keys: bytes
+    args: bytes
+    # how many words both are
+    counts: tuple[int, int]
     answer: "asyncio.Future[Any]"
-    weight: int
+    group: str
+    answer_bytes: int
     is_doubtful: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.keys) + len(self.args)
 
     @property
     def is_answered(self) -> bool:
@@ -147,12 +165,13 @@ class Gatherer:
         *,
         traffic: Traffic = Traffic.SMALL,
         answer_bytes: int = 0,
+        group: str = "",
     ) -> Any:
         """Run a script and return its reply as redis-py gives it. Raises BackendUnavailable while Redis cannot answer.
 
         Whether the call was carried out is then unknown, unless `is_untouched` is set.
         """
-        return await self.begin(name, keys, args, traffic=traffic, answer_bytes=answer_bytes)
+        return await self.begin(name, keys, args, traffic=traffic, answer_bytes=answer_bytes, group=group)
 
     def begin(
         self,
@@ -162,13 +181,27 @@ class Gatherer:
         *,
         traffic: Traffic = Traffic.SMALL,
         answer_bytes: int = 0,
+        group: str = "",
     ) -> "asyncio.Future[Any]":
-        """Start a call without awaiting it, for a caller with more to send in the same write. It needs no task."""
+        """Start a call without awaiting it, for a caller with more to send in the same write. It needs no task.
+
+        `group`: calls of a script that takes items share one run if they have the same group, in one slot of a Cluster.
+        """
         loop = asyncio.get_running_loop()
+        script = self._script(name)
+        words = (len(args), *args) if script.takes_items else args
         # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
-        script, command = self._script(name), self.packed(name, keys, args)
-        call = Call(script, keys[0], command, loop.create_future(), len(command) + answer_bytes)
-        if len(command) >= LARGE_BYTES:
+        call = Call(
+            script,
+            keys[0],
+            _packed(keys),
+            _packed(words),
+            (len(keys), len(words)),
+            loop.create_future(),
+            group,
+            answer_bytes,
+        )
+        if call.size >= LARGE_BYTES:
             traffic = Traffic.LARGE_WRITES
         way = (None if self._slots is None else self._slots.owner(keys[0]), traffic)
         waiting = self._waiting.get(way)
@@ -179,6 +212,7 @@ class Gatherer:
         return call.answer
 
     def packed(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
+        """Return the command of a call that its caller sends."""
         words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *args)
         command: bytes = hiredis.pack_command(words)
         return command
@@ -222,9 +256,9 @@ class Gatherer:
                 if away is not None and self._meter is not None:
                     self._meter.failed(exc)
                 calls = [call for call in calls if not call.is_answered]
-                if was_sent(exc):
-                    for call in calls:
-                        call.is_doubtful = True
+                for call in calls:
+                    call.group = ""
+                    call.is_doubtful = call.is_doubtful or was_sent(exc)
                 if away is None or attempt == TRIES or asyncio.get_running_loop().time() > give_up:
                     for call in calls:
                         _fail(call, exc)
@@ -239,32 +273,75 @@ class Gatherer:
             _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
-        """Send all in one pipeline; return the calls with an unknown script. Raises if others were not answered."""
+        """Send all in one pipeline; return the calls to send again. Raises if others were not answered."""
         began = time.perf_counter()
-        names = () if self._slots is None else [call.key for call in calls]
-        replies = await self._pipes.ask([call.command for call in calls], names)
+        runs = _runs(calls)
+        names = () if self._slots is None else [run[0].key for run in runs]
+        replies = await self._pipes.ask(list(map(_command, runs)), names)
         took_s = time.perf_counter() - began
-        unknown: list[Call] = []
+        again: list[Call] = []
+        unknown: dict[str, Call] = {}
         lost: list[Exception] = []
-        for call, reply in zip(calls, replies, strict=True):
+        for run, reply in zip(runs, replies, strict=True):
             if isinstance(reply, exceptions.NoScriptError):
-                unknown.append(call)
+                unknown[run[0].script.text] = run[0]
+                again += run
             elif isinstance(reply, LOST):
                 lost.append(reply)
-            elif isinstance(reply, Exception):
-                _fail(call, reply)
-            elif not call.answer.done():
-                call.answer.set_result(reply)
+            else:
+                again += _answer(run, reply)
         if self._meter is not None:
-            carried_out = zip(calls, replies, strict=True)
-            named = [call.script.name for call, reply in carried_out if not isinstance(reply, NOT_CARRIED_OUT)]
+            carried_out = zip(runs, replies, strict=True)
+            named = [run[0].script.name for run, reply in carried_out if not isinstance(reply, NOT_CARRIED_OUT)]
             self._meter.answered(took_s, named)
-        for call in {call.script.text: call for call in unknown}.values():
+        for call in unknown.values():
             at = self.redis if self._slots is None else await self._slots.serving(call.key)
             await at.script_load(call.script.text)
         if lost:
             raise next(filter(was_sent, lost), lost[0])
-        return unknown
+        return again
+
+
+def _runs(calls: list[Call]) -> list[list[Call]]:
+    """Return the calls of each run of a script. A run has the place of its last call, after all that it relies on."""
+    runs: dict[object, list[Call]] = {}
+    for call in calls:
+        way = (call.script.name, call.group) if call.group else id(call)
+        run = runs.pop(way, [])
+        if run and (len(run) == MOST_ITEMS or sum(each.size for each in run) + call.size > ITEMS_BYTES):
+            runs[id(run[0])] = run
+            run = []
+        runs[way] = [*run, call]
+    return list(runs.values())
+
+
+def _command(run: list[Call]) -> bytes:
+    keys, args = (sum(counts) for counts in zip(*(call.counts for call in run), strict=True))
+    head = _packed(("EVALSHA", run[0].script.sha, keys))
+    return b"".join([b"*%d\r\n" % (3 + keys + args), head, *(call.keys for call in run), *(call.args for call in run)])
+
+
+def _packed(words: Sequence[Arg]) -> bytes:
+    """Return words of a command without the number in front of them."""
+    whole: tuple[Any, ...] = tuple(words)
+    packed: bytes = hiredis.pack_command(whole).partition(b"\r\n")[2]
+    return packed
+
+
+def _answer(run: list[Call], reply: Any) -> list[Call]:
+    """Answer the calls of a run. Returns the calls to send again alone, because an item of their run was at fault."""
+    is_whole = isinstance(reply, Exception) or not run[0].script.takes_items
+    again = []
+    for call, own in zip(run, [reply] * len(run) if is_whole else reply, strict=True):
+        if not isinstance(own, Exception):
+            if not call.answer.done():
+                call.answer.set_result(own)
+        elif len(run) > 1:
+            call.group = ""
+            again.append(call)
+        else:
+            _fail(call, own)
+    return again
 
 
 def _batch(waiting: deque[Call]) -> list[Call]:
@@ -273,10 +350,10 @@ def _batch(waiting: deque[Call]) -> list[Call]:
     weight = 0
     while waiting and weight < BATCH_BYTES and len(calls) < LARGEST_BATCH:
         call = waiting.popleft()
-        if call.weight - len(call.command) >= LARGE_BYTES and call.answer.cancelled():
+        if call.answer_bytes >= LARGE_BYTES and call.answer.cancelled():
             continue
         calls.append(call)
-        weight += call.weight
+        weight += call.size + call.answer_bytes
     return calls
 
 

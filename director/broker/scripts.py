@@ -269,7 +269,9 @@ class Scripts:
                 continue
             args += (name, f"{value:g}" if type(value) is float else int(value) if value is True else value)
         names = [record, keys.input_data(prediction.id), held]
-        word, *rest = await self._call("enqueue", names, args, traffic=_filing(len(prediction.input)))
+        word, *rest = await self._call(
+            "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
+        )
         match word:
             case b"created":
                 created, deadline, hope = rest if len(rest) > 1 else (rest[0], b"", None)
@@ -492,6 +494,7 @@ class Scripts:
         self,
         prediction_id: PredictionId,
         *,
+        queue: QueueName,
         token: Token,
         status: Status,
         error: str = "",
@@ -514,7 +517,7 @@ class Scripts:
         args: list[Arg] = [prediction_id, token, status, error, code, output, logs, metrics]
         args += [given(ran_ms), ms(grace_s), seq, given(now_ms), over_ms, given(claimed_ms)]
         args += chain.from_iterable(events)
-        return bool(await self._call("finish", [keys.record(prediction_id)], args) == b"finished")
+        return bool(await self._call("finish", [keys.record(prediction_id)], args, group=queue) == b"finished")
 
     async def release(
         self,

@@ -329,6 +329,7 @@ class Run:
                 crash.at("before_finish")
                 finished = await self._executor.scripts.finish(
                     self._claim.id,
+                    queue=self._claim.record.queue,
                     token=self._claim.token,
                     status=end.status,
                     error=end.error,

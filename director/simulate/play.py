@@ -158,7 +158,13 @@ class VirtualQueue:
 
     def finish(self, claim: Claim, *, ran_ms: int) -> Coroutine[Any, Any, object]:
         return self._scripts.finish(
-            claim.id, token=claim.token, status=Status.SUCCEEDED, output=b"1", ran_ms=ran_ms, now_ms=self.now_ms
+            claim.id,
+            queue=self.name,
+            token=claim.token,
+            status=Status.SUCCEEDED,
+            output=b"1",
+            ran_ms=ran_ms,
+            now_ms=self.now_ms,
         )
 
 

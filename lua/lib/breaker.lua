@@ -8,6 +8,14 @@
 local ONE_FAULT_MS = 1000 -- losses of one director within a second count as one fault: `failed_holders` since `failed_at`
 local LONGEST = 10 -- times the first cooling time
 
+-- What the ends of a call need to know about their queue: read once, and kept up to date by what follows.
+local FACTS = { 'failures', 'breaker', 'probe', 'data_ttl_ms', 'record_ttl_ms', 'within:high', 'within:normal', 'within:low' }
+local known
+local function facts_of(queue)
+  known = known or fields_of(queue_key(queue, 'meta'), FACTS)
+  return known
+end
+
 -- True if an open breaker lets one claim try. An end that is later than possible counts as past: the clock went back.
 local function is_cool(open_until, cool_ms, now)
   return past(open_until, now) or open_until - now > tonumber(cool_ms or 0)
@@ -42,17 +50,19 @@ end
 
 -- Close it: the servers finished a run, or the breaker was switched off.
 local function close_breaker(queue, now)
-  local meta = queue_key(queue, 'meta')
-  local m = redis.call('HMGET', meta, 'failures', 'breaker')
-  if (m[1] or '0') == '0' and (m[2] or '') == '' then return end
+  local meta, facts = queue_key(queue, 'meta'), facts_of(queue)
+  local was_open = (facts.breaker or '') ~= ''
+  if (facts.failures or '0') == '0' and not was_open then return end
+  facts.failures, facts.breaker, facts.probe = '0', '', ''
   redis.call('HSET', meta, 'failures', 0, 'several', '', 'breaker', '', 'probe', '')
-  if (m[2] or '') == '' then return end
+  if not was_open then return end
   redis.call('HSET', meta, 'moved_at', now)
   ring(queue)
 end
 
 -- The probe ended without a result: another prediction may try at once.
 local function end_probe(queue, now)
+  if known then known.breaker, known.probe = 'open', '' end
   redis.call('HSET', queue_key(queue, 'meta'), 'breaker', 'open', 'open_until', now, 'probe', '')
   ring(queue)
 end

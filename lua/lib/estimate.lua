@@ -10,16 +10,31 @@ local RECENT = 50 -- runs that the means remember
 local ODD = 8 -- a declared cost counts as at most this many times the mean, and at least this part of it
 local UNKNOWN_S = 1
 
+-- Read once and written once, for all ends of a script.
+local service
 local function note_service(queue, ms, cost)
-  local meta = queue_key(queue, 'meta')
-  local m = redis.call('HMGET', meta, 'service_n', 'service_ms', 'service_dev', 'service_cost')
-  local n, mean_cost = math.min(RECENT, (m[1] or 0) + 1), tonumber(m[4] or cost)
-  local off = ms - (m[2] or ms)
-  local variance = (1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n)
-  local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
-  redis.call('HSET', meta, 'service_ms', (m[2] or ms) + off / n, 'service_dev', math.sqrt(variance))
-  if m[1] == tostring(n) and counted_cost == mean_cost then return end -- nearly always
-  redis.call('HSET', meta, 'service_n', n, 'service_cost', mean_cost + (counted_cost - mean_cost) / n)
+  if not service then
+    local m = redis.call('HMGET', queue_key(queue, 'meta'), 'service_n', 'service_ms', 'service_dev', 'service_cost')
+    service = { n = tonumber(m[1] or 0), ms = tonumber(m[2] or ms), dev = tonumber(m[3] or 0), cost = tonumber(m[4] or cost) }
+  end
+  local n = math.min(RECENT, service.n + 1)
+  local off = ms - service.ms
+  local counted_cost = math.max(service.cost / ODD, math.min(service.cost * ODD, cost))
+  service.dev = math.sqrt((1 - 1 / n) * (service.dev ^ 2 + off * off / n))
+  service.ms = service.ms + off / n
+  service.is_other = service.is_other or n ~= service.n or counted_cost ~= service.cost
+  service.n, service.cost = n, service.cost + (counted_cost - service.cost) / n
+end
+
+local function write_service()
+  if not service then return end
+  set_later('service_ms', service.ms)
+  set_later('service_dev', service.dev)
+  if service.is_other then -- hardly ever
+    set_later('service_n', service.n)
+    set_later('service_cost', service.cost)
+  end
+  service = nil
 end
 
 -- Expected seconds of a slot for a prediction of this cost.
@@ -30,8 +45,6 @@ local function expected_s(r)
   if not m[1] then return tonumber(r.cost) * UNKNOWN_S end
   return math.max(0.001, m[1] / 1000) * r.cost / m[2]
 end
-
-local function tally(queue, what, by) redis.call('HINCRBY', queue_key(queue, 'tally'), what, by or 1) end
 
 -- Later submits may go first, and their number is unknown. So estimates are scaled by their results: up a step after each
 -- wait that was longer, down after each other. The ratio of the steps leaves half above p50 and a tenth above p90.
@@ -61,8 +74,8 @@ local function score(r, now)
   scales.has_moved = true
 end
 
-local function write_scores(queue)
-  if scales and scales.has_moved then
-    redis.call('HSET', queue_key(queue, 'meta'), 'scale50', scales.p50, 'scale90', scales.p90)
-  end
+local function write_scores()
+  if not scales or not scales.has_moved then return end
+  set_later('scale50', scales.p50)
+  set_later('scale90', scales.p90)
 end

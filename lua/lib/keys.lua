@@ -19,11 +19,15 @@ local function stream_key(queue, lane, number) return queue_key(queue, lane .. '
 local function kick_channel(consumer) return 'kick:' .. consumer end
 local function ends_channel(waiter) return 'kick:ends:' .. waiter end
 
--- Milliseconds by the server's clock; a test may pass its own.
+-- Milliseconds by the server's clock, which is read once; a test may pass its own.
+local server_ms
 local function clock(given)
   if given and given ~= '' then return tonumber(given) end
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  if not server_ms then
+    local time = redis.call('TIME')
+    server_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  return server_ms
 end
 
 -- The record as a table, or nil. Absent fields read as ''. `as_read` keeps the flat reply.
@@ -39,6 +43,13 @@ end
 local function read(id)
   local flat = redis.call('HGETALL', record_key(id))
   return #flat > 0 and as_record(flat) or nil
+end
+
+-- Fields of a hash by name; absent ones are nil.
+local function fields_of(key, names)
+  local fields = {}
+  for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do fields[names[i]] = value or nil end
+  return fields
 end
 
 local TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = true }

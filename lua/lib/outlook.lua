@@ -32,26 +32,40 @@ local function ahead_in_streams(own, before, depth, turn)
   return sum
 end
 
+-- The tenants that have turns in a lane, with their virtual times and what each has waiting: read once for a call.
+local lines_up = {}
+local function line_up(queue, lane)
+  local of = lines_up[lane]
+  if of then return of end
+  local vtime = queue_key(queue, 'vtime:' .. lane)
+  local least = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES')
+  of = { names = {}, times = {}, waiting = {}, all = #least == 2 * LOOK and redis.call('ZCARD', vtime) or #least / 2 }
+  for i = 1, #least, 2 do of.names[#of.names + 1], of.times[least[i]] = least[i], tonumber(least[i + 1]) end
+  for i, count in ipairs(#least > 0 and redis.call('HMGET', queue_key(queue, 'queued'), unpack(of.names)) or {}) do
+    of.waiting[of.names[i]] = tonumber(count or 0)
+  end
+  lines_up[lane] = of
+  return of
+end
+
 -- Entries that leave backlogs before the one at `rank` of its tenant's: each tenant's share by weight, at most what it
 -- has waiting. That number includes other lanes, because one call then reads it for all tenants.
 local function ahead_in_backlogs(r, rank, each_s)
   local queue, lane, tenant = r.queue, r.lane, r.account
-  local vtime = queue_key(queue, 'vtime:' .. lane)
-  local debt = queue_key(queue, 'debt:' .. lane)
-  local own = tonumber(redis.call('ZSCORE', vtime, tenant) or redis.call('ZSCORE', debt, tenant) or lane_clock(queue, lane))
+  local up = line_up(queue, lane)
+  local own = up.times[tenant] or tonumber(redis.call('ZSCORE', queue_key(queue, 'vtime:' .. lane), tenant)
+    or redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or lane_clock(queue, lane))
   local turn = own + rank * each_s / limits_of(queue, tenant) -- the virtual time at which it is admitted
-  local others, names, times = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES'), {}, {}
-  for i = 1, #others, 2 do
-    if others[i] ~= tenant then names[#names + 1], times[#times + 1] = others[i], others[i + 1] end
+  local sum, others, later = rank, 0, uncounted.queued or {}
+  for _, other in ipairs(up.names) do
+    if other ~= tenant then
+      local fit = math.floor((turn - up.times[other]) * limits_of(queue, other) / each_s + 0.5)
+      sum = sum + math.max(0, math.min(up.waiting[other] + (later[other] or 0), fit))
+      others = others + 1
+    end
   end
-  if #names == 0 then return rank end
-  local sum, waiting_of = rank, redis.call('HMGET', queue_key(queue, 'queued'), unpack(names))
-  for i, other in ipairs(names) do
-    local fit = math.floor((turn - times[i]) * limits_of(queue, other) / each_s + 0.5)
-    sum = sum + math.max(0, math.min(tonumber(waiting_of[i] or 0), fit))
-  end
-  local unseen = #others == 2 * LOOK and redis.call('ZCARD', vtime) - #names - 1 or 0
-  return unseen > 0 and sum + math.floor((sum - rank) / #names * unseen) or sum
+  local unseen = others > 0 and #up.names == LOOK and up.all - others - 1 or 0
+  return unseen > 0 and sum + math.floor((sum - rank) / others * unseen) or sum
 end
 
 -- The reason why nothing of this queue starts now, or nil.
@@ -81,7 +95,7 @@ end
 
 local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'cool_ms', 'paused', 'breaker',
   'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
-  'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low' }
+  'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low', 'arrivals' }
 local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }
 
 -- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.
@@ -99,13 +113,19 @@ local function look_at(queue, lane)
   return m
 end
 
+-- Entries of a backlog, counted once for a call: file_later keeps the number.
+local function depth_of(backlog)
+  backlog_depths[backlog] = backlog_depths[backlog] or redis.call('ZCARD', backlog)
+  return backlog_depths[backlog]
+end
+
 -- Its place in its account's line, and how many of its lane start before it.
 local function stand(id, r, m)
   local rank, look = nil, m.lane
   if id then
     rank = redis.call('ZRANK', backlog_key(r.queue, r.lane, r.account), id)
   elseif not may_run(r.queue, r.account) or not is_calm(look) then
-    rank = redis.call('ZCARD', backlog_key(r.queue, r.lane, r.account))
+    rank = depth_of(backlog_key(r.queue, r.lane, r.account))
   end
   if rank then
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or expected_s(r)

@@ -45,7 +45,10 @@ local function mask_of(queue, lane)
 end
 
 -- Write a wakeup. Its lifetime only clears queues without a director: a lost wakeup costs one safety poll.
+local has_rung = {}
 local function ring(queue)
+  if has_rung[queue] then return end
+  has_rung[queue] = true
   local bell = queue_key(queue, 'bell')
   if redis.call('EXISTS', bell) == 0 then
     redis.call('LPUSH', bell, '1')
@@ -60,14 +63,35 @@ local function offer(queue, lane, number, mask)
   ring(queue)
 end
 
--- A counter per tenant. Its field is removed at zero, so that a queue remembers only tenants with work.
-local function count(queue, what, tenant, by)
-  local key = queue_key(queue, what)
-  if redis.call('HINCRBY', key, tenant, by) <= 0 then redis.call('HDEL', key, tenant) end
+-- Entries that leave streams and ids that leave indexes are removed once, at the script's end.
+local leaving, removed = {}, {}
+local function leave_later(stream, mid)
+  leaving[stream] = leaving[stream] or {}
+  table.insert(leaving[stream], mid)
+end
+local function remove_later(key, id)
+  removed[key] = removed[key] or {}
+  table.insert(removed[key], id)
 end
 
--- Counts for many predictions are written once: at the script's end, and before any step that reads them.
-local uncounted = {}
+-- XACK alone would leave an entry for ever; XDEL alone its pending id.
+local function write_removals()
+  for stream, mids in pairs(leaving) do
+    redis.call('XACK', stream, GROUP, unpack(mids))
+    redis.call('XDEL', stream, unpack(mids))
+    waiting_in[stream] = nil
+  end
+  for key, ids in pairs(removed) do redis.call('ZREM', key, unpack(ids)) end
+  leaving, removed = {}, {}
+end
+
+-- Counts for many predictions, and new values of the queue, are written once: at the script's end, and before any step that
+-- reads them.
+local uncounted, unset = {}, {}
+local function set_later(field, value)
+  unset[#unset + 1] = field
+  unset[#unset + 1] = value
+end
 local function count_later(what, field, by)
   local sums = uncounted[what]
   if not sums then
@@ -77,26 +101,34 @@ local function count_later(what, field, by)
   sums[field] = (sums[field] or 0) + by
 end
 
+-- A counter of a tenant is removed at zero, so that a queue remembers only tenants with work.
 local OF_TENANTS = { queued = true, running = true }
 local function write_counts(queue)
   for what, sums in pairs(uncounted) do
+    local key = queue_key(queue, what)
     for field, by in pairs(sums) do
-      if OF_TENANTS[what] then
-        count(queue, what, field, by)
-      else
-        redis.call('HINCRBY', queue_key(queue, what), field, by)
-      end
+      local sum = (by ~= 0 or what == 'tally') and redis.call('HINCRBY', key, field, by)
+      if sum and sum <= 0 and OF_TENANTS[what] then redis.call('HDEL', key, field) end
     end
   end
-  uncounted = {}
+  if #unset > 0 then redis.call('HSET', queue_key(queue, 'meta'), unpack(unset)) end
+  uncounted, unset = {}, {}
 end
 
-local function counted(queue, what, tenant) return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) end
+local function count(queue, what, tenant, by)
+  count_later(what, tenant, by)
+  write_counts(queue)
+end
+
+local function counted(queue, what, tenant)
+  local later = uncounted[what] and uncounted[what][tenant] or 0
+  return tonumber(redis.call('HGET', queue_key(queue, what), tenant) or 0) + later
+end
 
 -- Count an entry that came into the streams, or left them because it was handed out or ended.
 -- Entries of a release without these counts were never counted.
 local function count_ready(r, by)
-  if r.arrival ~= '' then redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'ready:' .. r.lane, by) end
+  if r.arrival ~= '' then count_later('meta', 'ready:' .. r.lane, by) end
 end
 
 -- The stream of its tenant's shard with the fewest waiting. `look`: from look_at_lane; it keeps the answer.

@@ -69,7 +69,7 @@ end
 local clocks = {}
 local function write_clocks(queue)
   for lane, own in pairs(clocks) do
-    redis.call('HSET', queue_key(queue, 'meta'), 'clock:' .. lane, own)
+    set_later('clock:' .. lane, own)
     redis.call('ZREMRANGEBYSCORE', queue_key(queue, 'debt:' .. lane), '-inf', own)
   end
 end
@@ -111,47 +111,51 @@ local function part(queue, lane, tenant)
   end
 end
 
--- Move a tenant's virtual time while there is another tenant to compare with.
-local function owe(queue, lane, tenant, seconds)
-  local vtime, by = queue_key(queue, 'vtime:' .. lane), seconds / limits_of(queue, tenant)
-  if redis.call('ZADD', vtime, 'XX', 'INCR', by, tenant) or redis.call('EXISTS', vtime) == 0 then return end
-  local own = tonumber(redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or 0)
-  keep_debt(queue, lane, tenant, math.max(own, lane_clock(queue, lane)) + by)
+-- Move a tenant's virtual time by these seconds, one after the other, while there is another tenant to compare with.
+local function owe(queue, lane, tenant, all)
+  local vtime, weight = queue_key(queue, 'vtime:' .. lane), limits_of(queue, tenant)
+  local own, least = redis.call('ZSCORE', vtime, tenant), -math.huge
+  local has_turns = own
+  if not has_turns then
+    if redis.call('EXISTS', vtime) == 0 then return end
+    own, least = redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or 0, lane_clock(queue, lane)
+  end
+  for _, seconds in ipairs(all) do own = math.max(own, least) + seconds / weight end
+  if has_turns then
+    redis.call('ZADD', vtime, own, tenant)
+  else
+    keep_debt(queue, lane, tenant, own)
+  end
 end
 
 -- Replace the charge from entering the streams by the real time.
 local function correct(r, seconds)
-  if r.charged ~= '' then owe(r.queue, r.lane, r.account, seconds - r.charged) end
+  if r.charged ~= '' then owe(r.queue, r.lane, r.account, { seconds - r.charged }) end
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
 
--- The first entries of a tenant's backlog, read once for several: the script that admits them removes them here.
-local lines = {}
-local function line_of(backlog)
-  local line = lines[backlog]
-  if not line or (#line == 0 and not line.is_whole) then
-    line = redis.call('ZRANGE', backlog, 0, LOOK_AHEAD - 1)
-    line.is_whole = #line < LOOK_AHEAD
-    lines[backlog] = line
-  end
-  return line
+-- Ids that join backlogs are written once for each backlog: at the script's end, and before anything that reads it.
+local joining = {}
+local function into_backlog_later(backlog, id, r)
+  local line = joining[backlog] or { lane = r.lane }
+  joining[backlog] = line
+  line[#line + 1] = tonumber(r.arrival) or 0
+  line[#line + 1] = id
 end
 
-local function into_backlog(id, r)
-  local backlog = backlog_key(r.queue, r.lane, r.account)
-  lines[backlog] = nil
-  if redis.call('ZADD', backlog, tonumber(r.arrival) or 0, id) == 1 then
-    redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, 1)
+local function write_backlogs()
+  for backlog, line in pairs(joining) do
+    count_later('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
   end
+  joining = {}
 end
 
 -- Returns true if it was there.
 local function out_of_backlog(id, r)
   local backlog = backlog_key(r.queue, r.lane, r.account)
-  lines[backlog] = nil
   if redis.call('ZREM', backlog, id) == 0 then return false end
-  redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, -1)
+  count_later('meta', 'backlogged:' .. r.lane, -1)
   if redis.call('EXISTS', backlog) == 0 then part(r.queue, r.lane, r.account) end
   return true
 end
@@ -175,6 +179,25 @@ local function note_running(queue, tenant)
   if most then join_or_part(queue, tenant) end
 end
 
+-- The same as `correct` and `note_running`, once for all that end in a script.
+local corrections, touched = {}, {}
+local function correct_later(r, seconds)
+  touched[r.account] = true
+  if r.charged == '' then return end
+  local of = corrections[r.lane] or {}
+  corrections[r.lane] = of
+  of[r.account] = of[r.account] or {}
+  table.insert(of[r.account], seconds - r.charged)
+end
+
+local function write_corrections(queue)
+  for lane, of in pairs(corrections) do
+    for tenant, all in pairs(of) do owe(queue, lane, tenant, all) end
+  end
+  for tenant in pairs(touched) do note_running(queue, tenant) end
+  corrections, touched = {}, {}
+end
+
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Read what decides about a new prediction: the lane's backlogs and streams, and the queue's slots, claims and streams.
@@ -191,83 +214,152 @@ local function is_calm(look)
 end
 
 -- Put a waiting prediction in line. Returns fields for the record. A prediction that was handed out before goes to the head
--- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand.
-local function file(id, r, look)
+-- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up to date. What
+-- predictions share is written by write_filed.
+local backlog_depths, has_turns = {}, {}
+local function file_later(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
   local may = may_run(queue, tenant)
   if may then look = look or look_at_lane(queue, lane) end
   if may and is_calm(look) then
     local number, mid = put(id, r, stream_for(r, look))
+    look.ready = look.ready + 1
     count_ready(r, 1)
     offer(queue, lane, number, look.mask)
+    look.mask = with_bit(look.mask, number)
     return { 'stream', number, 'mid', mid, 'charged', '' }
   end
-  into_backlog(id, r)
+  local backlog = backlog_key(queue, lane, tenant)
+  into_backlog_later(backlog, id, r)
+  if look then look.backlogged = look.backlogged + 1 end
+  if backlog_depths[backlog] then backlog_depths[backlog] = backlog_depths[backlog] + 1 end
   if may then
-    join(queue, lane, tenant)
+    if not has_turns[backlog] then join(queue, lane, tenant) end
+    has_turns[backlog] = true
     ring(queue)
   end
   return { 'stream', '', 'mid', '', 'charged', '' }
 end
 
--- Remove it from its place for good. XACK alone would leave the entry for ever; XDEL alone its pending id.
-local function unplace(id, r)
-  if r.mid == '' then
-    out_of_backlog(id, r)
-    return
-  end
-  local stream = stream_key(r.queue, r.lane, r.stream)
-  redis.call('XACK', stream, GROUP, r.mid)
-  redis.call('XDEL', stream, r.mid)
-  waiting_in[stream] = nil
+local function write_filed(queue)
+  write_backlogs()
+  write_counts(queue)
+end
+
+local function file(id, r)
+  local placed = file_later(id, r)
+  write_filed(r.queue)
+  return placed
+end
+
+-- Remove it from its place for good. The caller writes the counts.
+local function unplace_later(id, r)
+  if r.mid == '' then return out_of_backlog(id, r) end
+  leave_later(stream_key(r.queue, r.lane, r.stream), r.mid)
   if r.token == '' then count_ready(r, -1) end
 end
 
--- The first entry of a backlog; or among the first few, the first with the affinity key `warm`.
-local function first_in_line(backlog, warm)
-  if warm == '' then return line_of(backlog)[1] end
-  lines[backlog] = nil
-  local line = line_of(backlog)
-  for i = 1, #line do
-    if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return line[i] end
-  end
-  return line[1]
+local function unplace(id, r)
+  unplace_later(id, r)
+  write_removals()
 end
 
--- The next prediction of a lane: (id, looks it took, record, virtual time); id nil if there is no turn. Moves only what is
--- out of place: a tenant that may not run now, an id that does not wait.
-local function next_in_turn(queue, lane, warm)
-  local vtime = queue_key(queue, 'vtime:' .. lane)
-  for looked = 1, 64 do
-    local least = redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')
-    local tenant = least[1]
-    if not tenant then return nil, looked end
-    local id = first_in_line(backlog_key(queue, lane, tenant), warm)
-    local r = id and read(id)
-    if not id or not may_run(queue, tenant) then
-      part(queue, lane, tenant)
-    elseif r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
-      return id, looked, r, tonumber(least[2])
-    else
-      out_of_backlog(id, { queue = queue, lane = lane, account = tenant })
+-- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
+-- once, played forward, and written once. As many turns can be given as tenants were read: no other's time comes before.
+local function read_turns(queue, lane, most)
+  local turns, least = {}, redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
+  for i = 1, #least, 2 do
+    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = {}, admitted = {},
+      backlog = backlog_key(queue, lane, least[i]), length = math.max(LOOK_AHEAD, math.floor(2 * most / #least) + 1) }
+  end
+  return turns
+end
+
+local function least_of(turns)
+  local best
+  for _, turn in ipairs(turns) do
+    local is_tied = best and turn.own == best.own and turn.tenant < best.tenant
+    if not turn.is_over and (not best or turn.own < best.own or is_tied) then best = turn end
+  end
+  return best
+end
+
+local function write_line(turn)
+  if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end
+  turn.line, turn.admitted, turn.is_whole = {}, {}, false
+end
+
+local function line_of(turn)
+  if #turn.line == 0 and not turn.is_whole then
+    write_line(turn)
+    turn.line = redis.call('ZRANGE', turn.backlog, 0, turn.length - 1)
+    turn.is_whole = #turn.line < turn.length
+  end
+  return turn.line
+end
+
+local function write_turns(queue, lane, turns)
+  local moved = {}
+  for _, turn in ipairs(turns) do
+    write_line(turn)
+    if turn.has_moved then
+      moved[#moved + 1] = turn.own
+      moved[#moved + 1] = turn.tenant
     end
   end
-  return nil, 64
+  if #moved > 0 then redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), unpack(moved)) end
+  for _, turn in ipairs(turns) do
+    if turn.is_over then part(queue, lane, turn.tenant) end
+  end
 end
 
--- Admit a prediction and charge its expected time. The lane's streams are empty, so any stream of its shard will do. Its
--- place is noted in `r`; the caller writes the record, the counts and, at its end, the clock.
-local function let_in(id, r, own, streams)
-  local queue, lane, tenant = r.queue, r.lane, r.account
-  r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
-  r.charged = expected_s(r)
-  clocks[lane] = own
-  redis.call('ZADD', queue_key(queue, 'vtime:' .. lane), own + r.charged / limits_of(queue, tenant), tenant)
-  local backlog = backlog_key(queue, lane, tenant)
-  local line = line_of(backlog)
-  redis.call('ZREM', backlog, id)
-  for i, other in ipairs(line) do
-    if other == id then table.remove(line, i) end
+-- The place in line of the next one: the first; or among the first few, the first with the affinity key `warm`.
+local function place_of_next(turn, warm)
+  if warm == '' then return 1 end
+  write_line(turn)
+  local line = line_of(turn)
+  for i = 1, math.min(#line, LOOK_AHEAD) do
+    if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return i end
   end
-  if #line_of(backlog) == 0 then part(queue, lane, tenant) end
+  return 1
+end
+
+-- Admit up to `most` predictions of a lane in turn, and charge their expected time. The lane's streams are empty, so any
+-- stream of a shard will do. Places are noted in the records: the caller writes these, the counts and, at its end, the
+-- clock. Returns {id, record}, …, how many it looked at, and true if no tenant has a turn. Moves what is out of place: a
+-- tenant that may not run now, an id that does not wait.
+local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
+  local admitted, looked, turns, is_last = {}, 0, nil, false
+  while #admitted < most and looked < looks do
+    turns = turns or read_turns(queue, lane, most - #admitted)
+    local turn = least_of(turns)
+    is_last = not turn
+    if is_last then break end
+    local tenant, place = turn.tenant, place_of_next(turn, warm)
+    local id = line_of(turn)[place]
+    local r, may = id and read(id), may_run(queue, tenant)
+    looked = looked + 1
+    if id and may and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
+      if not fits(tonumber(r.cost)) then break end
+      r.stream, r.mid = put(id, r, string.match(r.shard, '%d+') % streams)
+      r.charged = expected_s(r)
+      clocks[lane] = turn.own
+      turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true
+      turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)
+      turn.is_over = #line_of(turn) == 0
+      count_later('meta', 'backlogged:' .. lane, -1)
+      count_ready(r, 1)
+      admitted[#admitted + 1] = { id, r }
+    else
+      write_turns(queue, lane, turns)
+      turns = nil
+      if id and may then
+        out_of_backlog(id, { queue = queue, lane = lane, account = tenant })
+      else
+        part(queue, lane, tenant)
+      end
+    end
+  end
+  if turns then write_turns(queue, lane, turns) end
+  return admitted, looked, is_last
 end

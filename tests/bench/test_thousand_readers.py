@@ -142,7 +142,12 @@ class Crowd:
         async def end(claim: Claim) -> None:
             self.ended_at[claim.id] = time.monotonic()
             await self._scripts.finish(
-                claim.id, token=claim.token, status=Status.SUCCEEDED, ran_ms=1, seq=seqs.get(claim.id, 0)
+                claim.id,
+                queue=claim.record.queue,
+                token=claim.token,
+                status=Status.SUCCEEDED,
+                ran_ms=1,
+                seq=seqs.get(claim.id, 0),
             )
 
         for start in range(0, len(claims), AT_ONCE):

@@ -181,7 +181,12 @@ async def test_thirty_two_concurrent_batches_never_exceed_budgets_or_share_a_pre
                 batches.append((budget, [(claim.id, claim.record.cost) for claim in claims]))
                 for claim in claims:
                     await scripts.finish(
-                        claim.id, token=claim.token, status=Status.SUCCEEDED, ran_ms=0, now_ms=driver.now_ms
+                        claim.id,
+                        queue=driver.queue,
+                        token=claim.token,
+                        status=Status.SUCCEEDED,
+                        ran_ms=0,
+                        now_ms=driver.now_ms,
                     )
         finally:
             await gatherer.aclose()

@@ -22,7 +22,9 @@ async def write_with(driver: QueueDriver, claim: Claim, token: str) -> dict[str,
         "extend": extended,
         "advance": advanced.hold,
         "release": await scripts.release(claim.id, token=token, spent=True, now_ms=now_ms),
-        "finish": await scripts.finish(claim.id, token=token, status=Status.SUCCEEDED, output=b"1", now_ms=now_ms),
+        "finish": await scripts.finish(
+            claim.id, queue=driver.queue, token=token, status=Status.SUCCEEDED, output=b"1", now_ms=now_ms
+        ),
     }
 
 

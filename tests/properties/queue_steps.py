@@ -160,6 +160,31 @@ class QueueSteps(RuleBasedStateMachine):
         for _ in range(many):
             self.enqueue(Wish("whale", 0, lane, 1, None, None, "", False, affinity, None))
 
+    @rule(lane=st.sampled_from(["normal", "high"]), many=st.sampled_from([2, 5, 33]), cost=st.sampled_from([1, 2]))
+    def flood_in_one_batch(self, lane: str, many: int, cost: float) -> None:
+        """Submit for all tenants in one turn of the loop. Some may be refused between others."""
+        slots = int(self.do(self.driver.meta("slots")) or 0)
+        expected, calls = [], []
+        for number in range(many):
+            name = TENANTS[number % len(TENANTS)]
+            tenant = self.model.tenants[name]
+            expected.append(self.model.refusal(name, most_queued=None, slots=slots))
+            p = Prediction(self.driver.new_id(), name, lane, cost, "", None, None, "")
+            if not expected[-1]:
+                self.model.accept(p)
+            limits = {"weight": tenant.weight, "most_running": tenant.most_running, "limits_rev": tenant.revision}
+            calls.append(self.driver.submit(p.id, account=name, streams=[2 * number], lane=lane, cost=cost, **limits))
+        answers = self.do(_together(calls))
+        assert [answer.code if isinstance(answer, QueueRefused) else "" for answer in answers] == expected
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH, many=st.sampled_from([2, 5, 33]))
+    def finish_in_one_batch(self, which: int, many: int) -> None:
+        """Finish claims in one turn of the loop, stale and repeated ones among them."""
+        claims = [self.claim_of(which + number)[0] for number in range(many)]
+        expected = [self.model.finish(self.model.all[claim.id], claim.token) for claim in claims]
+        assert self.do(_together([self.driver.finish(claim, output=b"1") for claim in claims])) == expected
+
     @precondition(lambda self: self.model.all)
     @rule(which=WHICH)
     def cancel(self, which: int) -> None:
@@ -178,7 +203,7 @@ class QueueSteps(RuleBasedStateMachine):
             assert outlook.reason == "paused"
 
     @rule(
-        count=st.integers(1, 4),
+        count=st.sampled_from([1, 2, 3, 4, 16]),
         consumer=CONSUMERS,
         budget=st.sampled_from([None, None, 1, 3]),
         is_alone=st.booleans(),
@@ -324,6 +349,10 @@ class QueueSteps(RuleBasedStateMachine):
         expected = self.model.release(p, claim.token, is_spent=is_spent, delay_ms=delay_s * 1000)
         released = self.do(self.driver.release(claim, spent=is_spent, delay_s=delay_s, error="e", code="c"))
         assert released == expected
+
+
+async def _together(calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
 
 
 def policy(breaker_after: int = 0, *, refuses_while_broken: bool = False, runs_once: bool = False) -> Policy:

@@ -92,14 +92,15 @@ class Fault(NamedTuple):
 FAULTS = {
     "a stale claim may finish": Fault("if r.token ~= token then return 'lost' end", script="finish"),
     "what is taken back keeps its old entry": Fault(
-        "  redis.call('XACK', stream, GROUP, r.mid)\n  redis.call('XDEL', stream, r.mid)\n", script="reap"
+        "    redis.call('XACK', stream, GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
+        script="reap",
     ),
     "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
     "no wakeup is sent for a turn": Fault(
         "    ring(queue)\n  end\n  return { 'stream', ''", "  end\n  return { 'stream', ''"
     ),
     "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
-    "a paused queue hands out": Fault("if state[2] == '1' then return { 'paused' } end", script="claim"),
+    "a paused queue hands out": Fault("if state.paused == '1' then return { 'paused' } end", script="claim"),
     "a revived one keeps its lifetime": Fault("redis.call('PERSIST', KEYS[1])", script="revive"),
     "a due retry is promoted twice": Fault("redis.call('ZREM', KEYS[1], id)", script="promote"),
     "what runs is not counted": Fault("  count_later('running', r.account, 1)\n", script="claim"),
@@ -109,42 +110,42 @@ FAULTS = {
     ),
     "a retry does not count as waiting": Fault("  count(r.queue, 'queued', r.account, 1)\n", script="release"),
     "what leaves a stream is still counted there": Fault("  if r.token == '' then count_ready(r, -1) end\n"),
-    "what leaves a backlog is still counted there": Fault(
-        "  redis.call('HINCRBY', queue_key(r.queue, 'meta'), 'backlogged:' .. r.lane, -1)\n"
-    ),
+    "what leaves a backlog is still counted there": Fault("  count_later('meta', 'backlogged:' .. r.lane, -1)\n"),
     "what is let in is still counted in its backlog": Fault(
-        "    count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
+        "      count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
     ),
-    "what is counted of many is not written": Fault("write_counts(queue)\nwrite_scores", "write_scores", "claim"),
+    "what is counted of many is not written": Fault("end\nwrite_counts(queue)\n", "end\n", "claim"),
     "what is handed out has no lease": Fault("if #leases > 0 then", "if false then", "claim"),
     "who has come to a limit keeps its turns": Fault("  note_running(queue, r.account)\n", script="claim"),
-    "who has room again gets no turns": Fault("  note_running(r.queue, r.account)\n", script="finish"),
+    "who has room again gets no turns": Fault("note_running(queue, tenant) end\n", "end\n", script="finish"),
     "who may run again is not called": Fault(
         "join(queue, lane, tenant) then\n      ring(queue)\n", "join(queue, lane, tenant) then\n"
     ),
     "a limit counts at the door of the lane alone": Fault(
         "elseif not may_run(queue, r.account) then", "elseif false then", "claim"
     ),
-    "what is put back is nowhere": Fault("  into_backlog(id, r)\n  part(", "  part(", "claim"),
+    "what is put back is nowhere": Fault(
+        "  into_backlog_later(backlog_key(queue, r.lane, r.account), id, r)\n  write", "  write", "claim"
+    ),
     "what is put back is in two places": Fault(
-        "  unplace(id, r)\n  into_backlog(id, r)\n  part(", "  into_backlog(id, r)\n  part(", "claim"
+        "  unplace(id, r)\n  into_backlog_later(", "  into_backlog_later(", "claim"
     ),
-    "what is let in stays in its backlog": Fault("  redis.call('ZREM', backlog, id)\n"),
+    "what is let in stays in its backlog": Fault(
+        "  if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end\n"
+    ),
     "what is let in behind others is left there": Fault(
-        "      mask[lane] = with_bit(mask[lane], number)\n", script="claim"
+        "      mask[lane] = with_bit(mask[lane], r.stream)\n", script="claim"
     ),
-    "the turn is another one's": Fault(
-        "redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')", "redis.call('ZREVRANGE', vtime, 0, 0, 'WITHSCORES')", "claim"
-    ),
+    "the turn is another one's": Fault("turn.own < best.own or", "turn.own > best.own or", "claim"),
     "the last of a line goes first": Fault(
-        "redis.call('ZRANGE', backlog, 0, LOOK", "redis.call('ZREVRANGE', backlog, 0, LOOK", "claim"
+        "redis.call('ZRANGE', turn.backlog", "redis.call('ZREVRANGE', turn.backlog", "claim"
     ),
     "who comes again has two virtual times": Fault("  redis.call('ZREM', debt, tenant)\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
     "most_queued lets one more in": Fault(">= tonumber(r.most_queued)", "> tonumber(r.most_queued)", "enqueue"),
     "a bounded queue takes one more": Fault(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"),
     "an open breaker hands out": Fault(
-        "if not is_probe and (state[4] or '') ~= '' then return { 'open' } end", script="claim"
+        "if not is_probe and (state.breaker or '') ~= '' then return { 'open' } end", script="claim"
     ),
     "several try an open breaker": Fault("if is_probe then most = math.min(most, 1) end", script="claim"),
     "an older change of limits applies": Fault(

@@ -136,7 +136,9 @@ class PlayedDirector:
         return advanced.seq
 
     async def finish(self, claim: Claim, status: Status = Status.SUCCEEDED, **ended: Any) -> None:
-        assert await self._scripts.finish(claim.id, token=claim.token, status=status, ran_ms=0, **ended)
+        assert await self._scripts.finish(
+            claim.id, queue=self._queue, token=claim.token, status=status, ran_ms=0, **ended
+        )
 
     async def run(self, output_of: Callable[[Claim], bytes], *, pause_s: float = 0) -> None:
         while True:

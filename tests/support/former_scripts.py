@@ -69,6 +69,9 @@ OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "release": frozenset({"began", "claimed_ms"}),
 }
 
+# Parameters of ours that 0.2.0's calls do without: it finds their values in the record.
+FOUND: Final[Mapping[str, frozenset[str]]] = {"finish": frozenset({"queue"})}
+
 # Fields of NewPrediction that 0.2.0's `enqueue` takes by other names.
 FORMER_NAMES: Final = {
     "id": "prediction_id",
@@ -151,7 +154,7 @@ class EitherScripts:
 
 
 def our_parameters(name: str) -> set[str]:
-    ours = set(signature(getattr(Scripts, name)).parameters) - {"self"}
+    ours = set(signature(getattr(Scripts, name)).parameters) - {"self"} - FOUND.get(name, set())
     if name != "enqueue":
         return ours
     fields = {FORMER_NAMES.get(field, field) for field in NewPrediction.__struct_fields__}
@@ -160,7 +163,8 @@ def our_parameters(name: str) -> set[str]:
 
 def by_name(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     arguments = dict(signature(getattr(Scripts, name)).bind(None, *args, **options).arguments)
-    del arguments["self"]
+    for found in {"self"} | FOUND.get(name, set()):
+        del arguments[found]
     return _apart(**arguments) if name == "enqueue" else arguments
 
 

@@ -138,7 +138,9 @@ class QueueDriver:
     async def finish(self, claim: Claim, status: Status = Status.SUCCEEDED, **options: Any) -> bool:
         """Finish a claim. `seq` is by default the claim's; a test that wrote events gives its own."""
         options = {"seq": claim.record.seq, **options}
-        return await self.scripts.finish(claim.id, token=claim.token, status=status, now_ms=self.now_ms, **options)
+        return await self.scripts.finish(
+            claim.id, queue=self.queue, token=claim.token, status=status, now_ms=self.now_ms, **options
+        )
 
     async def run(self, claim: Claim, seconds: float) -> None:
         self.pass_time(seconds)

@@ -87,6 +87,7 @@ class Ours:
                 *(
                     self.scripts.finish(
                         claim.id,
+                        queue=self.queue,
                         token=claim.token,
                         status=Status.SUCCEEDED,
                         output=b'"x"',

@@ -254,7 +254,9 @@ async def test_canceled_run_keeps_its_reservation_until_it_stops(
         await api.post(f"/v1/predictions/{made['id']}/cancel")
         assert await cashier.run_once() == 0
         assert await used(redis) == (0, 10)
-        assert await scripts.finish(claim.id, token=claim.token, status=Status.CANCELED, ran_ms=3000)
+        assert await scripts.finish(
+            claim.id, queue=claim.record.queue, token=claim.token, status=Status.CANCELED, ran_ms=3000
+        )
         assert await cashier.run_once() == 1
     assert await used(redis) == (3, 0)
 

@@ -3,7 +3,8 @@
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -277,3 +278,75 @@ async def test_version_with_lost_replies_is_still_the_latest(losing: LosingProxy
     model = await catalog.model(MODEL)
     assert model.latest == newer
     assert queue in await catalog.queues()
+
+
+async def runs_of(driver: QueueDriver, calls: list[Awaitable[Any]]) -> tuple[int, list[Any]]:
+    """Return how often Redis ran a script for these calls, and what their callers got."""
+
+    async def runs() -> int:
+        return int((await driver.redis.info("commandstats")).get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+    before = await runs()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    return await runs() - before, answers
+
+
+@pytest.mark.not_on("cluster", why="it counts the runs at one server")
+async def test_items_of_one_turn_share_runs_of_at_most_32(driver: QueueDriver) -> None:
+    await driver.submit()
+    assert (await runs_of(driver, [driver.submit() for _ in range(32)]))[0] == 1
+    assert (await runs_of(driver, [driver.submit() for _ in range(33)]))[0] == 2
+    claims = await driver.claim(33)
+    await driver.finish(claims[0])
+    assert await runs_of(driver, [driver.finish(claim) for claim in claims[1:]]) == (1, [True] * 32)
+
+
+@pytest.mark.not_on("cluster", why="it counts the runs at one server")
+async def test_items_beyond_256_kib_go_apart(driver: QueueDriver) -> None:
+    await driver.submit_many(4)
+    known, *claims = await driver.claim(4)
+    await driver.finish(known)
+    large = b'"' + b"x" * 100_000 + b'"'
+    assert await runs_of(driver, [driver.finish(claim, output=large) for claim in claims]) == (2, [True] * 3)
+
+
+@pytest.mark.not_on("cluster", why="it counts the runs at one server")
+async def test_item_at_fault_is_sent_again_alone_and_the_others_are_done(driver: QueueDriver) -> None:
+    await driver.submit_many(5)
+    known, *claims = await driver.claim(5)
+    await driver.finish(known)
+    record = await driver.redis.dump(keys.record(claims[1].id))
+    await driver.redis.set(keys.record(claims[1].id), "no record")
+    runs, (first, refused, third, fourth) = await runs_of(driver, [driver.finish(claim) for claim in claims])
+    assert runs == 2
+    assert isinstance(refused, ResponseError)
+    assert (first, third, fourth) == (True, True, True)
+    await driver.redis.restore(keys.record(claims[1].id), 0, record, replace=True)
+    assert await driver.finish(claims[1])
+
+
+async def test_batch_with_a_lost_reply_is_sent_singly_and_done_once(
+    losing: LosingProxy, far_driver: QueueDriver
+) -> None:
+    ids = [far_driver.new_id() for _ in range(5)]
+    losing.lose_next_reply(ids[2].encode(), is_of_request=True)
+    assert await asyncio.gather(*map(far_driver.submit, ids)) == ids
+    assert losing.lost == 1
+    claims = await far_driver.claim(5)
+    assert sorted(claim.id for claim in claims) == sorted(ids)
+    losing.lose_next_reply(b"rare words", is_of_request=True)
+    ends = [far_driver.finish(claim, Status.FAILED, error="rare words") for claim in claims]
+    assert await asyncio.gather(*ends) == [True] * 5
+    assert losing.lost == 1
+    for claim in claims:
+        assert (await far_driver.kinds(claim.id)).count("completed") == 1
+    assert (await far_driver.stats()).tally["ended"] == 6
+
+
+async def test_forgotten_script_runs_once_for_the_batch(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.redis.script_flush()
+    runs, ids = await runs_of(driver, [driver.submit() for _ in range(8)])
+    assert runs == 2, "one that found no script, and one that did all"
+    assert len(set(ids)) == 8
+    assert len(await driver.members(keys.live(driver.queue))) == 9

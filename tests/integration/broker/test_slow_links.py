@@ -258,7 +258,7 @@ class Counting(Gatherer):
         self.pipelines: list[list[int]] = []
 
     async def _send_once(self, calls: list[gatherers.Call]) -> list[gatherers.Call]:
-        self.pipelines.append([len(call.command) for call in calls])
+        self.pipelines.append([call.size for call in calls])
         return await super()._send_once(calls)
 
 

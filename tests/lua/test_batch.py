@@ -1,0 +1,104 @@
+"""A fault of one item of a batch touches no other item, and leaves nothing that the reconciler cannot see."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from director.broker import keys
+from director.core.errors import BackendUnavailable
+from tests.support.keyspace import unchanged
+from tests.support.queue_driver import QueueDriver
+
+# a field that an end needs, and a value that no script writes
+BROKEN = [("seq", ""), ("claimed", "long ago"), ("cost", "much")]
+
+
+async def together(*calls: Any) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("field", "value"), BROKEN)
+async def test_end_with_a_broken_record_changes_nothing_of_it(driver: QueueDriver, field: str, value: str) -> None:
+    await driver.submit_many(3)
+    claims = await driver.claim(3)
+    broken = claims[1]
+    kept = await driver.redis.hget(keys.record(broken.id), field)
+    await driver.redis.hset(keys.record(broken.id), field, value)
+    first, refused, third = await together(*(driver.finish(claim, ran_ms=5, output=b"1") for claim in claims))
+    assert (first, third) == (True, True)
+    assert isinstance(refused, ResponseError)
+    assert (await driver.stats()).claimed == 1
+    assert await driver.extend(broken) == ["held"]
+    await driver.redis.hset(keys.record(broken.id), field, kept)
+    assert await driver.finish(broken, ran_ms=5, output=b"1")
+    assert (await driver.stats()).tally["ended"] == 3
+    assert await driver.entries() == {}
+
+
+async def test_end_whose_events_are_no_list_is_written_but_for_them(driver: QueueDriver) -> None:
+    await driver.submit_many(3)
+    claims = await driver.claim(3)
+    await driver.redis.set(keys.events(claims[0].id), "no list", px=10_000)
+    assert await together(*map(driver.finish, claims)) == [True] * 3, "the second try finds it finished"
+    for claim in claims:
+        assert (await driver.record(claim.id)).status == "succeeded"
+    assert (await driver.stats()).live == 0
+    assert await driver.entries() == {}
+
+
+async def test_enqueue_over_a_broken_key_writes_nothing_of_it(driver: QueueDriver) -> None:
+    await driver.have_slots(1)
+    ids = [driver.new_id() for _ in range(4)]
+    await driver.redis.set(keys.record(ids[1]), "no record", px=60_000)
+    await driver.redis.set(keys.events(ids[2]), "no list", px=60_000)
+    answers = await together(*map(driver.submit, ids))
+    assert [isinstance(answer, ResponseError) for answer in answers] == [False, True, True, False]
+    assert set(await driver.members(keys.live(driver.queue))) == {ids[0], ids[3]}
+    assert [claim.id for claim in await driver.claim(4)] == [ids[0], ids[3]]
+    await driver.redis.delete(keys.record(ids[1]))
+
+
+async def test_item_that_is_there_twice_is_carried_out_once(driver: QueueDriver) -> None:
+    prediction_id = driver.new_id()
+    assert await together(*(driver.submit(prediction_id) for _ in range(3))) == [prediction_id] * 3
+    assert (await driver.stats()).tally == {"accepted:normal": 1}
+    claim = await driver.claim_one()
+    assert await together(driver.finish(claim), driver.finish(claim)) == [True, True]
+    assert (await driver.stats()).tally["ended"] == 1
+    assert (await driver.kinds(claim.id)).count("completed") == 1
+
+
+async def test_same_idempotency_key_in_one_batch_makes_one_prediction(driver: QueueDriver) -> None:
+    key = ("a" * 32, "b" * 32)
+    first, *others = await together(*(driver.submit(idempotency=key) for _ in range(3)))
+    assert others == [first, first]
+    assert (await driver.stats()).live == 1
+
+
+async def test_refused_item_leaves_its_neighbours_accepted(driver: QueueDriver) -> None:
+    answers = await together(*(driver.submit(most_queued=2) for _ in range(5)))
+    assert [getattr(answer, "code", "") for answer in answers] == ["", "", *["too_many_queued"] * 3]
+    assert (await driver.stats()).live == 2
+
+
+async def test_full_server_refuses_a_batch_and_writes_nothing(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.redis.config_set("maxmemory", "1")
+    try:
+        async with unchanged(driver.redis):
+            answers = await together(*(driver.submit() for _ in range(8)))
+        assert {type(answer) for answer in answers} == {BackendUnavailable}
+        assert all(answer.is_untouched for answer in answers)
+    finally:
+        await driver.redis.config_set("maxmemory", "0")
+
+
+async def test_broken_record_does_not_hold_up_those_read_with_it(driver: QueueDriver) -> None:
+    await driver.have_slots(9)
+    ids = await driver.submit_many(4, streams=[0])
+    await driver.redis.hset(keys.record(ids[1]), "attempt", "")
+    assert [claim.id for claim in await driver.claim(4)] == [ids[0], ids[2], ids[3]]
+    assert await driver.redis.zcard(keys.lease(driver.queue)) == 3
+    await driver.redis.hset(keys.record(ids[1]), "attempt", 0)
