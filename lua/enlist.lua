@@ -1,16 +1,25 @@
 #!lua
--- enlist: put a prediction on its account's list, before it is enqueued: a list may name a refused prediction, but
--- never miss an accepted one. Each call drops a few ids without a record, so that no list grows for ever.
+-- enlist: put predictions on their account's list, before they are enqueued: a list may name a refused prediction, but
+-- never miss an accepted one. Each drops a few ids without a record, so that no list grows for ever.
+-- Uses lib/batch
 --
+--   of each item, in the form of lib/batch; all have one list:
 --   KEYS[1]  listing  zset  {a:<account>}:listing   all scores 0: ids sort by time
 --   ARGV[1]  id
 --   ARGV[2]  oldest   ids below this one have no record any more
---   Returns  1
+--   Returns  1 for each item
 
-local listing, id, oldest = KEYS[1], ARGV[1], ARGV[2]
+local listing, oldest
+local listed = {}
 
-redis.call('ZADD', listing, 0, id)
-for _, gone in ipairs(redis.call('ZRANGEBYLEX', listing, '-', '(' .. oldest, 'LIMIT', 0, 8)) do
-  redis.call('ZREM', listing, gone)
+local function enlist(KEYS, ARGV)
+  listing, oldest = KEYS[1], ARGV[2]
+  listed[#listed + 1], listed[#listed + 2] = 0, ARGV[1]
+  return 1
 end
-return 1
+
+return for_each_item(1, enlist, function()
+  redis.call('ZADD', listing, unpack(listed))
+  local gone = redis.call('ZRANGEBYLEX', listing, '-', '(' .. oldest, 'LIMIT', 0, 4 * #listed)
+  if #gone > 0 then redis.call('ZREM', listing, unpack(gone)) end
+end)

@@ -36,6 +36,7 @@ LARGE_BYTES: Final = 256 * 1024
 # Items of one run of a script: Redis serves no other client meanwhile
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
+RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
 # A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or any other line
 BLOCKS: Final = re.compile(
     r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
@@ -303,15 +304,20 @@ class Gatherer:
 
 
 def _runs(calls: list[Call]) -> list[list[Call]]:
-    """Return the calls of each run of a script. A run has the place of its last call, after all that it relies on."""
-    runs: dict[object, list[Call]] = {}
+    """Return the calls of each run of a script, in an order in which none comes before what it relies on: a run has the
+    place of its last call, and one that others rely on that of its first.
+    """
+    runs: dict[int, list[Call]] = {}
+    open_runs: dict[tuple[str, str], list[Call]] = {}
     for call in calls:
-        way = (call.script.name, call.group) if call.group else id(call)
-        run = runs.pop(way, [])
-        if run and (len(run) == MOST_ITEMS or sum(each.size for each in run) + call.size > ITEMS_BYTES):
-            runs[id(run[0])] = run
-            run = []
-        runs[way] = [*run, call]
+        way = (call.script.name, call.group)
+        run = open_runs.get(way) if call.group else None
+        if run is None or len(run) == MOST_ITEMS or sum(each.size for each in run) + call.size > ITEMS_BYTES:
+            run = open_runs[way] = []
+        elif call.script.name not in RELIED_ON:
+            del runs[id(run)]
+        run.append(call)
+        runs[id(run)] = run
     return list(runs.values())
 
 

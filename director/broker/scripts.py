@@ -313,7 +313,7 @@ class Scripts:
     ) -> "asyncio.Future[object]":
         """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
         names, args = [keys.listing(account, kind)], [prediction_id, oldest]
-        return self._begin("enlist", names, args, traffic=_filing(input_bytes))
+        return self._begin("enlist", names, args, traffic=_filing(input_bytes), group=names[0])
 
     async def get(
         self,
