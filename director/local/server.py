@@ -47,6 +47,8 @@ save ""
 # A full server refuses new work, instead of deleting queues.
 maxmemory-policy noeviction
 {limit}
+# A record stays one block of memory: by default a field of 65 bytes more than doubles it.
+hash-max-listpack-value 256
 """
 
 

@@ -260,6 +260,7 @@ FAULTS: dict[str, Fault] = {
     # Redis
     "everysec": Fault(edited("redis.conf", "appendfsync always", "appendfsync everysec"), "appendfsync is not always"),
     "eviction": Fault(edited("redis.conf", "noeviction", "allkeys-lru"), "maxmemory-policy is not noeviction"),
+    "records as tables": Fault(edited("redis.conf", "value 256", "value 64"), "hash-max-listpack-value is not 256"),
     "no room for a rewrite": Fault(edited("redis.conf", "1433mb", "2048mb"), "about 70 %"),
     "an open door": Fault(edited("users.acl", "user default off", ""), "may log in"),
     "a disk that goes": Fault(

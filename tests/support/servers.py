@@ -30,6 +30,7 @@ PROMISED: Final = MappingProxyType(
         "appendonly": "yes",
         "appendfsync": "always",
         "maxmemory-policy": "noeviction",
+        "hash-max-listpack-value": "256",
         "save": "",
         "loglevel": "warning",
     },

@@ -77,6 +77,7 @@ CONDITIONS: dict[str, tuple[Callable[[Any], Awaitable[object]], dict[str, str]]]
     "eviction": (set_to(maxmemory_policy="allkeys-lru"), {"eviction": "fail"}),
     "no limit of memory": (set_to(maxmemory="0"), {"memory": "warn"}),
     "memory is full": (set_to(maxmemory="1mb"), {"memory": "fail"}),
+    "records become tables": (set_to(hash_max_listpack_value="64"), {"records": "warn"}),
     "too few replicas": (set_to(min_replicas_to_write="1"), {"replicas": "fail"}),
     "a replica": (lambda redis: redis.replicaof("127.0.0.1", 1), {"role": "fail"}),
 }

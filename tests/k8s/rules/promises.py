@@ -16,7 +16,7 @@ CLUSTER_WIDE: Final = ("Namespace", "StorageClass", "PersistentVolume")
 
 
 def keeps_what_was_accepted(objects: list[Manifest]) -> Iterator[str]:
-    """Redis writes before it answers, never evicts, has room for a rewrite of its log, and its disk outlives it."""
+    """Redis writes before it answers, never evicts, packs records, has room for a rewrite, and its disk outlives it."""
     for pod in pods(objects):
         if pod.component != "redis":
             continue
@@ -24,6 +24,7 @@ def keeps_what_was_accepted(objects: list[Manifest]) -> Iterator[str]:
         texts = next((each["data"] for each in objects if each["metadata"]["name"] == volume["configMap"]["name"]), {})
         config = dict(line.partition(" ")[::2] for line in texts.get("redis.conf", "").splitlines() if line[:1] != "#")
         wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "dir": "/data"}
+        wanted["hash-max-listpack-value"] = "256"
         yield from (f"{pod.name}: {name} is not {value}" for name, value in wanted.items() if config.get(name) != value)
         limit = _mib(pod.container("redis")["resources"]["limits"]["memory"])
         if not 0.6 * limit <= float(config.get("maxmemory", "0mb").removesuffix("mb")) <= 0.75 * limit:

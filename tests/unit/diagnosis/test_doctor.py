@@ -110,7 +110,14 @@ CONDITIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a log that cannot be written": ("fsync", {"info": {**SOUND.info, "aof_last_write_status": "err"}}, "fail"),
     "nearly full": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.95}}, "fail"),
     "filling": ("memory", {"info": {**SOUND.info, "used_memory": (1 << 30) * 0.8}}, "warn"),
+    "records without a known form": ("records", {"config": None}, "ok"),
 }
+
+
+def test_libc_is_named_with_the_time_that_jemalloc_saves() -> None:
+    told = [CHECKS["allocator"](replace(SOUND, info={"mem_allocator": name})) for name in ("libc", "jemalloc-5.3.0")]
+    assert [word for word, _, _ in told] == ["ok", "ok"]
+    assert ["10 to 20 %" in found for _, found, _ in told] == [True, False]
 
 
 def found_in(code: Code, queue: str = "") -> Finding:

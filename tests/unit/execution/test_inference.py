@@ -55,6 +55,20 @@ def test_a_rate_needs_two_outputs_that_are_apart() -> None:
     assert "outputs_per_second" not in metrics_of(RECORD, tracker, setup_wait_s=0)
 
 
+def test_times_of_hours_with_those_of_cog_fit_into_64_bytes() -> None:
+    record, tracker = replace(FIRST, created=1_000, claimed=9_877_543), Tracker(FIRST, Limits())
+    tracker.apply(Began(), 10.0)
+    tracker.apply(Ended(outcome=Outcome.SUCCEEDED), 9_886.54321)
+    ours = metrics_of(record, tracker, setup_wait_s=123.456789)
+    assert ours == {"queue_time": 9876.5, "setup_wait_time": 123.46, "run_time": 9876.5}
+    assert len(with_metrics(b'{"predict_time":9876.543210987}', ours)) <= 64
+
+
+def test_predict_time_of_a_run_that_never_began_stays() -> None:
+    told = b'{"predict_time":1}'
+    assert msgspec.json.decode(with_metrics(told, {"queue_time": 1.0})) == {"queue_time": 1.0, "predict_time": 1}
+
+
 def test_a_figure_of_the_models_own_stays() -> None:
     told = b'{"queue_time":"mine","n":12345678901234567890}'
     assert msgspec.json.decode(with_metrics(told, {"queue_time": 1.0, "run_time": 2.0})) == {
