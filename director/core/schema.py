@@ -96,8 +96,11 @@ class Record(Struct, frozen=True, kw_only=True):
     @classmethod
     def parse(cls, prediction_id: PredictionId, flat: Sequence[bytes]) -> "Record":
         """Parse a reply of HGETALL. Unknown fields of newer releases are ignored; empty fields count as absent."""
-        fields: dict[str, object] = {name.decode(): value.decode() for name, value in pairs(flat) if value}
-        return msgspec.convert({**fields, "id": prediction_id}, cls, strict=False)
+        found = {NAMES[name]: value.decode() for name, value in pairs(flat) if value and name in NAMES}
+        return msgspec.convert({**found, "id": prediction_id}, cls, strict=False)
+
+
+NAMES: Final = {name.encode(): name for name in Record.__struct_fields__}
 
 
 class NewPrediction(Struct, kw_only=True):

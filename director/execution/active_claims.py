@@ -53,12 +53,12 @@ class ActiveClaim:
     is_stuck: bool = False
     never_began: bool = False
     is_left: bool = False
+    older: "ActiveClaim | None" = None
     _following: asyncio.Task[object] | None = None
     _stopping: asyncio.Task[None] | None = None
     _limit: asyncio.TimerHandle | None = None
     _stop_until: float = math.inf
     _detached: asyncio.Event | None = None
-    _older: "ActiveClaim | None" = None
     _is_detached: bool = False
     _is_cut: bool = False
 
@@ -106,15 +106,14 @@ class ActiveClaim:
     def replace(self, older: "ActiveClaim") -> None:
         """Declare an older claim of the same prediction lost, whether or not a heartbeat has said so."""
         older.lose()
-        self._older = older
+        self.older = older
 
-    async def wait_for_older(self) -> None:
+    async def wait_for_older(self, older: "ActiveClaim") -> None:
         """Wait until an older claim's run is abandoned: it is canceled by the prediction's id, which is also ours."""
-        if (older := self._older) is not None:
-            if not older._is_detached:
-                older._detached = older._detached or asyncio.Event()
-                await older._detached.wait()
-            self._older = None
+        if not older._is_detached:
+            older._detached = older._detached or asyncio.Event()
+            await older._detached.wait()
+        self.older = None
 
     def limit(self, seconds: float) -> None:
         self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, Stop.RUN_LIMIT)
@@ -202,16 +201,18 @@ class ActiveClaims:
         return len(self._claims)
 
     def add(self, active: ActiveClaim) -> None:
-        if (older := self._claims.get(active.claim.id)) is not None:
+        prediction_id = active.claim.record.id
+        if (older := self._claims.get(prediction_id)) is not None:
             active.replace(older)
-        self._claims[active.claim.id] = active
+        self._claims[prediction_id] = active
         self._empty.clear()
         if self._stopped is not None:
             active.stop(self._stopped)
 
     def remove(self, active: ActiveClaim) -> None:
-        if self._claims.get(active.claim.id) is active:
-            del self._claims[active.claim.id]
+        prediction_id = active.claim.record.id
+        if self._claims.get(prediction_id) is active:
+            del self._claims[prediction_id]
         if not self._claims:
             self._empty.set()
 
@@ -255,7 +256,7 @@ class Progress:
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
         self._unwritten += events
-        self._wake(is_urgent=any(kind == "output" for kind, _ in events))
+        self._wake(is_urgent="output" in dict(events))
 
     def remember(self, remote: str) -> None:
         """Write the server's name for the run at once: until then another director would start the run again."""

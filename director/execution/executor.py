@@ -110,20 +110,23 @@ class Run:
         record = claim.record
         self._executor = executor
         self._clock = executor.clock
+        self._now = executor.clock.monotonic
         self._servers = executor.servers
-        self._metering = executor.metering
+        self._figures = executor.metering.of(record.queue)
         self._claim = claim
         self._permit = permit
-        self._metering.claimed(record)
-        self._spans = ClaimSpans(executor.tracing, record)
+        self._figures.claimed(record)
+        self._spans = ClaimSpans(executor.tracing, record) if executor.tracing.is_on else None
         waited_ms = 0 if record.claimed is None else record.claimed - record.created
         self._setup_wait_s = self._servers.setup_wait_s(waited_ms / 1000)
-        self._servers.permits.move(permit, record.remote)
+        if record.remote:
+            self._servers.permits.move(permit, record.remote)
         self._tracker = tracker.Tracker(record, executor.limits, is_moderated=executor.moderator is not None)
         self.active = ActiveClaim(claim, self._tracker, permit.server.runner, self._clock)
         # not a method of this run: a circle of references would be left to the garbage collector
-        self._outbox = Outbox(record, executor.post, partial(_snapshot, claim, self._tracker, self._clock))
-        self._progress = Progress(self.active, executor.scripts, self._outbox if self._outbox.is_wanted else None)
+        snapshot = partial(_snapshot, claim, self._tracker, self._clock) if record.webhook else None
+        self._outbox = None if snapshot is None else Outbox(record, executor.post, snapshot)
+        self._progress = Progress(self.active, executor.scripts, self._outbox)
         self._run_limit_s = executor.settings.run_limit_s
         self._decided: tracker.End | None = None
         self._ahead_s = 0.0
@@ -153,26 +156,29 @@ class Run:
             self._servers.doubt(self._permit)
 
     async def _start_and_read(self) -> None:
-        await self.active.wait_for_older()
-        given = await self._input()
+        if self.active.older is not None:
+            await self.active.wait_for_older(self.active.older)
+        files = self._executor.file_inputs
+        given = self._claim.input if files is None else await self._input(files)
         if given is None:
             self._apply(NO_INPUT)
             return
-        waits_since = self._now()
-        if not await self._servers.permits.turn(self._permit):
-            self._apply(NO_TURN)
-            return
-        self._ahead_s = self._now() - waits_since
+        if self._permit.turn is not None:
+            waits_since = self._now()
+            if not await self._servers.permits.turn(self._permit):
+                self._apply(NO_TURN)
+                return
+            self._ahead_s = self._now() - waits_since
         crash.at("before_put")
         record = self._claim.record
         request = RunRequest(
-            id=self._claim.id,
+            id=record.id,
             input=given,
             remote=record.remote,
             place=self._permit.place,
             alone=record.attempt > 1,
             cost=record.cost,
-            trace=self._spans.run(),
+            trace=record.trace if self._spans is None else self._spans.run(),
         )
         self._servers.permits.start(self._permit)
         runner = self.active.runner
@@ -184,26 +190,26 @@ class Run:
                 self._hear(event)
                 await self._room_for_files()
 
-    async def _input(self) -> Raw | None:
-        files, claim = self._executor.file_inputs, self._claim
-        if files is None:
-            return claim.input
+    async def _input(self, files: FileInputs) -> Raw | None:
         try:
-            return await files.for_run(claim.record, claim.input)
+            return await files.for_run(self._claim.record, self._claim.input)
         except Exception:  # Redis is away, or the store: any store may raise anything
             log.warning("the files of an input cannot be looked up", extra=self._facts(), exc_info=True)
             return None
 
     def _hear(self, event: RunEvent) -> None:
-        if isinstance(event, Began):
-            self.active.limit(self._run_limit_s)
-            crash.at("after_put")
-            self._metering.started(self._claim.record)
-            log.debug("prediction started", extra=self._facts())
-        elif isinstance(event, Ended):
-            self._spans.ran(event)
-            unasked = self._tracker.stopped is None
-            self._servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
+        match event:
+            case Began():
+                self.active.limit(self._run_limit_s)
+                crash.at("after_put")
+                self._figures.started(self._claim.record)
+                if log.isEnabledFor(logging.DEBUG):
+                    log.debug("prediction started", extra=self._facts())
+            case Ended():
+                if self._spans is not None:
+                    self._spans.ran(event)
+                unasked = self._tracker.stopped is None
+                self._servers.ended(self._permit, event, unasked=unasked, account=self._claim.record.account)
         self._apply(event)
 
     def _apply(self, event: tracker.Happening) -> None:
@@ -263,22 +269,16 @@ class Run:
             await self._caught_up.wait()
 
     async def end(self) -> tracker.End | None:
-        await self._wait_beside()
+        if self._decided is None and not self.active.is_lost:
+            await self._wait_beside()
         end = None if self.active.is_lost else self._decided
         if self._executor.trained is not None and self._claim.record.kind == "training":
             self._servers.permits.release(self._permit)
             end = await self._publish(self._executor.trained, end)
-        if not isinstance(end, tracker.Finish):
-            return end
-        record = self._claim.record
-        self._measured = metrics_of(record, self._tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s)
-        self._metering.measured(record, self._measured)
-        return replace(end, metrics=with_metrics(end.metrics, self._measured))
+        return end
 
     async def _wait_beside(self) -> None:
         """Wait off the slot, at most `MOST_ENDING` claims at once: else a slow store would let output pile up here."""
-        if self._decided is not None or self.active.is_lost:
-            return
         if self._executor.ending < MOST_ENDING:
             self._servers.permits.release(self._permit)
         self._executor.ending += 1
@@ -306,12 +306,18 @@ class Run:
 
     async def settle(self, end: tracker.End | None) -> bool:
         """Write the end. True when the prediction is terminal and its webhook is ours to deliver first."""
-        if not isinstance(end, tracker.Finish):  # from here on another attempt may notify the caller
-            self._outbox.drop()
         # before the last write: the next claim then leaves together with it
         self._servers.permits.release(self._permit)
+        if isinstance(end, tracker.Finish):
+            record, waits = self._claim.record, {"setup_wait_s": self._setup_wait_s, "ahead_s": self._ahead_s}
+            self._measured = metrics_of(record, self._tracker, **waits)
+            self._figures.measured(self._measured)
+            end = replace(end, metrics=with_metrics(end.metrics, self._measured))
+        elif self._outbox is not None:  # from here on another attempt may notify the caller
+            self._outbox.drop()
         is_ours = await self._settle(end)
-        self._spans.settled(end)
+        if self._spans is not None:
+            self._spans.settled(end)
         return is_ours
 
     async def _settle(self, end: tracker.End | None) -> bool:
@@ -327,18 +333,19 @@ class Run:
                     await self._give_back(end)
                     return False
                 crash.at("before_finish")
+                now = self._now()
                 finished = await self._executor.scripts.finish(
-                    self._claim.id,
+                    self._claim.record.id,
                     queue=self._claim.record.queue,
-                    token=self._claim.token,
+                    token=self._claim.record.token,
                     status=end.status,
                     error=end.error,
                     code=end.code,
                     output=end.output,
                     logs=end.logs,
                     metrics=end.metrics,
-                    ran_ms=self._tracker.ran_ms(self._now()),
-                    over_ms=self._tracker.over_ms(self._now()),
+                    ran_ms=self._tracker.ran_ms(now),
+                    over_ms=self._tracker.over_ms(now),
                     claimed_ms=self.active.claimed_ms,
                     grace_s=GRACE_S,
                     seq=self._progress.seq,
@@ -351,7 +358,7 @@ class Run:
             else:
                 crash.at("after_finish")
                 if finished:
-                    self._metering.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
+                    self._figures.ended(self._claim.record, end.status, end.code, now_ms=self._clock.now_ms())
                 log.info("inference" if finished else "claim lost", extra=self._facts_of_end(end))
                 # the grace began when `finish` was carried out: perhaps as early as the first try
                 return finished and self._now() - asked_at < GRACE_S - TELL_S
@@ -382,13 +389,13 @@ class Run:
             claimed_ms=self.active.claimed_ms,
         )
         crash.at("after_release")
-        self._metering.given_back(claim.record, end, became)
+        self._figures.given_back(end, became)
         log.warning("claim given back", extra={**self._facts(), "spent": spent, "code": end.code, "became": became})
 
     async def notify(self) -> None:
         """Deliver the terminal webhook, off the slot. The courier delivers those beyond a time and a number."""
         executor = self._executor
-        if not self._outbox.is_wanted or executor.telling >= MOST_TELLING:
+        if self._outbox is None or executor.telling >= MOST_TELLING:
             return
         executor.telling += 1
         try:
@@ -409,12 +416,15 @@ class Run:
 
     def drop(self) -> None:
         if self.active.is_lost:
-            self._metering.lost(self._claim.record)
-        self._servers.permits.release(self._permit)
-        self._spans.drop()
+            self._figures.lost.inc()
+        if self._permit.taken:
+            self._servers.permits.release(self._permit)
+        if self._spans is not None:
+            self._spans.drop()
         self._drop_beside()
         self._progress.drop()
-        self._outbox.drop()
+        if self._outbox is not None:
+            self._outbox.drop()
 
     def _drop_beside(self) -> None:
         if self._beside_task is not None:
@@ -425,12 +435,16 @@ class Run:
         return {"prediction": record.id, "queue": record.queue, "attempt": record.attempt}
 
     def _facts_of_end(self, end: tracker.Finish) -> dict[str, object]:
-        record, url = self._claim.record, self.active.runner.url
-        facts = {"model": record.model, "version": record.version, "server": url, "status": end.status}
-        return {**self._facts(), **facts, "code": end.code, **self._measured}
-
-    def _now(self) -> float:
-        return self._clock.monotonic()
+        record = self._claim.record
+        return {
+            **self._facts(),
+            "model": record.model,
+            "version": record.version,
+            "server": self.active.runner.url,
+            "status": end.status,
+            "code": end.code,
+            **self._measured,
+        }
 
 
 def _may_have_begun(active: ActiveClaim, end: tracker.GiveBack) -> bool:

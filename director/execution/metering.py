@@ -75,7 +75,7 @@ class Metering(Collector):
         self.eta: Final = self.registry.histogram("director_eta_error_seconds")
         self.times: Final = {time: self.registry.histogram(name) for time, name in TIMES.items()}
         self._names = QueueNames(MOST_QUEUES)
-        self._queues: dict[str, _QueueSeries] = {}
+        self._queues: dict[str, QueueSeries] = {}
         self._directors: list[DirectorGauges] = []
         self.registry.add(SHOWN, self)
 
@@ -85,41 +85,7 @@ class Metering(Collector):
     def beat(self, since_s: float) -> None:
         for director in self._directors:
             if 0 < director.permits <= director.used:
-                self._of(QueueName(director.queue())).full.inc(since_s)
-
-    def claimed(self, record: Record) -> None:
-        queue = self._of(record.queue)
-        queue.claims.inc()
-        if record.claimed is None:
-            return
-        waited_s = max(0, record.claimed - record.created) / 1000
-        queue.queued[record.lane].observe(waited_s)
-        if record.eta50 is not None and record.claims <= 1:
-            late_s = waited_s - record.eta50 / 1000
-            queue.eta["late" if late_s > 0 else "early"].observe(abs(late_s))
-
-    def started(self, record: Record) -> None:
-        self._of(record.queue).starts[max(1, min(record.attempt, MOST_ATTEMPTS))].inc()
-
-    def measured(self, record: Record, metrics: Mapping[str, float]) -> None:
-        for name, histogram in self._of(record.queue).times:
-            if name in metrics:
-                histogram.observe(metrics[name])
-
-    def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
-        queue = self._of(record.queue)
-        error = error_label(code) or NONE
-        found = queue.ends.get((status, error))
-        if found is None:
-            found = queue.ends[status, error] = self.ends.labels(queue.name, status, error)
-        found.inc()
-        queue.total.observe(max(0, now_ms - record.created) / 1000)
-
-    def given_back(self, record: Record, end: GiveBack, became: Requeued) -> None:
-        self.released.labels(self._of(record.queue).name, end.fault or NONE, became).inc()
-
-    def lost(self, record: Record) -> None:
-        self._of(record.queue).lost.inc()
+                self.of(QueueName(director.queue())).full.inc(since_s)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         families = {
@@ -134,20 +100,23 @@ class Metering(Collector):
                 families["director_servers"].add_metric((queue, state), states.count(state))
         return families.values()
 
-    def _of(self, queue: QueueName) -> "_QueueSeries":
+    def of(self, queue: QueueName) -> "QueueSeries":
         found = self._queues.get(queue)
         if found is None:
             name = self._names.of(queue)
-            found = self._queues[name] if name in self._queues else _QueueSeries(self, name)
+            found = self._queues[name] if name in self._queues else QueueSeries(self, name)
             self._queues[name] = found
         return found
 
 
-class _QueueSeries:
+class QueueSeries:
+    """The series of one queue, which a run looks up once."""
+
     def __init__(self, rows: Metering, name: str) -> None:
         attempts = {number: str(number) for number in range(1, MOST_ATTEMPTS)}
         attempts[MOST_ATTEMPTS] = f"{MOST_ATTEMPTS} or more"
         self.name = name
+        self._rows = rows
         self.claims = rows.claims.labels(name)
         self.lost = rows.losses.labels(name)
         self.full = rows.full.labels(name)
@@ -160,6 +129,35 @@ class _QueueSeries:
         # an alert rule does not see a rise of a counter that begins at one
         rows.released.labels(name, ErrorClass.INFRASTRUCTURE, "dead")
         rows.ends.labels(name, Status.FAILED, FAULTS[Outcome.FAILED].code)
+
+    def claimed(self, record: Record) -> None:
+        self.claims.inc()
+        if record.claimed is None:
+            return
+        waited_s = max(0, record.claimed - record.created) / 1000
+        self.queued[record.lane].observe(waited_s)
+        if record.eta50 is not None and record.claims <= 1:
+            late_s = waited_s - record.eta50 / 1000
+            self.eta["late" if late_s > 0 else "early"].observe(abs(late_s))
+
+    def started(self, record: Record) -> None:
+        self.starts[min(record.attempt, MOST_ATTEMPTS) or 1].inc()
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        for name, histogram in self.times:
+            if name in metrics:
+                histogram.observe(metrics[name])
+
+    def ended(self, record: Record, status: Status, code: str, *, now_ms: int) -> None:
+        error = error_label(code) or NONE
+        found = self.ends.get((status, error))
+        if found is None:
+            found = self.ends[status, error] = self._rows.ends.labels(self.name, status, error)
+        found.inc()
+        self.total.observe(max(0, now_ms - record.created) / 1000)
+
+    def given_back(self, end: GiveBack, became: Requeued) -> None:
+        self._rows.released.labels(self.name, end.fault or NONE, became).inc()
 
 
 def error_label(code: str) -> str:

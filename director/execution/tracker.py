@@ -209,7 +209,7 @@ def size_of(text: str) -> int:
 
 
 def _finish(ended: Ended, limits: Limits, status: Status, *, code: str, error: str) -> Finish:
-    output, logs = ended.output, tail(ended.logs or "", limits.logs)
+    output, logs = ended.output, tail(ended.logs, limits.logs) if ended.logs else ""
     metrics = msgspec.json.encode(ended.metrics) if ended.metrics else b""
     if len(metrics) > MOST_METRICS_BYTES:
         metrics = b""
@@ -300,9 +300,9 @@ class Tracker:
 
     @property
     def logs(self) -> str:
-        text = "".join(self._logs)
-        self._logs = [text]
-        return text
+        if len(self._logs) > 1:
+            self._logs = ["".join(self._logs)]
+        return self._logs[0] if self._logs else ""
 
     def stop(self, why: Stop) -> bool:
         """Note why the run is to stop; False if nothing changed. A caller's cancel or deadline replaces a drain."""
@@ -343,7 +343,7 @@ class Tracker:
             case Ended():
                 self.over_at = at
                 end = self._end(event)
-                return self._close(end) if isinstance(end, GiveBack) else self._put(event)  # a retry keeps no output
+                return self._close(end) if isinstance(end, GiveBack) else self._put(event, end)  # a retry keeps none
             case Uploaded():
                 if not self._uploads.awaits(event.number):
                     return []
@@ -361,10 +361,11 @@ class Tracker:
             self.last_output_at = at
             self.first_output_at = at if self.first_output_at is None else self.first_output_at
 
-    def _put(self, event: Produced | Ended) -> list[Effect]:
+    def _put(self, event: Produced | Ended, end: End | None = None) -> list[Effect]:
+        """`end`: that of an `Ended`, if no output waits before it and it has no file."""
         upload, ready = self._uploads.take(event)
         if upload is None:
-            return self._show_all(ready)
+            return self._close(end) if end is not None and ready and ready[0] is event else self._show_all(ready)
         if isinstance(event, Ended):  # the final output repeats the earlier files
             self._files_bytes = 0
         self._files_bytes += upload.size

@@ -159,6 +159,8 @@ class Uploads:
         found = None
         if self._inline is not None and output is not None:
             found = find(output, inline=self._inline, received=self._received)
+        if found is None and not self._queue:
+            return None, [event]
         waiting = _WaitingOutput(event, found)
         self._queue.append(waiting)
         if found is None:

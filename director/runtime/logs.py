@@ -33,7 +33,6 @@ class Record(logging.LogRecord):
         self, name: str, level: int, _path: str, _lineno: int, msg: object, args: Any, exc_info: Any, *_: object
     ) -> None:
         self.__dict__ = {
-            **BLANK,
             "name": name,
             "levelno": level,
             "levelname": logging.getLevelName(level),
@@ -42,6 +41,10 @@ class Record(logging.LogRecord):
             "exc_info": exc_info,
             "created": time.time(),
         }
+
+
+for _name, _blank in BLANK.items():
+    setattr(Record, _name, _blank)
 
 
 class Lines(logging.StreamHandler[TextIO]):
@@ -63,7 +66,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "process": self._process,
-            "message": _message(record),
+            "message": _message(record) if record.args else str(record.msg),
         }
         for name, fact in vars(record).items():
             if name not in OF_EVERY_RECORD:

@@ -205,7 +205,7 @@ class Permit(Struct, eq=False):
             return False
         self.taken = False
         self.server.running -= self.is_running
-        if not self.has_slot:
+        if self.turn is not None and not self.turn.is_set():
             self.server.waiting.remove(self)
             return False
         if self.place is not None and not self.place.leave():
@@ -301,7 +301,7 @@ class Permits:
 
     def release(self, *permits: Permit) -> None:
         """Free the slots of these permits. A permit that was released before is passed over."""
-        self.refresh(*dict.fromkeys(permit.server for permit in permits if permit.release()))
+        self.refresh(*dict.fromkeys([permit.server for permit in permits if permit.release()]))
 
     def refresh(self, *servers: Server) -> None:
         for server in servers:

@@ -233,10 +233,6 @@ class Outbox:
     def _closed(self) -> asyncio.Event:
         return asyncio.Event()
 
-    @property
-    def is_wanted(self) -> bool:
-        return bool(self._record.webhook)
-
     def tell(self, event: WebhookEvent, *, started_ms: int | None) -> None:
         """Send a webhook for this event if the caller wants one. `started_ms`: the start of the run, once known."""
         self._started_ms = started_ms or self._started_ms

@@ -197,6 +197,8 @@ def mapped_end(document: Raw, config: MappedConfig) -> Ended:
     if output is None:
         where = config.output.text
         return Ended(outcome=Outcome.FAILED, error=f"The model server's answer has nothing at {where}")
+    if not config.metrics:
+        return Ended(outcome=Outcome.SUCCEEDED, output=output)
     found = {name: pointer.find(document) for name, pointer in config.metrics.items()}
     metrics = {name: value for name, value in found.items() if value is not None and value != NULL}
     return Ended(outcome=Outcome.SUCCEEDED, output=output, metrics=metrics)

@@ -28,8 +28,8 @@ ACCEPTED: Final = 202
 class HttpRunner(MappedRunner, OneAnswer):
     _config: HttpConfig
 
-    async def hear(self, request: RunRequest, hear: Hear) -> None:
-        await self._runs.hear(request, self._follow, hear)
+    def hear(self, request: RunRequest, hear: Hear) -> Coroutine[Any, Any, None]:
+        return self._runs.hear(request, self._follow, hear)
 
     async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         body = self._config.input.fill(request.input)

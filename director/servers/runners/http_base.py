@@ -385,12 +385,14 @@ class MappedRunner(HttpBase):
                 feed.sent()
 
         response = await self._server.send("POST", self._path, content=body, trace=trace, sent=sent)
-        async with aclosing(response):
+        try:
             for feed in feeds:
                 feed.answered()
                 if response.is_success:
                     feed.begin()
             return await receive(response, self._max_body)
+        finally:
+            response.close()
 
     def _path_in(self, template: str) -> str:
         return template.replace("{model}", quote(self._config.model, safe=""))

@@ -4,8 +4,7 @@ A runner owns one model server. It never decides what a prediction becomes: it r
 ends with exactly one `Ended`. It never talks to Redis and never learns a caller's URL.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -251,9 +250,9 @@ class Runner(Protocol):
         ...
 
 
-class OneAnswer(ABC):
+class OneAnswer:
     """A runner whose runs show nothing before their end, so that a caller can follow one without another task."""
 
-    @abstractmethod
-    async def hear(self, request: RunRequest, hear: Hear) -> None:
+    def hear(self, request: RunRequest, hear: Hear) -> Coroutine[Any, Any, None]:
         """Follow a run as `run` does, in the task of the caller. Returns after it called `hear` with `Ended`."""
+        raise NotImplementedError

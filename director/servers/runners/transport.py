@@ -292,6 +292,7 @@ class OneServer:
             **headers,
         }
         self._headers = _lines(always)
+        self._lines_of_kind: dict[tuple[str, str], bytes] = {}
         # A key is the last word of a header, as in `Bearer KEY`. A shorter word is not a key
         keys = {value.rpartition(" ")[2] for value in headers.values()}
         self._secrets = tuple(key.encode() for key in keys if len(key) >= SHORTEST_KEY)
@@ -316,9 +317,16 @@ class OneServer:
         """Send a request and wait for the head of the answer, which the caller closes. `sent`: called when it has left.
         Raises `httpx.TransportError`, also for a header of more than one line.
         """
-        first = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), self._target(path))
-        asked = _lines({"accept": accept, **({"prefer": prefer} if prefer else {}), **trace})
-        request = b"%b%b%bcontent-length: %d\r\n\r\n%b" % (first, asked, self._headers, len(content), content)
+        lines = self._lines_of_kind.get((accept, prefer)) or self._asked(accept, prefer)
+        traced = _lines(trace) if trace else b""
+        request = b"%b %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
+            method.encode("ascii"),
+            self._target(path),
+            lines,
+            traced,
+            len(content),
+            content,
+        )
         wire = self._kept() or await self._connected()
         self._busy.add(wire)
 
@@ -333,6 +341,12 @@ class OneServer:
             exchange.close()
             raise
         return exchange
+
+    def _asked(self, accept: str, prefer: str) -> bytes:
+        """Return the lines of all requests that differ only in path and trace, made once: a runner asks in few ways."""
+        asked = {"accept": accept, "prefer": prefer} if prefer else {"accept": accept}
+        lines = self._lines_of_kind[accept, prefer] = _lines(asked) + self._headers
+        return lines
 
     async def aclose(self) -> None:
         self._is_closed = True
