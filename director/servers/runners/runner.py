@@ -252,7 +252,7 @@ class Runner(Protocol):
 
 
 class OneAnswer(ABC):
-    """A runner whose runs show nothing before their end, so that a caller can follow one without another task."""
+    """A runner whose runs are one answer each, whole or streamed: a caller can follow one without another task."""
 
     @abstractmethod
     async def hear(self, request: RunRequest, hear: Hear) -> None:
