@@ -1,9 +1,9 @@
 """Hold responses until their prediction is terminal, with one subscription for the whole process. A prediction is filed
 with the name of the process that waits, which gets its ending published with all that the response needs. A
 prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
-prediction. Its messages are hints to look, at a bounded pace. Every waiter looks every two seconds, so a lost message
-costs time and never an answer. A director of the former release publishes no endings: once one is found, the channels
-are used as well for a minute.
+prediction. Its messages are hints to look, at a bounded pace, and a small event comes with its own. Every waiter looks
+every two seconds, so a lost message costs time and never an answer. A director of the former release publishes no
+endings: once one is found, the channels are used as well for a minute.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class News(asyncio.Event):
         self.told: list[Event] | None = None
 
     def take(self) -> list[Event] | None:
-        """Return what was told since the last call, and begin anew. The first call returns None."""
+        """Return what was told since the last call. The first call returns None."""
         told, self.told = self.told, []
         self.clear()
         return told

@@ -89,9 +89,6 @@ class _Choice(Struct):
     finish_reason: str | None = None
 
 
-NO_CHOICE: Final = _Choice()
-
-
 class _Usage(Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -149,11 +146,11 @@ def read_chunk(data: bytes) -> Chunk:
         )
     usage = chunk.usage
     counts = {} if usage is None else {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
-    first = next((choice for choice in chunk.choices if choice.index == 0), NO_CHOICE)
+    first = next((choice for choice in chunk.choices if choice.index == 0), None) or _Choice()
     return Chunk(
         text=(first.delta.content if first.delta is not None else first.text) or "",
         is_finished=first.finish_reason is not None,
-        tokens={name: count for name, count in counts.items() if count is not None} if counts else {},
+        tokens={name: count for name, count in counts.items() if count is not None},
     )
 
 
