@@ -1,25 +1,26 @@
 """Send event streams to their readers, each from its own position to the end. A page is read once the reader took the
-one before, so a slow reader holds one page and delays no other. Anything larger is sent to few readers at once, to
-bound memory. A stream that stops early never looks whole, so that its reader connects again. Each reader looks every
-two seconds in any case.
+one before, so a slow reader holds one page and delays no other. A small event comes with its news, and is not read.
+Anything larger is sent to few readers at once, to bound memory. A stream that stops early never looks whole, so that
+its reader connects again. Each reader looks after two seconds without news.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from enum import Enum, auto
 from typing import Final
 
 import anyio
 
 from api.predictions.stream_events import KEEP_ALIVE, Frames, Mark
-from api.predictions.waiters import Waiters
+from api.predictions.waiters import News, Waiters
 from director.broker.replies import Replayed
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
+from director.core.schema import Event
 from director.runtime.startup import Descriptors
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
 KEEP_ALIVE_S: Final = 10.0
 STALL_S: Final = 60.0  # a reader that takes nothing for so long is disconnected: its page is memory
-LOOKS_PER_S: Final = 5_000  # of all readers together: even many of them must leave time to others
+TURNS_PER_S: Final = 5_000  # of all readers together: even many of them must leave time to others
 ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is in memory whole while it is split
 LARGE_AT_ONCE: Final = 16
 LARGE_S: Final = 60.0  # to take a large page: others wait for the room
@@ -129,31 +130,43 @@ class Reader:
         self._frames = Frames(mark)
         self._transmit = send
         self._clock = readers.clock
-        self._looked = float("-inf")
+        self._turned = float("-inf")
         self._sent = self._clock.monotonic()
         self._limit: anyio.CancelScope | None = None
 
     async def read(self, *, is_over: bool) -> None:
         """Send the stream to its end. Raises TimeoutError if the client takes nothing."""
         waiters = self._readers.waiters
-        with nullcontext(asyncio.Event()) if is_over else waiters.listening(self._id) as news:
+        with nullcontext(News()) if is_over else waiters.listening(self._id) as news:
             then = Next.GO_ON
             while then is not Next.LEAVE:
-                news.clear()
+                await self._pace()
+                told = news.take()
                 try:
-                    then = await self._send_more()
+                    then = Next.WAIT if then is Next.WAIT and await self._sent_told(told) else await self._send_more()
                     if then is Next.TAKE_ROOM:
                         async with self._room():
                             then = await self._send_more(has_room=True)
                 except BackendUnavailable as exc:
                     log.info("could not read on, trying again", extra={"prediction": self._id, "reason": str(exc)})
-                    then = Next.WAIT
+                    then, news.told = Next.WAIT, None
                 if then is Next.WAIT:
                     await self._wait(news)
 
+    async def _sent_told(self, told: list[Event] | None) -> bool:
+        """Send events that came with the news. Returns False if the log has to be read: none came, one is missing, or
+        all are older than the mark. So are those of a revived prediction, whose numbers begin at 1 here, and those
+        after a failover that lost events.
+        """
+        seq = self._frames.mark.seq
+        if not told or not told[0].seq - 1 <= seq <= told[-1].seq:
+            return False
+        await self._send(self._frames.events([event for event in told if event.seq > seq]))
+        return True
+
     async def _send_more(self, *, has_room: bool = False) -> Next:
         """Send what comes next. No page is held while the reader waits for more."""
-        page = await self._look(whole=has_room)
+        page = await self._readers.look(self._id, self._frames.mark.seq, whole=has_room)
         if page is not None and page.moved:
             return Next.LEAVE  # a reader that connects again gets the new place
         if page is None or page.is_removed:
@@ -205,23 +218,23 @@ class Reader:
             self._limit = None
             room.release()
 
-    async def _look(self, *, whole: bool) -> Replayed | None:
-        pause = self._looked + self._readers.reading / LOOKS_PER_S - self._clock.monotonic()
+    async def _pace(self) -> None:
+        pause = self._turned + self._readers.reading / TURNS_PER_S - self._clock.monotonic()
         if pause > 0:
             await self._clock.sleep(pause)
-        self._looked = self._clock.monotonic()
-        return await self._readers.look(self._id, self._frames.mark.seq, whole=whole)
+        self._turned = self._clock.monotonic()
 
     async def _wait(self, news: asyncio.Event) -> None:
         silent_s = self._clock.monotonic() - self._sent
-        with anyio.move_on_after(min(SAFETY_S, max(0.0, KEEP_ALIVE_S - silent_s))):
-            await news.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(SAFETY_S, max(0.0, KEEP_ALIVE_S - silent_s))):
+                await news.wait()
         if self._clock.monotonic() - self._sent >= KEEP_ALIVE_S:
             await self._send(KEEP_ALIVE)
 
     async def _send(self, data: bytes) -> None:
         for start in range(0, len(data), PIECE_BYTES):
-            with anyio.fail_after(STALL_S):
+            async with asyncio.timeout(STALL_S):  # a scope of anyio takes three times the calls
                 await self._transmit(data[start : start + PIECE_BYTES])
             if self._limit is not None:
                 self._limit.deadline += PIECE_BYTES / SLOWEST_BYTES_S

@@ -1,9 +1,9 @@
 """Hold responses until their prediction is terminal, with one subscription for the whole process. A prediction is filed
 with the name of the process that waits, which gets its ending published with all that the response needs. A
 prediction's own channel is subscribed to only by requests that read its events, or wait for another request's
-prediction. Its messages are hints to look, at a bounded pace. Every waiter looks every two seconds, so a lost message
-costs time and never an answer. A director of the former release publishes no endings: once one is found, the channels
-are used as well for a minute.
+prediction. Its messages are hints to look, at a bounded pace, and a small event comes with its own. Every waiter looks
+every two seconds, so a lost message costs time and never an answer. A director of the former release publishes no
+endings: once one is found, the channels are used as well for a minute.
 """
 
 import asyncio
@@ -23,10 +23,11 @@ from redis.exceptions import RedisError
 
 from director.broker import keys
 from director.broker.redis_client import ask, text
+from director.broker.replies import event
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable
 from director.core.ids import PredictionId
-from director.core.schema import Stored
+from director.core.schema import Event, Stored
 from director.core.states import TERMINAL, Status
 from director.store.predictions import Ending, heard
 
@@ -38,17 +39,41 @@ SILENCE_S: Final = 10.0  # then the connection is pinged
 # A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
 GAP_S: Final = 0.05
 BURST: Final = 4
+MOST_TOLD: Final = 32  # events that wait for a reader who is slow to take them; beyond it the log is read
 # of the inputs of all held requests; the rest of a request takes about as much again
 MOST_BYTES: Final = 128 << 20
 HasEnded = Callable[[PredictionId], Awaitable[bool]]
 Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
 
+class News(asyncio.Event):
+    """Set when something may have happened to a prediction. `told`: its events that came with the news, without a gap;
+    None if the log has to be read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Event] | None = None
+
+    def take(self) -> list[Event] | None:
+        """Return what was told since the last call. The first call returns None."""
+        told, self.told = self.told, []
+        self.clear()
+        return told
+
+    def tell(self, event: Event | None) -> None:
+        if event is None or self.told is None or len(self.told) >= MOST_TOLD:
+            self.told = None
+        else:
+            self.told.append(event)
+        self.set()
+
+
 class Wait:
     """One caller's wait. Create it before its prediction is filed, so that no ending is missed. Leave it once."""
 
     def __init__(self) -> None:
-        self.news = asyncio.Event()
+        self.news = News()
         self.ending: Ending | None = None
         self.is_told = False
         self._place: dict[PredictionId, Wait] = {}
@@ -76,7 +101,7 @@ class Waiters:
         self._name = secrets.token_hex(4)
         self._ends = keys.ends_channel(self._name)
         self._expected: dict[PredictionId, Wait] = {}
-        self._listeners: dict[str, set[asyncio.Event]] = {}
+        self._listeners: dict[str, set[News]] = {}
         self._changed: set[str] = set()  # channels that gained their first listener or lost their last
         self._has_changed = asyncio.Event()
         self._held: set[asyncio.Timeout] = set()
@@ -114,7 +139,7 @@ class Waiters:
             return None
         if wait is None or self._expected.get(prediction_id) is not wait:  # another request filed it
             wait = None
-        news = asyncio.Event() if wait is None else wait.news
+        news = News() if wait is None else wait.news
         is_told = wait is not None and self._clock.monotonic() >= self._listens_until
         with suppress(TimeoutError), nullcontext(news) if is_told else self.listening(prediction_id, news):
             async with asyncio.timeout(seconds) as limit:
@@ -141,12 +166,12 @@ class Waiters:
             self._weight -= weight
 
     @contextmanager
-    def listening(self, prediction_id: PredictionId, news: asyncio.Event | None = None) -> Iterator[asyncio.Event]:
+    def listening(self, prediction_id: PredictionId, news: News | None = None) -> Iterator[News]:
         """Yield an event that is set when something may have happened, and once when the subscription is active. The
         listener clears it before each look. Then it misses only what a lost connection loses.
         """
         channel = keys.channel(prediction_id)
-        news = news or asyncio.Event()
+        news = news or News()
         self._listeners.setdefault(channel, set()).add(news)
         self._change(channel)
         try:
@@ -187,7 +212,7 @@ class Waiters:
             with anyio.CancelScope(shield=True):
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
 
-    async def _watch(self, prediction_id: PredictionId, news: asyncio.Event, wait: Wait | None) -> Ending | Stored:
+    async def _watch(self, prediction_id: PredictionId, news: News, wait: Wait | None) -> Ending | Stored:
         due = -math.inf  # of the next look: one per GAP_S on average, and BURST at once after a quiet time
         while True:
             # the first news of a channel is that the subscription is active: the next look sees what ended before
@@ -257,7 +282,7 @@ class Waiters:
     def _hear(self, channel: bytes, data: bytes) -> None:
         name = channel.decode()
         if name != self._ends:
-            self._wake(name)
+            self._wake(name, data)
             return
         prediction_id, ending = heard(data)
         if (wait := self._expected.get(prediction_id)) is not None:
@@ -269,9 +294,11 @@ class Waiters:
             log.warning("subscription lost, subscribing again", extra={"reason": reason})
             self._told = reason
 
-    def _wake(self, channel: str) -> None:
+    def _wake(self, channel: str, data: bytes = b"") -> None:
+        seq, _, entry = data.partition(b" ")
+        told = event(int(seq), entry) if entry else None
         for news in self._listeners.get(channel, ()):
-            news.set()
+            news.tell(told)
         if channel == self._ends:  # it is active again: look for what was published meanwhile
             for wait in self._expected.values():
                 wait.news.set()

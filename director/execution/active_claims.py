@@ -350,10 +350,13 @@ class Progress:
         return True
 
     async def _gather(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_S):
-                await self._is_urgent.wait()
-                await asyncio.sleep(self._wrote_at + GATHER_S - asyncio.get_running_loop().time())
+        if not self._is_urgent.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._is_urgent.wait()
+        left_s = self._wrote_at + GATHER_S - asyncio.get_running_loop().time()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
 
     def _tell(self, events: Sequence[WebhookEvent], *, started_ms: int | None) -> None:
         if self.outbox is not None:

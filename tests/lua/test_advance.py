@@ -35,13 +35,20 @@ async def test_events_before_the_start_leave_the_status_starting(driver: QueueDr
     assert (await driver.record(claim.id)).status == "starting"
 
 
-async def test_readers_are_notified_of_the_last_number_without_a_payload(driver: QueueDriver, claim: Claim) -> None:
+@pytest.mark.parametrize(("text", "told"), [(b'"a b"', b'4 logs 0 "a b"'), (b'"' + b"x" * 512 + b'"', b"4")])
+async def test_one_small_event_is_published_and_others_only_by_number(
+    driver: QueueDriver, claim: Claim, text: bytes, told: bytes
+) -> None:
     async with driver.redis.pubsub(ignore_subscribe_messages=True) as listener:
         await listener.subscribe(keys.channel(claim.id))
         await listener.get_message(timeout=5)  # the answer to subscribe
         await driver.begin(claim, ("output", b"1"))
-        message = await listener.get_message(timeout=5)
-    assert message["data"] == b"3"
+        assert (await listener.get_message(timeout=5))["data"] == b"3", "two events"
+        for _ in range(2):  # the second is a retry after a lost reply, and writes nothing
+            await driver.scripts.advance(
+                claim.id, token=claim.token, seq=3, ran_ms=0, events=[("logs", text)], now_ms=0
+            )
+        assert [(await listener.get_message(timeout=5))["data"] for _ in range(2)] == [told, b"4"]
 
 
 async def test_advance_returns_a_requested_cancel(driver: QueueDriver, claim: Claim) -> None:

@@ -83,6 +83,9 @@ class Reporter:
         self._put(ended, 0)
         self._ended = True
 
+    async def room(self) -> None:
+        """Wait until the events that wait for their reader are few. Here none waits."""
+
     def _put(self, event: RunEvent, size: int) -> None:
         if not self._ended:
             self._hear(event)
@@ -141,7 +144,7 @@ Follow = Callable[[RunRequest, Feed], Awaitable[Ended]]
 """Follows a run to its end. If it is canceled, it releases the server at once."""
 
 FollowOne = Callable[[RunRequest, Reporter], Awaitable[Ended]]
-"""The same for a run that shows nothing before its end, which needs no flow control."""
+"""The same for a run whose events are taken as they come, without flow control."""
 
 
 class OpenRuns:
@@ -332,7 +335,7 @@ async def receive(response: Exchange, limit: int) -> answers.Answer:
 
 
 class StreamReader(ABC, Generic[End]):
-    def __init__(self, request: RunRequest, feed: Feed, max_body: int) -> None:
+    def __init__(self, request: RunRequest, feed: Reporter, max_body: int) -> None:
         self._request = request
         self._feed = feed
         self._max_body = max_body

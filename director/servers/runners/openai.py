@@ -17,8 +17,18 @@ from director.core.runner_config import OpenAiConfig
 from director.core.schema import TraceHeaders
 from director.core.view import joined
 from director.servers.runners import answers
-from director.servers.runners.http_base import Feed, HttpBase, RunnerOptions, StreamReader, openapi, receive
-from director.servers.runners.runner import Capabilities, Ended, Health, Measured, Outcome, Produced, RunRequest
+from director.servers.runners.http_base import HttpBase, Reporter, RunnerOptions, StreamReader, openapi, receive
+from director.servers.runners.runner import (
+    Capabilities,
+    Ended,
+    Health,
+    Hear,
+    Measured,
+    OneAnswer,
+    Outcome,
+    Produced,
+    RunRequest,
+)
 
 Endpoint = Literal["chat", "completions"]
 
@@ -134,9 +144,9 @@ def read_chunk(data: bytes) -> Chunk:
             error=answers.one_line(error.message) or "The model failed without saying why",
             code=int(code) if code.isdigit() and len(code) == 3 else 0,
         )
-    usage = chunk.usage or _Usage()
-    counts = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
-    first = next((choice for choice in chunk.choices if choice.index == 0), _Choice())
+    usage = chunk.usage
+    counts = {} if usage is None else {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+    first = next((choice for choice in chunk.choices if choice.index == 0), None) or _Choice()
     return Chunk(
         text=(first.delta.content if first.delta is not None else first.text) or "",
         is_finished=first.finish_reason is not None,
@@ -162,7 +172,7 @@ class _Models(Struct):
     data: list[_Model] = msgspec.field(default_factory=list)
 
 
-class OpenAiRunner(HttpBase):
+class OpenAiRunner(HttpBase, OneAnswer):
     capabilities = Capabilities(streams=True)
 
     def __init__(self, config: OpenAiConfig, options: RunnerOptions) -> None:
@@ -189,7 +199,10 @@ class OpenAiRunner(HttpBase):
                 return next((model.id for model in answers.read_json(answer.body, _Models).data), "")
         return ""
 
-    async def _follow(self, request: RunRequest, feed: Feed) -> Ended:
+    async def hear(self, request: RunRequest, hear: Hear) -> None:
+        await self._runs.hear(request, self._follow, hear)
+
+    async def _follow(self, request: RunRequest, feed: Reporter) -> Ended:
         config = self._config
         try:
             model = self._model or await self._first_model()
@@ -202,7 +215,7 @@ class OpenAiRunner(HttpBase):
         except httpx.TransportError as exc:
             return reader.with_output(self._lost(exc, has_begun=feed.has_begun))
 
-    async def _stream(self, body: bytes, reader: "_Reader", feed: Feed, *, trace: TraceHeaders) -> Ended:
+    async def _stream(self, body: bytes, reader: "_Reader", feed: Reporter, *, trace: TraceHeaders) -> Ended:
         response = await self._server.send(
             "POST", self._path, content=body, accept=answers.EVENT_STREAM, trace=trace, sent=feed.sent
         )
@@ -220,7 +233,7 @@ make = OpenAiRunner
 
 
 class _Reader(StreamReader[Ended]):
-    def __init__(self, request: RunRequest, feed: Feed, max_body: int) -> None:
+    def __init__(self, request: RunRequest, feed: Reporter, max_body: int) -> None:
         super().__init__(request, feed, max_body)
         self._items: list[bytes] = []
         self._bytes = 0

@@ -251,7 +251,7 @@ class Runner(Protocol):
 
 
 class OneAnswer:
-    """A runner whose runs show nothing before their end, so that a caller can follow one without another task."""
+    """A runner whose runs are one answer each, whole or streamed: a caller can follow one without another task."""
 
     def hear(self, request: RunRequest, hear: Hear) -> Coroutine[Any, Any, None]:
         """Follow a run as `run` does, in the task of the caller. Returns after it called `hear` with `Ended`."""

@@ -9,7 +9,6 @@ import re
 import select
 import socket
 import ssl
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -69,7 +68,7 @@ class Exchange:
         self._over: Callable[[bool], None] | None = over
         self._parser = httptools.HttpResponseParser(self)
         self._beside = 0
-        self._chunks: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
         self._waiting = 0
         self._reader: asyncio.Future[None] | None = None
         self._is_complete = False
@@ -86,10 +85,12 @@ class Exchange:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         while True:
-            while self._chunks:
-                chunk = self._chunks.popleft()
-                self._waiting -= len(chunk)
+            if self._chunks:
+                chunk = b"".join(self._chunks)  # tokens that came together are parsed together
+                self._chunks.clear()
+                self._waiting = 0
                 yield chunk
+                continue
             if self._fault is not None:
                 raise self._fault
             if self._is_complete:

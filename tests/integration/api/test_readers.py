@@ -216,7 +216,7 @@ async def test_readers_of_one_prediction_share_its_looks(
 async def test_total_rate_of_looks_is_bounded(
     readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_readers, "LOOKS_PER_S", 100)
+    monkeypatch.setattr(api_readers, "TURNS_PER_S", 100)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read, readers, claim.id, Sink())
         tasks.start_soon(read, readers, claim.id, Sink())
@@ -227,6 +227,41 @@ async def test_total_rate_of_looks_is_bounded(
         looks, took_s = len(wire.asked) - before, time.monotonic() - began
         tasks.cancel_scope.cancel()
     assert looks <= took_s * 100 + 4
+
+
+async def test_small_events_are_sent_without_reading_the_log(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire
+) -> None:
+    seq = await driver.begin(claim, ("output", b'"a"'))
+    async with reading(readers, claim) as sink:
+        await eventually(lambda: wire.asked, "it looked when it was subscribed", until=lambda asked: len(asked) >= 2)
+        seq, before = await show(driver, claim, seq, "b", sink), len(wire.asked)
+        seq = await show(driver, claim, seq, "c", sink)
+        assert len(wire.asked) == before
+        await driver.finish(claim, output=b'["a","b","c"]', seq=seq)
+    assert sink.said == ["a", "b", "c", "{}"]
+
+
+@pytest.mark.parametrize("told", [b'6 output 0 "d"', b'3 output 0 "a"'])
+async def test_news_that_do_not_follow_the_mark_make_it_read_the_log(
+    readers: Readers, claim: Claim, driver: QueueDriver, wire: Wire, told: bytes
+) -> None:
+    seq = await driver.begin(claim, ("output", b'"a"'))
+    async with reading(readers, claim) as sink:
+        await eventually(lambda: wire.asked, "it looked when it was subscribed", until=lambda asked: len(asked) >= 2)
+        seq, before = await show(driver, claim, seq, "b", sink), len(wire.asked)
+        await driver.redis.publish(keys.channel(claim.id), told)
+        await eventually(lambda: len(wire.asked), "it looked", until=lambda looks: looks > before)
+        seq = await show(driver, claim, seq, "c", sink)
+        await driver.finish(claim, output=b'["a","b","c"]', seq=seq)
+    assert sink.said == ["a", "b", "c", "{}"]
+
+
+async def show(driver: QueueDriver, claim: Claim, seq: int, text: str, sink: Sink) -> int:
+    many, event = len(sink.said), ("output", f'"{text}"'.encode())
+    advanced = await driver.scripts.advance(claim.id, token=claim.token, seq=seq, ran_ms=0, events=[event])
+    await sink.says(many + 1)
+    return advanced.seq
 
 
 LARGE = b'"' + b"x" * 300_000 + b'"'
