@@ -1,7 +1,9 @@
 """Read live predictions of a queue, the runs of an account, idempotency keys, and messages of an end."""
 
+import asyncio
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
@@ -10,6 +12,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
+from director.broker.scripts import Scripts
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
 from director.core.schema import Stored, spent_attempts
@@ -174,6 +177,47 @@ def _view(name: PredictionId, fields: Sequence[str], lease: float | None, due: f
 
 def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
+
+
+# The list of an account's runs, before they are enqueued.
+
+MOST_LISTED: Final = 32  # in one call
+LARGE_BYTES: Final = 16 << 10  # such an input is filed by itself: it may go another way than small calls
+
+
+class _Listing(Struct, eq=False):
+    ids: list[PredictionId]
+    begun: asyncio.Future[object] | None = None
+
+
+class Listings:
+    """Put new predictions on their accounts' lists. Those of one account, kind and turn of the event loop share a call:
+    at 64 connections this saves nearly half of the script calls of an accept.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._open: dict[tuple[str, Kind], _Listing] = {}
+
+    async def add(
+        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
+    ) -> "asyncio.Future[object]":
+        """Begin to list an id as `Scripts.enlist` does. Others may await the same future, so shield it from a cancel.
+        What the caller sends next, before it waits for anything, comes after it in the same write.
+        """
+        enlist = partial(self._scripts.enlist, account=account, oldest=oldest, kind=kind, input_bytes=input_bytes)
+        if input_bytes >= LARGE_BYTES:
+            return enlist(prediction_id)
+        listing = self._open.get((account, kind))
+        if listing is None or len(listing.ids) == MOST_LISTED:
+            listing = self._open[account, kind] = _Listing([])
+        listing.ids.append(prediction_id)
+        await asyncio.sleep(0)  # callers of this turn of the loop add theirs
+        if listing.begun is None:
+            if self._open.get((account, kind)) is listing:
+                del self._open[account, kind]
+            listing.begun = enlist(*listing.ids)
+        return listing.begun
 
 
 # The message of a prediction's end, as `lua/lib/settle.lua` writes it: a line of words, then the texts whose sizes the
