@@ -143,11 +143,19 @@ class Api:
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol, which answers 431 and closes the connection for a head that is too large.
     `state["hang_up"]` breaks the request's connection, so that a part is not taken for the whole. `state["is_whole"]`:
-    the whole body has arrived.
+    the whole body has arrived. `state["gone"]` is done when the connection is lost.
     """
 
     _head_bytes = 0  # since the last structural event: a request's begin, its headers' end, a chunk, a piece of body
     _is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._gone: asyncio.Future[None] = self.loop.create_future()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._gone.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), STEP):
@@ -167,7 +175,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_headers_complete()
         self.cycle.__class__ = OneWriteCycle  # uvicorn has no other way to choose the class
-        self.scope["state"]["hang_up"] = partial(self._hang_up, self.cycle)
+        self.scope["state"] |= {"hang_up": partial(self._hang_up, self.cycle), "gone": self._gone}
 
     def on_chunk_header(self) -> None:
         self._head_bytes = 0
