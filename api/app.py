@@ -213,9 +213,7 @@ class OneWriteCycle(RequestResponseCycle):
     _head: MutableMapping[str, Any] | None = None
 
     async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start" and any(
-            name == b"content-length" for name, _ in message["headers"]
-        ):
+        if message["type"] == "http.response.start" and b"content-length" in dict(message["headers"]):
             self._head = message
             return
         if self._head is None:
