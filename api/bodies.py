@@ -5,7 +5,7 @@ Reports everything that is wrong with a body at once. `validation` checks what i
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -21,12 +21,6 @@ MODEL: Final = re.compile(MODEL_NAME)
 VERSION: Final = re.compile(VERSION_ID)
 # old official clients still send the last two; they have no effect
 KNOWN_KEYS: Final = frozenset({"input", "webhook", "webhook_events_filter", "stream", "webhook_completed"})
-# by whether a route takes the members `version` and `destination`
-TAKEN: Final = {
-    (False, False): KNOWN_KEYS,
-    (True, False): KNOWN_KEYS | {"version"},
-    (False, True): KNOWN_KEYS | {"destination"},
-}
 MAX_FILTER: Final = 20
 EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 
@@ -91,7 +85,7 @@ def parse_create(body: bytes, *, version: bool, destination: bool = False) -> Cr
     if webhook is not None and (fault := parse_webhook_url(webhook)):
         members.fault("format", "webhook", fault)
     events = _events(members)
-    members.refuse_unknown(TAKEN[version, destination])
+    members.refuse_unknown(KNOWN_KEYS.union(["version"] * version, ["destination"] * destination))
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
     return CreatePrediction(
@@ -177,24 +171,18 @@ UNITS_S: Final = (3600, 60, 1, 1)  # seconds in each group of DURATION
 DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?|([0-9]{1,6})")
 
 
-class Preference(NamedTuple):
-    """How long to hold the response, and the preference that was applied."""
-
-    seconds: float
-    applied: str
-
-
-def preference(prefer: Iterable[str]) -> Preference | None:
-    """Return what all Prefer headers ask for, or None to answer at once. The most is a minute, which a plain `wait`
-    means. `wait=0` and other values are ignored, and the first wait counts (RFC 7240).
+def preference(prefer: Iterable[str]) -> tuple[float, str] | None:
+    """Return how long to hold the response, from all Prefer headers, and what was applied; None to answer at once. The
+    most is a minute, which a plain `wait` means. `wait=0` and other values are ignored, and the first wait counts (RFC
+    7240).
     """
     asked = _asked(prefer)
     if asked == "":
-        return Preference(LONGEST_WAIT_S, "wait")
+        return LONGEST_WAIT_S, "wait"
     if asked is None or not SECONDS.fullmatch(asked):
         return None
     seconds = min(float(asked), LONGEST_WAIT_S)
-    return Preference(seconds, f"wait={seconds:g}") if seconds else None
+    return (seconds, f"wait={seconds:g}") if seconds else None
 
 
 def cancel_after_seconds(text: str) -> int:

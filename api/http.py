@@ -223,14 +223,8 @@ def number_of(request: BaseRequest, name: str, *, default: int, least: int, most
     return int(text)
 
 
-class JsonResponse(Response):
-    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        size = str(len(self.body)).encode()
-        self.raw_headers = [*raw(headers or {}), (b"content-length", size), (b"content-type", MEDIA_TYPE.encode())]
-
-
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return JsonResponse(msgspec.json.encode(body), status, headers)
+    return Response(msgspec.json.encode(body), status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def raw(headers: Mapping[str, str]) -> RawHeaders:
@@ -369,12 +363,6 @@ class _Indexed(Headers):
 
     def getlist(self, key: str) -> list[str]:
         return super().getlist(key) if key in self._first else []
-
-    def __getitem__(self, key: str) -> str:
-        return self._first[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._first
 
 
 @cache

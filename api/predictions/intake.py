@@ -68,7 +68,10 @@ async def submit(
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
             headers["Idempotency-Replayed"] = "true"
-        return await _answer(request, stored, headers, prefer=prefer, asked_at=asked_at, wait=wait)
+        if prefer is None or wait is None:
+            return json_response(view(stored), 201, headers)
+        seconds, applied = prefer
+        return await _answer(request, stored, headers, applied, until=asked_at + seconds, wait=wait)
     finally:
         if wait is not None:
             wait.leave()
@@ -187,9 +190,8 @@ async def _file(
     """File the prediction, in one write to the socket. Returns it as stored, without a read where possible."""
     reserved = new.id
     try:
-        if request.account.limits.has_budget:
-            await refuse_full(request)
-            await reserve_compute(request, reserved, queue=new.queue, cost=new.cost)
+        await refuse_full(request)
+        await reserve_compute(request, reserved, queue=new.queue, cost=new.cost)
     except (Problem, QueueError):
         await give_back(request, reserved, rate_token)
         if (stored := await _accepted_before(request, new)) is not None:
@@ -242,9 +244,7 @@ async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> A
     """Add the prediction to its account's list and to its queue, in one write to the socket."""
     listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
     oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
-    listing = await services.listings.add(
-        new.id, account=new.account, oldest=oldest, kind=new.kind, input_bytes=len(new.input)
-    )
+    listing = await services.listings.add(new, oldest=oldest)
     new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
     try:
         accepted = await services.scripts.enqueue(new)
@@ -297,32 +297,24 @@ async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stor
 
 
 async def _answer(
-    request: Request,
-    stored: Stored,
-    headers: dict[str, str],
-    *,
-    prefer: bodies.Preference | None,
-    asked_at: float,
-    wait: Wait | None,
+    request: Request, stored: Stored, headers: dict[str, str], applied: str, *, until: float, wait: Wait
 ) -> Response:
     services = services_at(request, stored.record.id)
     waiters = services.waiters
     weight = len(stored.input or b"")
-    if prefer is None or not waiters.has_room(weight):
+    if not waiters.has_room(weight):
         return json_response(view(stored), 201, headers)
-    headers["Preference-Applied"] = prefer.applied
+    headers["Preference-Applied"] = applied
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
-    left_s = max(0.0, asked_at + prefer.seconds - services.clock.monotonic())
+    left_s = max(0.0, until - services.clock.monotonic())
     # a caller that hangs up frees its wait; the prediction goes on
-    gone, own = request.scope["state"].get("gone"), None
-    if gone is None:  # not behind our own HTTP protocol
-        gone = own = asyncio.get_running_loop().create_task(until_gone(request.receive))
+    gone = request.scope["state"].get("gone") or asyncio.create_task(until_gone(request.receive))
     try:
         ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
     finally:
-        if own is not None:
-            own.cancel()
+        if isinstance(gone, asyncio.Task):  # not behind our own HTTP protocol
+            gone.cancel()
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.

@@ -45,7 +45,9 @@ class Submission(Struct, frozen=True, kw_only=True):
     @property
     def only_home(self) -> bool:
         """Other sites know neither its files nor its destination nor the account's remaining budget."""
-        return bool(self.version.kind) or self.names_files or self.account.limits.has_budget
+        limits = self.account.limits
+        has_budget = limits.meters_compute or limits.max_files_bytes is not None
+        return bool(self.version.kind) or self.names_files or has_budget
 
 
 async def place(sites: Sites, run: Submission, enter: Enter) -> tuple[Accepted, Services]:

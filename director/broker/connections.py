@@ -153,13 +153,11 @@ class Patient(AbstractConnection):
     async def read_response(self, disable_decoding: bool = False, timeout: float | None = None, **options: Any) -> Any:
         parser: Any = self._parser
         try:
-            # Most replies have arrived with the one before: redis-py's own layers take eight calls for each
+            # most have arrived with the one before: redis-py's own layers take eight calls for each
             if parser._connected and (reply := parser._reader.gets()) is not NOT_ENOUGH_DATA:
-                fault = reply[0] if isinstance(reply, list) and reply else reply
-                if isinstance(fault, exceptions.ConnectionError):
+                if isinstance(reply, exceptions.ConnectionError):
                     await self.disconnect(nowait=True)
-                    raise fault
-                if isinstance(reply, exceptions.ResponseError):
+                if isinstance(reply, Exception):
                     raise reply
                 return reply
             if timeout is not None or self.silence_s is None:

@@ -52,10 +52,6 @@ class AccountLimits(Struct, frozen=True, kw_only=True):
     def meters_compute(self) -> bool:
         return self.compute_s_per_day is not None or self.compute_s_total is not None
 
-    @property
-    def has_budget(self) -> bool:
-        return self.meters_compute or self.max_files_bytes is not None
-
     def bucket(self, name: BucketName) -> Bucket | None:
         rate, burst = (self.rate, self.burst) if name == "create" else (self.read_rate, self.read_burst)
         return None if rate is None else Bucket(name, rate, burst or max(1, int(rate)))
