@@ -307,13 +307,11 @@ class Scripts:
         return replies.Bound(PredictionId(held[0].decode()), held[1].decode(), held[2]) if held else None
 
     def enlist(
-        self, *ids: PredictionId, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
+        self, prediction_id: PredictionId, *, account: str, oldest: PredictionId, kind: Kind = "", input_bytes: int = 0
     ) -> "asyncio.Future[object]":
-        """Put ids on their account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
-        args: list[Arg] = [oldest]
-        for each in ids:
-            args += (0, each)
-        return self._begin("enlist", [keys.listing(account, kind)], args, traffic=_filing(input_bytes))
+        """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
+        names, args = [keys.listing(account, kind)], [prediction_id, oldest]
+        return self._begin("enlist", names, args, traffic=_filing(input_bytes))
 
     async def get(
         self,

@@ -1,6 +1,5 @@
 """Read live predictions of a queue, the runs of an account, idempotency keys, and messages of an end."""
 
-import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal
@@ -11,10 +10,9 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.redis_client import ask, pipelined, text
-from director.broker.scripts import Scripts
 from director.core.errors import IdempotencyMismatch
 from director.core.ids import Kind, PredictionId, QueueName, is_prediction_id
-from director.core.schema import NewPrediction, Stored, spent_attempts
+from director.core.schema import Stored, spent_attempts
 from director.core.states import TERMINAL, Status
 from director.core.view import iso
 
@@ -176,43 +174,6 @@ def _view(name: PredictionId, fields: Sequence[str], lease: float | None, due: f
 
 def _when(at_ms: str) -> str | None:
     return iso(int(at_ms)) if at_ms else None
-
-
-MOST_LISTED: Final = 32  # in one call
-LARGE_BYTES: Final = 16 << 10  # such an input is filed by itself: it may go another way than small calls
-
-
-class _Call(Struct, eq=False):
-    ids: list[PredictionId]
-    begun: asyncio.Future[object] | None = None
-
-
-class Listings:
-    """Put new predictions on their accounts' lists. Those of one account, kind and turn of the event loop share a call:
-    at 64 connections an accept takes 1.1 script calls instead of 2.
-    """
-
-    def __init__(self, scripts: Scripts) -> None:
-        self._scripts = scripts
-        self._open: dict[tuple[str, ...], _Call] = {}
-
-    async def add(self, new: NewPrediction, *, oldest: PredictionId) -> "asyncio.Future[object]":
-        """Begin to list an id. What the caller sends before it waits for anything else comes after it in the same
-        write. Other callers may await the same future: shield it.
-        """
-        way = new.account, new.kind, new.id if len(new.input) >= LARGE_BYTES else ""
-        call = self._open.get(way)
-        if call is None or len(call.ids) == MOST_LISTED:
-            call = self._open[way] = _Call([])
-        call.ids.append(new.id)
-        await asyncio.sleep(0)  # callers of this turn of the loop add theirs
-        if call.begun is None:
-            if self._open.get(way) is call:
-                del self._open[way]
-            call.begun = self._scripts.enlist(
-                *call.ids, account=new.account, oldest=oldest, kind=new.kind, input_bytes=len(new.input)
-            )
-        return call.begun
 
 
 # The message of a prediction's end, as `lua/lib/settle.lua` writes it: a line of words, then the texts whose sizes the

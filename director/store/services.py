@@ -15,7 +15,7 @@ from director.store.deployments import Deployments
 from director.store.directors import Directors
 from director.store.models import Collections, Examples, ModelConfigs
 from director.store.owed import Owed
-from director.store.predictions import Listings, Predictions
+from director.store.predictions import Predictions
 from director.store.queues import QueueAdministration, QueueHistory, Queues
 from director.store.removal import Removal
 
@@ -46,7 +46,6 @@ class Services:
         self.directors = Directors(redis)
         self.examples = Examples(redis, scripts)
         self.history = QueueHistory(redis)
-        self.listings = Listings(scripts)
         self.owed = Owed(redis, self.catalog)
         self.predictions = Predictions(redis)
         self.queue_administration = QueueAdministration(scripts, self.changes)

@@ -32,15 +32,6 @@ async def test_a_repeated_call_has_one_effect(redis: Redis, scripts: Scripts) ->
         await scripts.enlist(prediction_id, account=ACCOUNT, oldest=OLDEST)
 
 
-async def test_one_call_lists_many_and_drops_as_many_as_their_own_calls(redis: Redis, scripts: Scripts) -> None:
-    for at in range(1_000, 1_020):
-        await enlist(scripts, at)
-    ids = [new_prediction_id(model=MODEL, now_ms=at) for at in (3_000, 3_001)]
-    await scripts.enlist(*ids, account=ACCOUNT, oldest=lowest_id_at(2_000))
-    assert (await listed(redis))[-2:] == ids
-    assert len(await listed(redis)) == 20 - 16 + 2
-
-
 async def test_each_call_drops_a_few_old_ids(redis: Redis, scripts: Scripts) -> None:
     for at in range(1_000, 1_010):
         await enlist(scripts, at)
