@@ -244,7 +244,9 @@ async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> A
     """Add the prediction to its account's list and to its queue, in one write to the socket."""
     listed_s = max(services.settings.listing_ttl_s, (new.data_ttl_ms or 0) / 1000)
     oldest = _lowest_id_at_s(services.clock.now_ms() // 1000 - math.ceil(listed_s))
-    listing = await services.listings.add(new, oldest=oldest)
+    listing = services.scripts.enlist(
+        new.id, account=new.account, oldest=oldest, kind=new.kind, input_bytes=len(new.input)
+    )
     new.waiter = "" if wait is None else services.waiters.expect(new.id, wait)
     try:
         accepted = await services.scripts.enqueue(new)
@@ -254,7 +256,7 @@ async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> A
     if accepted.replayed:
         await _take_off(services, listing, new)
     try:
-        await asyncio.shield(listing)  # other callers await it too
+        await listing
     except BackendUnavailable as exc:
         exc.is_untouched = False  # the list may lack it, but the queue has it
         raise
@@ -262,9 +264,7 @@ async def _enter(services: Services, new: NewPrediction, wait: Wait | None) -> A
 
 
 async def _take_off(services: Services, listing: "asyncio.Future[object]", new: NewPrediction) -> None:
-    await asyncio.gather(
-        asyncio.shield(listing), return_exceptions=True
-    )  # first, or the entry could be added after its removal
+    await asyncio.gather(listing, return_exceptions=True)  # first, or the entry could be added after its removal
     await services.predictions.unlist(new.account, new.id, new.kind)
 
 
