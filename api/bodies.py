@@ -85,8 +85,7 @@ def parse_create(body: bytes, *, version: bool, destination: bool = False) -> Cr
     if webhook is not None and (fault := parse_webhook_url(webhook)):
         members.fault("format", "webhook", fault)
     events = _events(members)
-    taken = {name for name, takes in (("version", version), ("destination", destination)) if takes}
-    members.refuse_unknown(KNOWN_KEYS | taken)
+    members.refuse_unknown(KNOWN_KEYS.union(["version"] * version, ["destination"] * destination))
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
     return CreatePrediction(
@@ -133,7 +132,9 @@ def parse_model(owner: str, name: str) -> str:
 
 def _events(members: Members) -> tuple[WebhookEvent, ...] | None:
     value = members.take("webhook_events_filter", "array")
-    given_events = msgspec.json.decode(value, type=list[Raw]) if value is not None else []
+    if value is None:
+        return None
+    given_events = msgspec.json.decode(value, type=list[Raw])
     if len(given_events) > MAX_FILTER:
         members.fault("array_max_items", "webhook_events_filter", f"Array must have at most {MAX_FILTER} items")
         return None
@@ -170,26 +171,18 @@ UNITS_S: Final = (3600, 60, 1, 1)  # seconds in each group of DURATION
 DURATION: Final = re.compile(r"(?=.)(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?|([0-9]{1,6})")
 
 
-def wait_seconds(prefer: Iterable[str]) -> float | None:
-    """Return how long to hold the response, from all Prefer headers, or None to answer at once. The most is a minute,
-    which a plain `wait` means. `wait=0` and other values are ignored, and the first wait counts (RFC 7240).
+def preference(prefer: Iterable[str]) -> tuple[float, str] | None:
+    """Return how long to hold the response, from all Prefer headers, and what was applied; None to answer at once. The
+    most is a minute, which a plain `wait` means. `wait=0` and other values are ignored, and the first wait counts (RFC
+    7240).
     """
     asked = _asked(prefer)
-    if asked is None:
+    if asked == "":
+        return LONGEST_WAIT_S, "wait"
+    if asked is None or not SECONDS.fullmatch(asked):
         return None
-    if not asked:
-        return LONGEST_WAIT_S
-    if not SECONDS.fullmatch(asked):
-        return None
-    return min(float(asked), LONGEST_WAIT_S) or None
-
-
-def applied(prefer: Iterable[str]) -> str | None:
-    values = tuple(prefer)
-    seconds = wait_seconds(values)
-    if seconds is None:
-        return None
-    return f"wait={seconds:g}" if _asked(values) else "wait"
+    seconds = min(float(asked), LONGEST_WAIT_S)
+    return (seconds, f"wait={seconds:g}") if seconds else None
 
 
 def cancel_after_seconds(text: str) -> int:
@@ -227,7 +220,7 @@ def affinity_digest(text: str) -> str:
 
 def _asked(prefer: Iterable[str]) -> str | None:
     for header in prefer:
-        plain = QUOTED.sub(lambda quoted: SEPARATORS.sub("_", quoted[1]), header)
+        plain = QUOTED.sub(lambda quoted: SEPARATORS.sub("_", quoted[1]), header) if '"' in header else header
         for preference in plain.split(","):
             name, _, value = preference.partition(";")[0].partition("=")
             if name.strip().lower() == "wait":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import accumulate, islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -77,9 +77,10 @@ PLACE: Final = re.compile(r"([np])([0-9A-Za-z._/:~-]{1,300})")
 
 class Request(BaseRequest):
     """A request as handlers get it. The route says which attributes are set: see `api.route.Route`. Its headers are
-    indexed once: a handler looks for a dozen, and most are missing.
+    indexed once: a handler looks for a dozen, and most are missing. Names are looked up in lower case only.
     """
 
+    headers: Headers = cast(Any, None)  # hides Starlette's property
     account: Account
     rate_token: tuple[Bucket, str] | None
     services: Services
@@ -87,11 +88,7 @@ class Request(BaseRequest):
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
-        self._indexed = _Indexed(raw=scope["headers"])
-
-    @property
-    def headers(self) -> Headers:
-        return self._indexed
+        self.headers = _Indexed(raw=scope["headers"])
 
 
 async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
@@ -188,6 +185,8 @@ class Members:
         return None
 
     def refuse_unknown(self, known: frozenset[str]) -> None:
+        if self._members.keys() <= known:
+            return
         for name in islice((name for name in self._members if name not in known), MAX_INVALID_FIELDS):
             self.fault("additional_property_not_allowed", "", f"Additional property {shown(name)} is not allowed")
 
@@ -359,19 +358,11 @@ def slice_of(
 class _Indexed(Headers):
     def __init__(self, *, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
-        self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._first.get(key.lower(), default)
+        self._first = first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
+        self.get = first.get  # type: ignore[method-assign]
 
     def getlist(self, key: str) -> list[str]:
-        return super().getlist(key) if key in self else []
-
-    def __getitem__(self, key: str) -> str:
-        return self._first[key.lower()]
-
-    def __contains__(self, key: object) -> bool:
-        return str(key).lower() in self._first
+        return super().getlist(key) if key in self._first else []
 
 
 @cache

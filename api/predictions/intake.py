@@ -7,13 +7,12 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Final, Self
 
 import anyio
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import replace
 from starlette.responses import Response
 
@@ -36,7 +35,7 @@ from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status, WebhookEvent
 from director.core.view import address, view
 from director.runtime import crash
-from director.runtime.tracing import Facts, trace_headers
+from director.runtime.tracing import Facts, Span, trace_headers
 from director.store.accounts import Account
 from director.store.catalog import Version
 from director.store.predictions import Ending
@@ -60,8 +59,8 @@ async def submit(
     asked_at = services.clock.monotonic()
     if sites_of(request) is None:
         services.gate.pass_through()
-    seconds = bodies.wait_seconds(request.headers.getlist("prefer"))
-    wait = None if seconds is None else Wait()
+    prefer = bodies.preference(request.headers.getlist("prefer"))
+    wait = None if prefer is None else Wait()
     try:
         accepted, stored = await accept(
             request, version, asked, deployment=deployment, rate_token=request.rate_token, wait=wait
@@ -69,8 +68,10 @@ async def submit(
         headers = {"Location": address(stored.record)}
         if accepted.replayed:
             headers["Idempotency-Replayed"] = "true"
-        until = None if seconds is None else asked_at + seconds
-        return await _answer(request, stored, headers, until=until, wait=wait)
+        if prefer is None or wait is None:
+            return json_response(view(stored), 201, headers)
+        seconds, applied = prefer
+        return await _answer(request, stored, headers, applied, until=asked_at + seconds, wait=wait)
     finally:
         if wait is not None:
             wait.leave()
@@ -87,7 +88,7 @@ async def accept(
     wait: Wait | None = None,
 ) -> tuple[Accepted, Stored]:
     """Check and file one prediction. `place` distinguishes the predictions of a batch, which share a key."""
-    with enqueue_span(request, version) as step:
+    with Step(request, version) as step:
         schema = InputSchema.of(version)
         if faults := schema.check(asked.input):
             raise errors.invalid_input(faults)
@@ -296,23 +297,24 @@ async def _where_it_moved(request: Request, prediction_id: PredictionId) -> Stor
 
 
 async def _answer(
-    request: Request, stored: Stored, headers: dict[str, str], *, until: float | None, wait: Wait | None
+    request: Request, stored: Stored, headers: dict[str, str], applied: str, *, until: float, wait: Wait
 ) -> Response:
     services = services_at(request, stored.record.id)
     waiters = services.waiters
     weight = len(stored.input or b"")
-    if until is None or not waiters.has_room(weight):
+    if not waiters.has_room(weight):
         return json_response(view(stored), 201, headers)
-    headers["Preference-Applied"] = bodies.applied(request.headers.getlist("prefer")) or ""
+    headers["Preference-Applied"] = applied
     if stored.record.is_terminal:
         return json_response(view(stored), 201, headers)
     left_s = max(0.0, until - services.clock.monotonic())
     # a caller that hangs up frees its wait; the prediction goes on
-    gone = asyncio.get_running_loop().create_task(until_gone(request.receive))
+    gone = request.scope["state"].get("gone") or asyncio.create_task(until_gone(request.receive))
     try:
         ended = await waiters.ended(stored.record.id, seconds=left_s, weight=weight, wait=wait, gone=gone)
     finally:
-        gone.cancel()
+        if isinstance(gone, asyncio.Task):  # not behind our own HTTP protocol
+            gone.cancel()
     if ended is not None:
         return json_response(view(ended.of(stored) if isinstance(ended, Ending) else ended), 201, headers)
     # Clients take any other status for the end, and a part of the output for all of it.
@@ -329,36 +331,35 @@ async def _outlook(services: Services, prediction_id: PredictionId) -> Outlook |
     return None
 
 
-class Step(Struct):
-    """The span of one prediction. `headers`: the trace headers to pass on, also where tracing is off."""
+class Step:
+    """The span of checking and filing one prediction. It belongs to the caller's trace, or begins one. `headers`: the
+    trace headers to pass on, also where tracing is off.
+    """
 
-    headers: TraceHeaders
-    facts: Facts = {}
+    def __init__(self, request: Request, version: Version) -> None:
+        tracing, headers = request.services.tracing, request.headers
+        self.headers = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
+        self.facts: Facts = {}
+        self._span: Span | None = None
+        if tracing.is_on:
+            facts: Facts = {
+                "kind": version.kind or "prediction",
+                "queue": version.queue,
+                "model": version.model,
+                "version": version.id,
+                **tracing.account(request.account.name),
+            }
+            self._span = tracing.begin("enqueue", self.headers, kind="server", facts=facts)
+            self.headers = self._span.headers
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def enqueue_span(request: Request, version: Version) -> Iterator[Step]:
-    """Yield the span of checking and filing one prediction. It belongs to the caller's trace, or begins one."""
-    tracing, headers = request.services.tracing, request.headers
-    trace = trace_headers(headers.getlist("traceparent"), headers.getlist("tracestate"))
-    if not tracing.is_on:
-        yield Step(trace)
-        return
-    facts: Facts = {
-        "kind": version.kind or "prediction",
-        "queue": version.queue,
-        "model": version.model,
-        "version": version.id,
-        **tracing.account(request.account.name),
-    }
-    span = tracing.begin("enqueue", trace, kind="server", facts=facts)
-    step, error = Step(span.headers), UNEXPECTED
-    try:
-        yield step
-        error = ""
-    except (Problem, DirectorError) as exc:
-        document = errors.problem_of(exc).document
-        error = document.code or str(document.status)
-        raise
-    finally:
-        span.end(step.facts, error=error)
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if self._span is None:
+            return
+        error = "" if exc is None else UNEXPECTED
+        if isinstance(exc, Problem | DirectorError):
+            document = errors.problem_of(exc).document
+            error = document.code or str(document.status)
+        self._span.end(self.facts, error=error)

@@ -76,6 +76,8 @@ class Wait:
         self.news = News()
         self.ending: Ending | None = None
         self.is_told = False
+        self.is_over = False
+        self.look: asyncio.Timeout | None = None  # of the look that is under way
         self._place: dict[PredictionId, Wait] = {}
         self._id: PredictionId | None = None
 
@@ -87,6 +89,13 @@ class Wait:
     def leave(self) -> None:
         if self._id is not None:
             self._place.pop(self._id, None)
+
+    def stop(self, _: object = None) -> None:
+        """End the wait at once, because its client has left or the process ends."""
+        self.is_over = True
+        self.news.set()
+        if self.look is not None and not self.look.expired():
+            self.look.reschedule(0)
 
 
 class Waiters:
@@ -104,7 +113,7 @@ class Waiters:
         self._listeners: dict[str, set[News]] = {}
         self._changed: set[str] = set()  # channels that gained their first listener or lost their last
         self._has_changed = asyncio.Event()
-        self._held: set[asyncio.Timeout] = set()
+        self._held: set[Wait] = set()
         self._weight = 0
         self._is_leaving = False
         self._is_silent = True
@@ -137,32 +146,21 @@ class Waiters:
         """
         if self._is_leaving:
             return None
-        if wait is None or self._expected.get(prediction_id) is not wait:  # another request filed it
-            wait = None
-        news = News() if wait is None else wait.news
-        is_told = wait is not None and self._clock.monotonic() >= self._listens_until
-        with suppress(TimeoutError), nullcontext(news) if is_told else self.listening(prediction_id, news):
-            async with asyncio.timeout(seconds) as limit:
-                with self._holding(limit, weight, gone):
-                    return await self._watch(prediction_id, news, wait)
-        return None
-
-    @contextmanager
-    def _holding(self, limit: asyncio.Timeout, weight: int, gone: "asyncio.Future[None] | None") -> Iterator[None]:
-        def leave(_: object) -> None:
-            if limit in self._held:  # it may have ended in the same moment
-                _end(limit)
-
-        self._held.add(limit)
+        is_ours = wait is not None and self._expected.get(prediction_id) is wait  # else another request filed it
+        held = wait if wait is not None and is_ours else Wait()
+        is_told = is_ours and self._clock.monotonic() >= self._listens_until
+        until = asyncio.get_running_loop().time() + seconds
+        self._held.add(held)
         self._weight += weight
         if gone is not None:
-            gone.add_done_callback(leave)
+            gone.add_done_callback(held.stop)
         try:
-            yield
+            with nullcontext() if is_told else self.listening(prediction_id, held.news):
+                return await self._watch(prediction_id, held, until)
         finally:
             if gone is not None:
-                gone.remove_done_callback(leave)
-            self._held.discard(limit)
+                gone.remove_done_callback(held.stop)
+            self._held.discard(held)
             self._weight -= weight
 
     @contextmanager
@@ -184,8 +182,8 @@ class Waiters:
 
     def release(self) -> None:
         self._is_leaving = True
-        for limit in self._held:
-            _end(limit)
+        for held in self._held:
+            held.stop()
 
     async def run(self) -> None:
         while True:
@@ -212,29 +210,44 @@ class Waiters:
             with anyio.CancelScope(shield=True):
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
 
-    async def _watch(self, prediction_id: PredictionId, news: News, wait: Wait | None) -> Ending | Stored:
+    async def _watch(self, prediction_id: PredictionId, held: Wait, until: float) -> Ending | Stored | None:
+        loop = asyncio.get_running_loop()
         due = -math.inf  # of the next look: one per GAP_S on average, and BURST at once after a quiet time
-        while True:
+        while not held.is_over:
             # the first news of a channel is that the subscription is active: the next look sees what ended before
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SAFETY_S):
-                    await news.wait()
-            if wait is not None and wait.ending is not None:
-                return wait.ending
+            safety = loop.call_at(min(until, loop.time() + SAFETY_S), held.news.set)  # `asyncio.timeout` takes 8 µs
+            await held.news.wait()
+            safety.cancel()
+            if held.ending is not None:
+                return held.ending
+            if held.is_over or loop.time() >= until:
+                break
             now = self._clock.monotonic()
             due = max(due, now - BURST * GAP_S) + GAP_S
-            if due > now:
-                await self._clock.sleep(due - now)
-            news.clear()
-            try:
-                stored = await self._read(prediction_id) if await self._has_ended(prediction_id) else None
-            except BackendUnavailable as exc:
-                log.info("could not read a prediction, trying again", extra={"reason": str(exc)})
-                continue
-            if stored is not None and stored.record.is_terminal:
-                if wait is not None and not wait.is_told:
-                    self._listens_until = self._clock.monotonic() + UNTOLD_S
-                return stored
+            with suppress(TimeoutError):
+                try:
+                    async with asyncio.timeout_at(until) as held.look:
+                        if (stored := await self._looked(prediction_id, held, due - now)) is not None:
+                            return stored
+                finally:
+                    held.look = None
+        return None
+
+    async def _looked(self, prediction_id: PredictionId, held: Wait, in_s: float) -> Stored | None:
+        """Return the prediction if it is terminal."""
+        if in_s > 0:
+            await self._clock.sleep(in_s)
+        held.news.clear()
+        try:
+            stored = await self._read(prediction_id) if await self._has_ended(prediction_id) else None
+        except BackendUnavailable as exc:
+            log.info("could not read a prediction, trying again", extra={"reason": str(exc)})
+            return None
+        if stored is None or not stored.record.is_terminal:
+            return None
+        if self._expected.get(prediction_id) is held and not held.is_told:
+            self._listens_until = self._clock.monotonic() + UNTOLD_S
+        return stored
 
     def _change(self, channel: str) -> None:
         self._changed.add(channel)
@@ -302,11 +315,6 @@ class Waiters:
         if channel == self._ends:  # it is active again: look for what was published meanwhile
             for wait in self._expected.values():
                 wait.news.set()
-
-
-def _end(limit: asyncio.Timeout) -> None:
-    if not limit.expired():
-        limit.reschedule(0)
 
 
 # A glance reads a few bytes of a prediction, because its input or output may be megabytes.

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from redis import exceptions
 from redis._parsers import _AsyncHiredisParser
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.connection import (
     AbstractConnection,
@@ -150,7 +151,15 @@ class Patient(AbstractConnection):
             raise exceptions.TimeoutError("Timeout writing to socket") from None
 
     async def read_response(self, disable_decoding: bool = False, timeout: float | None = None, **options: Any) -> Any:
+        parser: Any = self._parser
         try:
+            # most have arrived with the one before: redis-py's own layers take eight calls for each
+            if parser._connected and (reply := parser._reader.gets()) is not NOT_ENOUGH_DATA:
+                if isinstance(reply, exceptions.ConnectionError):
+                    await self.disconnect(nowait=True)
+                if isinstance(reply, Exception):
+                    raise reply
+                return reply
             if timeout is not None or self.silence_s is None:
                 return await super().read_response(disable_decoding, timeout, **options)
             sending, self._sent_bytes = self._sent_bytes, 0  # the command may still be on its way

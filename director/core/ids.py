@@ -78,6 +78,7 @@ def created_ms_of(prediction_id: PredictionId | FileId) -> int:
     return _number(prediction_id) >> 82
 
 
+@lru_cache(maxsize=1_000)
 def partition_of_model(model: str) -> Partition:
     """Return a stable hash of "owner/name". All versions share it, so an idempotency key holds across a deploy."""
     return Partition(int.from_bytes(hashlib.sha256(model.encode()).digest()[:4]) % PARTITIONS)

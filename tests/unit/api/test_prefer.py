@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bodies import affinity_digest, applied, cancel_after_seconds, cost_units, start_by_seconds, wait_seconds
+from api.bodies import affinity_digest, cancel_after_seconds, cost_units, preference, start_by_seconds
 from api.errors import Problem
 
 
@@ -35,15 +35,13 @@ from api.errors import Problem
     ],
 )
 def test_prefer_is_clamped_or_ignored(prefer: list[str], seconds: float | None, echo: str | None) -> None:
-    assert wait_seconds(prefer) == seconds
-    assert applied(prefer) == echo
+    assert preference(prefer) == (None if seconds is None else (seconds, echo))
 
 
 @given(st.lists(st.text() | st.text(alphabet='wait=0123456789.,;" \\')))
 def test_no_prefer_is_ever_an_error(prefer: list[str]) -> None:
-    seconds = wait_seconds(prefer)
-    assert seconds is None or 0 < seconds <= 60
-    assert (applied(prefer) is None) == (seconds is None)
+    asked = preference(prefer)
+    assert asked is None or 0 < asked[0] <= 60
 
 
 @pytest.mark.parametrize(
