@@ -226,8 +226,8 @@ FINISH: Final = re.escape("if r.token ~= token then return 'lost' end")
 ADVANCE: Final = re.escape("if token == '' or r[1] ~= token then return { 'lost' } end")
 AT_MOST_ONCE: Final = "unplace(id, r) redis.call('ZREM', queue_key(queue, 'live'), id)"
 
-BACKLOG: Final = re.escape("redis.call('ZRANGE', backlog, 0,")
-TURN: Final = re.escape("redis.call('ZRANGE', vtime, 0, 0, 'WITHSCORES')")
+BACKLOG: Final = re.escape("redis.call('ZRANGE', turn.backlog, 0,")
+TURN: Final = re.escape("redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0,")
 
 FAULTS: Final = {
     "claim acknowledges what it hands out": Fault(LEASE, AT_MOST_ONCE, a_director_dies, "I1 I7"),
@@ -242,10 +242,12 @@ FAULTS: Final = {
         "I18",
     ),
     "an attempt is never the last": Fault(re.escape("attempt >= tonumber(policy[1])"), "attempt >= 99", poison, "I5"),
-    "what is acknowledged is not deleted": Fault(re.escape("redis.call('XDEL', stream, r.mid)"), "", plain, "I7"),
+    "what is acknowledged is not deleted": Fault(
+        re.escape("redis.call('XDEL', stream, unpack(mids))"), "", plain, "I7"
+    ),
     "an end gives no lifetime": Fault(r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", "", no_webhook_wanted, "I7"),
     "enqueue looks at no key": Fault(
-        re.escape("if fingerprint ~= '' then\n  local held"), "if false then\n  local held", an_answer_is_lost, "I8"
+        re.escape("if fingerprint ~= '' then\n    local held"), "if false then\n    local held", an_answer_is_lost, "I8"
     ),
     "enqueue looks at no body": Fault(
         re.escape("if print ~= fingerprint then"), "if false then", an_answer_is_lost, "I8"
@@ -272,7 +274,7 @@ FAULTS: Final = {
         "I10",
     ),
     "a backlog is served from its end": Fault(
-        BACKLOG, "redis.call('ZREVRANGE', backlog, 0,", one_after_the_other, "I11"
+        BACKLOG, "redis.call('ZREVRANGE', turn.backlog, 0,", one_after_the_other, "I11"
     ),
     "claim looks at no time to start by": Fault(
         re.escape("r.begun == '' and past(r.start_by, now)"), "false", too_late_to_start, "I13"
@@ -281,7 +283,7 @@ FAULTS: Final = {
         re.escape("(r[2] and r[2] ~= '') and r[2] or late"), "late", a_caller_cancels, "I6 I13"
     ),
     "it is always the turn of who was served most": Fault(
-        TURN, "redis.call('ZREVRANGE', vtime, 0, 0, 'WITHSCORES')", a_rush, "I14"
+        TURN, "redis.call('ZREVRANGE', queue_key(queue, 'vtime:' .. lane), 0,", a_rush, "I14"
     ),
 }
 STORIES: Final = {fault.story.__name__: fault.story for fault in FAULTS.values()}
