@@ -41,6 +41,7 @@ RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loo
 BLOCKS: Final = re.compile(
     r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
 )
+LEVEL: Final = "return (function()"
 WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 COMMENT: Final = re.compile(r"--.*")
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
@@ -49,10 +50,15 @@ IN_CLUSTER: Final = ("lib/slot",)
 
 
 def source(name: str) -> str:
-    """Return a script with the parts of lua/lib/ that its header names, without functions that it does not use."""
+    """Return a script with the parts of lua/lib/ that its header names, without functions that it does not use.
+
+    What follows a part is a function of its own. Lua finds each variable that a function takes from the running one in a
+    list of all that were taken, so functions that take much from one long chunk are slow to make.
+    """
     shebang, _, body = _file(name).partition("\n")
-    uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ")
-    return "\n".join([shebang, *_needed("\n".join(map(_file, uses.split()[2:])), body), body])
+    uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ").split()[2:]
+    parts = "".join(f"{_file(part)}\n{LEVEL}\n" for part in uses)
+    return "\n".join([shebang, *_needed(parts, body), body, "end)()\n" * len(uses)])
 
 
 def _needed(parts: str, body: str) -> Iterator[str]:
