@@ -37,11 +37,12 @@ LARGE_BYTES: Final = 256 * 1024
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
 RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
-# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or any other line
+# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or one line
 BLOCKS: Final = re.compile(
-    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
+    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<value>\w+) = .*[^,\n]$|^(?!local function ).*$",
+    re.MULTILINE,
 )
-LEVEL: Final = "return (function()"
+INNER_AFTER: Final = "lib/place"
 WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 COMMENT: Final = re.compile(r"--.*")
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
@@ -52,17 +53,17 @@ IN_CLUSTER: Final = ("lib/slot",)
 def source(name: str) -> str:
     """Return a script with the parts of lua/lib/ that its header names, without functions that it does not use.
 
-    What follows a part is a function of its own. Lua finds each variable that a function takes from the running one in a
-    list of all that were taken, so functions that take much from one long chunk are slow to make.
+    What follows INNER_AFTER is a function of its own. Lua finds each variable that a function takes from the running one
+    in a list of all that were taken, so functions that take much from one long chunk are slow to make.
     """
     shebang, _, body = _file(name).partition("\n")
     uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ").split()[2:]
-    parts = "".join(f"{_file(part)}\n{LEVEL}\n" for part in uses)
-    return "\n".join([shebang, *_needed(parts, body), body, "end)()\n" * len(uses)])
+    parts = "\n".join(_file(part) + ("return (function()" if part == INNER_AFTER else "") for part in uses)
+    return "\n".join([shebang, *_needed(parts, body), body, "end)()" if INNER_AFTER in uses else ""])
 
 
 def _needed(parts: str, body: str) -> Iterator[str]:
-    blocks = [(match["name"] or "", match[0]) for match in BLOCKS.finditer(parts)]
+    blocks = [(match["name"] or match["value"] or "", match[0]) for match in BLOCKS.finditer(parts)]
     needed, words = {""}, _words(body) | {""}
     while words:
         needed |= words

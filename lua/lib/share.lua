@@ -112,7 +112,7 @@ local function part(queue, lane, tenant)
 end
 
 -- Move a tenant's virtual time by these seconds, one after the other, while there is another tenant to compare with.
-local function owe(queue, lane, tenant, all)
+local function owe(queue, lane, tenant, ...)
   local vtime, weight = queue_key(queue, 'vtime:' .. lane), limits_of(queue, tenant)
   local own, least = redis.call('ZSCORE', vtime, tenant), -math.huge
   local has_turns = own
@@ -120,7 +120,7 @@ local function owe(queue, lane, tenant, all)
     if redis.call('EXISTS', vtime) == 0 then return end
     own, least = redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or 0, lane_clock(queue, lane)
   end
-  for _, seconds in ipairs(all) do own = math.max(own, least) + seconds / weight end
+  for i = 1, select('#', ...) do own = math.max(own, least) + select(i, ...) / weight end
   if has_turns then
     redis.call('ZADD', vtime, own, tenant)
   else
@@ -129,8 +129,12 @@ local function owe(queue, lane, tenant, all)
 end
 
 -- Replace the charge from entering the streams by the real time.
+local corrections = {}
 local function correct(r, seconds)
-  if r.charged ~= '' then owe(r.queue, r.lane, r.account, { seconds - r.charged }) end
+  if r.charged == '' then return end
+  if not gathers then return owe(r.queue, r.lane, r.account, seconds - r.charged) end
+  corrections[r.lane] = corrections[r.lane] or {}
+  gather(corrections[r.lane], r.account, seconds - r.charged)
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,25 +181,6 @@ end
 local function note_running(queue, tenant)
   local _, most = limits_of(queue, tenant)
   if most then join_or_part(queue, tenant) end
-end
-
--- The same as `correct` and `note_running`, once for all that end in a script.
-local corrections, touched = {}, {}
-local function correct_later(r, seconds)
-  touched[r.account] = true
-  if r.charged == '' then return end
-  local of = corrections[r.lane] or {}
-  corrections[r.lane] = of
-  of[r.account] = of[r.account] or {}
-  table.insert(of[r.account], seconds - r.charged)
-end
-
-local function write_corrections(queue)
-  for lane, of in pairs(corrections) do
-    for tenant, all in pairs(of) do owe(queue, lane, tenant, all) end
-  end
-  for tenant in pairs(touched) do note_running(queue, tenant) end
-  corrections, touched = {}, {}
 end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,15 +238,15 @@ local function file(id, r)
 end
 
 -- Remove it from its place for good. The caller writes the counts.
-local function unplace_later(id, r)
-  if r.mid == '' then return out_of_backlog(id, r) end
-  leave_later(stream_key(r.queue, r.lane, r.stream), r.mid)
-  if r.token == '' then count_ready(r, -1) end
-end
-
 local function unplace(id, r)
-  unplace_later(id, r)
-  write_removals()
+  if r.mid == '' then return out_of_backlog(id, r) end
+  local stream = stream_key(r.queue, r.lane, r.stream)
+  if gathers then
+    gather(leaving, stream, r.mid)
+  else
+    leave(stream, r.mid)
+  end
+  if r.token == '' then count_ready(r, -1) end
 end
 
 -- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
