@@ -187,8 +187,8 @@ local function admit(lane, most)
   if is_last then clear_backlog_count(lane) end
   for _, each in ipairs(admitted) do wanted[each[2].stream] = (wanted[each[2].stream] or 0) + 1 end
   local came, entries, records = {}, {}, {}
-  for number, count in pairs(wanted) do
-    for _, entry in ipairs(read_from(stream_key(queue, lane, number), count)) do came[entry[3]] = entry end
+  for number, due in pairs(wanted) do
+    for _, entry in ipairs(read_from(stream_key(queue, lane, number), due)) do came[entry[3]] = entry end
   end
   for _, each in ipairs(admitted) do
     local id, r = each[1], each[2]

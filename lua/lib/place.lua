@@ -65,7 +65,8 @@ end
 
 -- A script that ends many sets this: what leaves streams and indexes is then removed once, at its end.
 local gathers = false
-local leaving, removed = {}, {}
+local leaving = {}
+local removed = {}
 local function gather(lists, key, value)
   local list = lists[key] or {}
   lists[key] = list
@@ -79,7 +80,7 @@ local function leave(stream, ...)
   waiting_in[stream] = nil
 end
 
-local function remove(key, id)
+local function drop(key, id)
   if gathers then return gather(removed, key, id) end
   redis.call('ZREM', key, id)
 end
@@ -92,7 +93,8 @@ end
 
 -- Counts for many predictions, and new values of the queue, are written once: at the script's end, and before any step that
 -- reads them.
-local uncounted, unset = {}, {}
+local uncounted = {}
+local unset = {}
 local function set_later(field, value)
   unset[#unset + 1] = field
   unset[#unset + 1] = value

@@ -97,9 +97,9 @@ local function settle(id, r, status, end_, now)
   correct(r, end_.served_s or 0)
   ended_of[r.account] = true
   if facts[3] == id then end_probe(r.queue, now) end -- its end says nothing about the servers
-  remove(queue_key(r.queue, 'live'), id)
-  remove(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
-  if r.deadline ~= '' or r.start_by ~= '' then remove(queue_key(r.queue, 'deadline'), id) end
+  drop(queue_key(r.queue, 'live'), id)
+  drop(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
+  if r.deadline ~= '' or r.start_by ~= '' then drop(queue_key(r.queue, 'deadline'), id) end
   count_later('tally', 'ended', 1)
   local within_ms = facts[r.lane == 'high' and 6 or r.lane == 'normal' and 7 or 8]
   if is_late_start(r, within_ms, now) then count_later('tally', 'missed:' .. r.lane, 1) end

@@ -251,12 +251,14 @@ end
 
 -- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
 -- once, played forward, and written once. As many turns can be given as tenants were read: no other's time comes before.
+local NOBODY = {}
 local function read_turns(queue, lane, most)
   local turns, least = {}, redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
   for i = 1, #least, 2 do
-    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = {}, admitted = {},
-      backlog = backlog_key(queue, lane, least[i]), length = math.max(LOOK_AHEAD, math.floor(2 * most / #least) + 1) }
+    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = NOBODY, admitted = {},
+      backlog = backlog_key(queue, lane, least[i]), is_whole = false, has_moved = false, is_over = false }
   end
+  turns.length = math.max(LOOK_AHEAD, math.floor(2 * most / #least) + 1)
   return turns
 end
 
@@ -271,14 +273,14 @@ end
 
 local function write_line(turn)
   if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end
-  turn.line, turn.admitted, turn.is_whole = {}, {}, false
+  turn.line, turn.admitted, turn.is_whole = NOBODY, #turn.admitted > 0 and {} or turn.admitted, false
 end
 
-local function line_of(turn)
+local function line_of(turn, length)
   if #turn.line == 0 and not turn.is_whole then
     write_line(turn)
-    turn.line = redis.call('ZRANGE', turn.backlog, 0, turn.length - 1)
-    turn.is_whole = #turn.line < turn.length
+    turn.line = redis.call('ZRANGE', turn.backlog, 0, length - 1)
+    turn.is_whole = #turn.line < length
   end
   return turn.line
 end
@@ -299,10 +301,10 @@ local function write_turns(queue, lane, turns)
 end
 
 -- The place in line of the next one: the first; or among the first few, the first with the affinity key `warm`.
-local function place_of_next(turn, warm)
+local function place_of_next(turn, length, warm)
   if warm == '' then return 1 end
   write_line(turn)
-  local line = line_of(turn)
+  local line = line_of(turn, length)
   for i = 1, math.min(#line, LOOK_AHEAD) do
     if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return i end
   end
@@ -320,8 +322,8 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
     local turn = least_of(turns)
     is_last = not turn
     if is_last then break end
-    local tenant, place = turn.tenant, place_of_next(turn, warm)
-    local id = line_of(turn)[place]
+    local tenant, place = turn.tenant, place_of_next(turn, turns.length, warm)
+    local id = line_of(turn, turns.length)[place]
     local r, may = id and read(id), may_run(queue, tenant)
     looked = looked + 1
     if id and may and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
@@ -331,7 +333,7 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
       clocks[lane] = turn.own
       turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true
       turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)
-      turn.is_over = #line_of(turn) == 0
+      turn.is_over = #line_of(turn, turns.length) == 0
       count_later('meta', 'backlogged:' .. lane, -1)
       count_ready(r, 1)
       admitted[#admitted + 1] = { id, r }
