@@ -51,10 +51,10 @@ IN_CLUSTER: Final = ("lib/slot",)
 
 
 def source(name: str) -> str:
-    """Return a script with the parts of lua/lib/ that its header names, without functions that it does not use.
+    """Return a script with the parts of lua/lib/ that its header names, without what it does not use of them.
 
-    What follows INNER_AFTER is a function of its own. Lua finds each variable that a function takes from the running one
-    in a list of all that were taken, so functions that take much from one long chunk are slow to make.
+    What follows INNER_AFTER is a function of its own: Lua makes a function slowly if it takes many variables from a
+    long chunk, because it looks for each in a list of all that were taken.
     """
     shebang, _, body = _file(name).partition("\n")
     uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ").split()[2:]

@@ -32,13 +32,8 @@ end
 -- Fields of the record that the end sets, '' by default: most have that already.
 local MAY_CHANGE = { 'cancel', 'charged', 'error', 'code', 'metrics', 'ended' }
 
--- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
--- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (seconds that it used a
--- slot), over_ms (how long ago the run was over).
---
--- A script that gathers writes what its ends share with write_ends, and then each prediction's own keys: it is given a
--- function that does so.
-local ended_of = {}
+-- Write what ends of a call changed beside their own keys: a script that gathers does so once for all of them.
+local ended_of = {} -- tenants
 local function write_ends(queue)
   if gathers then
     write_removals()
@@ -71,6 +66,11 @@ local function write_end(id, r, status, end_, now, written, started, seq, ran, d
   if r.waiter ~= '' then tell_waiter(id, r, status, started, now, end_) end
 end
 
+-- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
+-- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (seconds that it used a
+-- slot), over_ms (how long ago the run was over).
+--
+-- A script that gathers is given a function that writes the prediction's own keys, after write_ends.
 local function settle(id, r, status, end_, now)
   local facts = facts_of(r.queue)
   local data_ttl = tonumber(r.data_ttl_ms) or tonumber(facts[4] or DATA_TTL_MS) -- the account's wins over the queue's

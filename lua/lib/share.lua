@@ -249,9 +249,10 @@ local function unplace(id, r)
   if r.token == '' then count_ready(r, -1) end
 end
 
+local NOBODY = {}
+
 -- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
 -- once, played forward, and written once. As many turns can be given as tenants were read: no other's time comes before.
-local NOBODY = {}
 local function read_turns(queue, lane, most)
   local turns, least = {}, redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
   for i = 1, #least, 2 do
