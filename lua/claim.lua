@@ -26,12 +26,12 @@ local budget, alone, warm = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10]
 local SHARES = { high = 8, normal = 3, low = 1 }
 local SCAN = 64
 
-local of = { 'streams', 'paused', 'probe', 'breaker', 'open_until', 'cool_ms' }
-for _, lane in ipairs(LANES) do
-  for _, what in ipairs({ 'mask:', 'next:', 'ready:', 'backlogged:', 'credit:', 'within:' }) do of[#of + 1] = what .. lane end
-end
-local state = fields_of(meta, of)
-if not state.streams then return { 'unknown' } end
+local state = redis.call('HMGET', meta, 'streams', 'paused', 'probe', 'breaker', 'open_until', 'cool_ms',
+  'mask:high', 'mask:normal', 'mask:low', 'next:high', 'next:normal', 'next:low', 'ready:high', 'ready:normal', 'ready:low',
+  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'credit:high', 'credit:normal', 'credit:low',
+  'within:high', 'within:normal', 'within:low')
+local streams, paused, probe, breaker = state[1], state[2], state[3], state[4]
+if not streams then return { 'unknown' } end
 
 -- The reply to this call was lost: answer it again. Claims that were lost meanwhile are left out.
 local last = redis.call('HGET', queue_key(queue, 'last'), consumer) or ''
@@ -43,18 +43,18 @@ if string.match(last, '^%S+') == nonce then
   end
   return again
 end
-if state.paused == '1' then return { 'paused' } end
+if paused == '1' then return { 'paused' } end
 -- A probe whose record is gone will never have a result: another prediction tries.
-local is_probe = (state.breaker == 'open' and is_cool(state.open_until, state.cool_ms, now))
-  or (state.breaker == 'probing' and redis.call('EXISTS', record_key(state.probe)) == 0)
-if not is_probe and (state.breaker or '') ~= '' then return { 'open' } end
+local is_probe = (breaker == 'open' and is_cool(state[5], state[6], now))
+  or (breaker == 'probing' and redis.call('EXISTS', record_key(probe)) == 0)
+if not is_probe and (breaker or '') ~= '' then return { 'open' } end
 if is_probe then most = math.min(most, 1) end -- a claim with count 0 only repeats a former answer
 
 local mask, next_stream, ready, backlogged, credit, within = {}, {}, {}, {}, {}, {}
-for _, lane in ipairs(LANES) do
-  mask[lane], next_stream[lane] = tonumber(state['mask:' .. lane] or 0), tonumber(state['next:' .. lane] or 0)
-  ready[lane], backlogged[lane] = state['ready:' .. lane] or '0', state['backlogged:' .. lane] or '0'
-  credit[lane], within[lane] = tonumber(state['credit:' .. lane] or 0), tonumber(state['within:' .. lane])
+for i, lane in ipairs(LANES) do
+  mask[lane], next_stream[lane] = tonumber(state[6 + i] or 0), tonumber(state[9 + i] or 0)
+  ready[lane], backlogged[lane] = state[12 + i] or '0', state[15 + i] or '0'
+  credit[lane], within[lane] = tonumber(state[18 + i] or 0), tonumber(state[21 + i])
 end
 local scanned, spent, stopped, fault = 0, 0, nil, nil
 
@@ -121,9 +121,9 @@ end
 
 -- What fails in one record leaves the others alone: its entry stays pending. It is reported if nothing was handed out.
 local function alone_at_fault(step, ...)
-  local result, failed = try(step, ...)
-  if failed then fault, scanned = failed, scanned + 1 end
-  return result
+  local is_done, result = pcall(step, ...)
+  if is_done then return result end
+  fault, scanned = as_reply(result), scanned + 1
 end
 
 -- True if it still fits the budget. Else note the budget as the reason to stop.
@@ -181,14 +181,14 @@ end
 
 -- Admit up to `most` predictions in turn, and read them. Returns the entries, and the records by id.
 local function admit(lane, most)
-  local admitted, looked, is_last = admit_in_turn(queue, lane, warm, most, SCAN - scanned, state.streams, fits)
+  local admitted, looked, is_last = admit_in_turn(queue, lane, warm, most, SCAN - scanned, streams, fits)
   local wanted = {}
   scanned = scanned + looked
   if is_last then clear_backlog_count(lane) end
   for _, each in ipairs(admitted) do wanted[each[2].stream] = (wanted[each[2].stream] or 0) + 1 end
   local came, entries, records = {}, {}, {}
-  for number, count in pairs(wanted) do
-    for _, entry in ipairs(read_from(stream_key(queue, lane, number), count)) do came[entry[3]] = entry end
+  for number, due in pairs(wanted) do
+    for _, entry in ipairs(read_from(stream_key(queue, lane, number), due)) do came[entry[3]] = entry end
   end
   for _, each in ipairs(admitted) do
     local id, r = each[1], each[2]
@@ -339,7 +339,7 @@ write_clocks(queue)
 
 -- An idle poll writes nothing: with appendfsync always a write would cost a disk sync.
 local has_changed = #reply > 2 or scanned > 0
-for _, lane in ipairs(LANES) do has_changed = has_changed or mask[lane] ~= tonumber(state['mask:' .. lane] or 0) end
+for i, lane in ipairs(LANES) do has_changed = has_changed or mask[lane] ~= tonumber(state[6 + i] or 0) end
 for _, lane in ipairs(has_changed and LANES or {}) do
   set_later('mask:' .. lane, mask[lane])
   set_later('next:' .. lane, next_stream[lane])

@@ -118,8 +118,6 @@ local function accept(KEYS, ARGV)
     fields[#fields + 1] = field
     fields[#fields + 1] = value
   end
-  local NOT_KEPT = { lifetime_ms = true, start_by_ms = true, weight = true, most_queued = true, most_running = true,
-    limits_rev = true, bound = true }
   local lifetime = math.min(tonumber(r.lifetime_ms) or math.huge, tonumber(m.lifetime_ms) or math.huge)
   if lifetime < math.huge then r.deadline = now + lifetime end
   if r.start_by_ms ~= '' then r.start_by = now + r.start_by_ms end
@@ -131,7 +129,10 @@ local function accept(KEYS, ARGV)
     add('eta90', hope[4])
   end
   for i = 6, #ARGV, 2 do
-    if not NOT_KEPT[ARGV[i]] then add(ARGV[i], ARGV[i + 1]) end
+    local field = ARGV[i]
+    local is_kept = field ~= 'lifetime_ms' and field ~= 'start_by_ms' and field ~= 'weight' and field ~= 'most_queued'
+      and field ~= 'most_running' and field ~= 'limits_rev' and field ~= 'bound'
+    if is_kept then add(field, ARGV[i + 1]) end
   end
 
   if fingerprint ~= '' then add('idem', string.match(KEYS[3], '[^:]+$')) end -- for a move to another server

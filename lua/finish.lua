@@ -26,6 +26,7 @@
 
 local queue
 local ended = {}
+gathers = #KEYS > 1
 
 local function finish(KEYS, ARGV)
   local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
@@ -45,17 +46,14 @@ local function finish(KEYS, ARGV)
     close_breaker(r.queue, now)
     if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end
-  local write = end_later(id, r, status, {
+  local write = settle(id, r, status, {
     error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],
     ran_ms = ran_ms, grace_ms = ARGV[10], ended = token, served_s = served_ms / 1000,
     over_ms = over_ms, shown = shown,
   }, now)
   queue, ended[id] = r.queue, token
   if has_any(queue, 'limits') then write_ends(queue) end -- whether a tenant may run again changes with each end
-  return function()
-    write()
-    return 'finished'
-  end
+  return 'finished', write
 end
 
-return for_each_item(1, finish, function() if queue then write_ends(queue) end end)
+return for_each_item(1, finish, function() if gathers and queue then write_ends(queue) end end)

@@ -37,10 +37,12 @@ LARGE_BYTES: Final = 256 * 1024
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
 RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
-# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or any other line
+# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or one line
 BLOCKS: Final = re.compile(
-    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^(?!local function ).*$", re.MULTILINE
+    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<value>\w+) = .*[^,\n]$|^(?!local function ).*$",
+    re.MULTILINE,
 )
+INNER_AFTER: Final = "lib/place"
 WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 COMMENT: Final = re.compile(r"--.*")
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
@@ -49,14 +51,19 @@ IN_CLUSTER: Final = ("lib/slot",)
 
 
 def source(name: str) -> str:
-    """Return a script with the parts of lua/lib/ that its header names, without functions that it does not use."""
+    """Return a script with the parts of lua/lib/ that its header names, without what it does not use of them.
+
+    What follows INNER_AFTER is a function of its own: Lua makes a function slowly if it takes many variables from a
+    long chunk, because it looks for each in a list of all that were taken.
+    """
     shebang, _, body = _file(name).partition("\n")
-    uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ")
-    return "\n".join([shebang, *_needed("\n".join(map(_file, uses.split()[2:])), body), body])
+    uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ").split()[2:]
+    parts = "\n".join(_file(part) + ("return (function()" if part == INNER_AFTER else "") for part in uses)
+    return "\n".join([shebang, *_needed(parts, body), body, "end)()" if INNER_AFTER in uses else ""])
 
 
 def _needed(parts: str, body: str) -> Iterator[str]:
-    blocks = [(match["name"] or "", match[0]) for match in BLOCKS.finditer(parts)]
+    blocks = [(match["name"] or match["value"] or "", match[0]) for match in BLOCKS.finditer(parts)]
     needed, words = {""}, _words(body) | {""}
     while words:
         needed |= words

@@ -3,12 +3,7 @@
 --   KEYS[…]  those of each item, one item after the other
 --   ARGV[…]  for each item: how many arguments it has, and its arguments
 
--- Returns the step's result, and the error if it failed.
-local function try(step, ...)
-  local is_done, result = pcall(step, ...)
-  if is_done then return result end
-  return nil, { err = type(result) == 'table' and result.err or tostring(result) }
-end
+local function as_reply(fault) return { err = type(fault) == 'table' and fault.err or tostring(fault) } end
 
 local function slice(list, first, length)
   local part = {}
@@ -16,22 +11,27 @@ local function slice(list, first, length)
   return part
 end
 
--- Call step(keys, args) for each item, then write_shared(). Returns the replies. A step may return a function that writes
--- the item and returns its reply: this runs after what the items share was written. A fault of one item does not touch
--- the others: its reply is the error, and its caller sends it again alone.
+-- Call step(keys, args) for each item, then write_shared(). Returns the replies. A step may return a function too, which
+-- writes the item: this runs after what the items share was written. A fault of one item does not touch the others: its
+-- reply is the error, and its caller sends it again alone.
 local function for_each_item(width, step, write_shared)
-  local replies, at = {}, 1
+  local replies, writes, at = {}, {}, 1
   for first = 1, #KEYS, width do
-    local reply, fault = try(step, slice(KEYS, first, width), slice(ARGV, at + 1, ARGV[at]))
-    replies[#replies + 1] = fault or reply
-    at = at + ARGV[at] + 1
+    local keys, args = KEYS, ARGV
+    if #KEYS == width then
+      table.remove(ARGV, 1)
+    else
+      keys, args, at = slice(KEYS, first, width), slice(ARGV, at + 1, ARGV[at]), at + ARGV[at] + 1
+    end
+    local is_done, reply, write = pcall(step, keys, args)
+    replies[#replies + 1] = is_done and reply or as_reply(reply)
+    writes[#replies] = write
   end
   write_shared()
-  for i, reply in ipairs(replies) do
-    if type(reply) == 'function' then
-      local written, fault = try(reply)
-      replies[i] = fault or written
-    end
+  for i = 1, #replies do
+    local is_done, fault = true, nil
+    if writes[i] then is_done, fault = pcall(writes[i]) end
+    if not is_done then replies[i] = as_reply(fault) end
   end
   return replies
 end

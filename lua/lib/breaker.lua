@@ -8,11 +8,11 @@
 local ONE_FAULT_MS = 1000 -- losses of one director within a second count as one fault: `failed_holders` since `failed_at`
 local LONGEST = 10 -- times the first cooling time
 
--- What the ends of a call need to know about their queue: read once, and kept up to date by what follows.
-local FACTS = { 'failures', 'breaker', 'probe', 'data_ttl_ms', 'record_ttl_ms', 'within:high', 'within:normal', 'within:low' }
+-- What the ends of a call need to know about their queue, in the order of the call: read once, and kept up to date.
 local known
 local function facts_of(queue)
-  known = known or fields_of(queue_key(queue, 'meta'), FACTS)
+  known = known or redis.call('HMGET', queue_key(queue, 'meta'), 'failures', 'breaker', 'probe', 'data_ttl_ms', 'record_ttl_ms',
+    'within:high', 'within:normal', 'within:low')
   return known
 end
 
@@ -51,9 +51,9 @@ end
 -- Close it: the servers finished a run, or the breaker was switched off.
 local function close_breaker(queue, now)
   local meta, facts = queue_key(queue, 'meta'), facts_of(queue)
-  local was_open = (facts.breaker or '') ~= ''
-  if (facts.failures or '0') == '0' and not was_open then return end
-  facts.failures, facts.breaker, facts.probe = '0', '', ''
+  local was_open = (facts[2] or '') ~= ''
+  if (facts[1] or '0') == '0' and not was_open then return end
+  facts[1], facts[2], facts[3] = '0', '', ''
   redis.call('HSET', meta, 'failures', 0, 'several', '', 'breaker', '', 'probe', '')
   if not was_open then return end
   redis.call('HSET', meta, 'moved_at', now)
@@ -62,7 +62,7 @@ end
 
 -- The probe ended without a result: another prediction may try at once.
 local function end_probe(queue, now)
-  if known then known.breaker, known.probe = 'open', '' end
+  if known then known[2], known[3] = 'open', '' end
   redis.call('HSET', queue_key(queue, 'meta'), 'breaker', 'open', 'open_until', now, 'probe', '')
   ring(queue)
 end

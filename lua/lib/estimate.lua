@@ -10,31 +10,24 @@ local RECENT = 50 -- runs that the means remember
 local ODD = 8 -- a declared cost counts as at most this many times the mean, and at least this part of it
 local UNKNOWN_S = 1
 
--- Read once and written once, for all ends of a script.
-local service
+-- Read once and written once, for all ends of a script: {runs, mean, deviation, mean cost}.
+local service, has_other_cost
 local function note_service(queue, ms, cost)
-  if not service then
-    local m = redis.call('HMGET', queue_key(queue, 'meta'), 'service_n', 'service_ms', 'service_dev', 'service_cost')
-    service = { n = tonumber(m[1] or 0), ms = tonumber(m[2] or ms), dev = tonumber(m[3] or 0), cost = tonumber(m[4] or cost) }
-  end
-  local n = math.min(RECENT, service.n + 1)
-  local off = ms - service.ms
-  local counted_cost = math.max(service.cost / ODD, math.min(service.cost * ODD, cost))
-  service.dev = math.sqrt((1 - 1 / n) * (service.dev ^ 2 + off * off / n))
-  service.ms = service.ms + off / n
-  service.is_other = service.is_other or n ~= service.n or counted_cost ~= service.cost
-  service.n, service.cost = n, service.cost + (counted_cost - service.cost) / n
+  local m = service or redis.call('HMGET', queue_key(queue, 'meta'), 'service_n', 'service_ms', 'service_dev', 'service_cost')
+  local known, mean, mean_cost = tonumber(m[1] or 0), m[2] or ms, tonumber(m[4] or cost)
+  local n, off = math.min(RECENT, known + 1), ms - mean
+  local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
+  m[3] = math.sqrt((1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n))
+  m[1], m[2], m[4] = n, mean + off / n, mean_cost + (counted_cost - mean_cost) / n
+  service, has_other_cost = m, has_other_cost or n ~= known or counted_cost ~= mean_cost
 end
 
-local function write_service()
+local function write_service(queue)
   if not service then return end
-  set_later('service_ms', service.ms)
-  set_later('service_dev', service.dev)
-  if service.is_other then -- hardly ever
-    set_later('service_n', service.n)
-    set_later('service_cost', service.cost)
-  end
-  service = nil
+  local meta = queue_key(queue, 'meta')
+  redis.call('HSET', meta, 'service_ms', service[2], 'service_dev', service[3])
+  if has_other_cost then redis.call('HSET', meta, 'service_n', service[1], 'service_cost', service[4]) end -- hardly ever
+  service, has_other_cost = nil, nil
 end
 
 -- Expected seconds of a slot for a prediction of this cost.

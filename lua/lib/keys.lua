@@ -45,13 +45,6 @@ local function read(id)
   return #flat > 0 and as_record(flat) or nil
 end
 
--- Fields of a hash by name; absent ones are nil.
-local function fields_of(key, names)
-  local fields = {}
-  for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do fields[names[i]] = value or nil end
-  return fields
-end
-
 local TERMINAL = { succeeded = true, failed = true, canceled = true, aborted = true }
 
 -- True if its caller wants a terminal webhook. OWED_MS: the longest time that one is owed.

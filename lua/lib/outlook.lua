@@ -41,8 +41,8 @@ local function line_up(queue, lane)
   local least = redis.call('ZRANGE', vtime, 0, LOOK - 1, 'WITHSCORES')
   of = { names = {}, times = {}, waiting = {}, all = #least == 2 * LOOK and redis.call('ZCARD', vtime) or #least / 2 }
   for i = 1, #least, 2 do of.names[#of.names + 1], of.times[least[i]] = least[i], tonumber(least[i + 1]) end
-  for i, count in ipairs(#least > 0 and redis.call('HMGET', queue_key(queue, 'queued'), unpack(of.names)) or {}) do
-    of.waiting[of.names[i]] = tonumber(count or 0)
+  for i, queued in ipairs(#least > 0 and redis.call('HMGET', queue_key(queue, 'queued'), unpack(of.names)) or {}) do
+    of.waiting[of.names[i]] = tonumber(queued or 0)
   end
   lines_up[lane] = of
   return of
@@ -93,23 +93,25 @@ local function wait_of(starts, slots, m)
   return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
 end
 
-local FIELDS = { 'streams', 'mode', 'max_queued', 'lifetime_ms', 'breaker_mode', 'open_until', 'cool_ms', 'paused', 'breaker',
-  'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50', 'scale90',
-  'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal', 'backlogged:low', 'arrivals' }
-local TEXTS = { streams = true, mode = true, lifetime_ms = true, breaker_mode = true, paused = true, breaker = true }
-
 -- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.
+-- A lost key may leave a lane's counts below zero for some time.
 local function look_at(queue, lane)
-  local values = redis.call('HMGET', queue_key(queue, 'meta'), 'mask:' .. lane, 'next:' .. lane, unpack(FIELDS))
-  local m = {}
-  for i, field in ipairs(FIELDS) do m[field] = values[i + 2] or (TEXTS[field] and '' or '0') end
-  for _, each in ipairs(LANES) do -- a lost key may leave them below zero for some time
-    local ready, backlogged = 'ready:' .. each, 'backlogged:' .. each
-    m[ready], m[backlogged] = math.max(0, tonumber(m[ready])), math.max(0, tonumber(m[backlogged]))
-  end
-  m.claimed = redis.call('ZCARD', queue_key(queue, 'lease'))
+  local v = redis.call('HMGET', queue_key(queue, 'meta'), 'mask:' .. lane, 'next:' .. lane,
+    'streams', 'mode', 'lifetime_ms', 'breaker_mode', 'paused', 'breaker', 'max_queued', 'open_until', 'cool_ms',
+    'slots', 'starting', 'setup_failed', 'server_auth', 'recounted', 'service_ms', 'service_dev', 'scale50',
+    'scale90', 'arrivals', 'ready:high', 'ready:normal', 'ready:low', 'backlogged:high', 'backlogged:normal',
+    'backlogged:low')
+  local m = { claimed = redis.call('ZCARD', queue_key(queue, 'lease')),
+    streams = v[3] or '', mode = v[4] or '', lifetime_ms = v[5] or '', breaker_mode = v[6] or '',
+    paused = v[7] or '', breaker = v[8] or '', max_queued = v[9] or '0', open_until = v[10] or '0',
+    cool_ms = v[11] or '0', slots = v[12] or '0', starting = v[13] or '0', setup_failed = v[14] or '0',
+    server_auth = v[15] or '0', recounted = v[16] or '0', service_ms = v[17] or '0', service_dev = v[18] or '0',
+    scale50 = v[19] or '0', scale90 = v[20] or '0', arrivals = v[21] or '0',
+    ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
+    ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
+    ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0) }
   m.lane = { backlogged = m['backlogged:' .. lane], ready = m['ready:' .. lane], slots = tonumber(m.slots),
-    claimed = m.claimed, streams = m.streams, mask = tonumber(values[1] or 0), next = tonumber(values[2] or 0) }
+    claimed = m.claimed, streams = m.streams, mask = tonumber(v[1] or 0), next = tonumber(v[2] or 0) }
   return m
 end
 

@@ -63,31 +63,38 @@ local function offer(queue, lane, number, mask)
   ring(queue)
 end
 
--- Entries that leave streams and ids that leave indexes are removed once, at the script's end.
-local leaving, removed = {}, {}
-local function leave_later(stream, mid)
-  leaving[stream] = leaving[stream] or {}
-  table.insert(leaving[stream], mid)
-end
-local function remove_later(key, id)
-  removed[key] = removed[key] or {}
-  table.insert(removed[key], id)
+-- A script that ends many sets this: what leaves streams and indexes is then removed once, at its end.
+local gathers = false
+local leaving = {}
+local removed = {}
+local function gather(lists, key, value)
+  local list = lists[key] or {}
+  lists[key] = list
+  list[#list + 1] = value
 end
 
 -- XACK alone would leave an entry for ever; XDEL alone its pending id.
+local function leave(stream, ...)
+  redis.call('XACK', stream, GROUP, ...)
+  redis.call('XDEL', stream, ...)
+  waiting_in[stream] = nil
+end
+
+local function drop(key, id)
+  if gathers then return gather(removed, key, id) end
+  redis.call('ZREM', key, id)
+end
+
 local function write_removals()
-  for stream, mids in pairs(leaving) do
-    redis.call('XACK', stream, GROUP, unpack(mids))
-    redis.call('XDEL', stream, unpack(mids))
-    waiting_in[stream] = nil
-  end
+  for stream, mids in pairs(leaving) do leave(stream, unpack(mids)) end
   for key, ids in pairs(removed) do redis.call('ZREM', key, unpack(ids)) end
   leaving, removed = {}, {}
 end
 
 -- Counts for many predictions, and new values of the queue, are written once: at the script's end, and before any step that
 -- reads them.
-local uncounted, unset = {}, {}
+local uncounted = {}
+local unset = {}
 local function set_later(field, value)
   unset[#unset + 1] = field
   unset[#unset + 1] = value
@@ -109,10 +116,12 @@ local function write_counts(queue)
     for field, by in pairs(sums) do
       local sum = (by ~= 0 or what == 'tally') and redis.call('HINCRBY', key, field, by)
       if sum and sum <= 0 and OF_TENANTS[what] then redis.call('HDEL', key, field) end
+      sums[field] = nil
     end
   end
-  if #unset > 0 then redis.call('HSET', queue_key(queue, 'meta'), unpack(unset)) end
-  uncounted, unset = {}, {}
+  if #unset == 0 then return end
+  redis.call('HSET', queue_key(queue, 'meta'), unpack(unset))
+  unset = {}
 end
 
 local function count(queue, what, tenant, by)

@@ -32,25 +32,58 @@ end
 -- Fields of the record that the end sets, '' by default: most have that already.
 local MAY_CHANGE = { 'cancel', 'charged', 'error', 'code', 'metrics', 'ended' }
 
+-- Write what ends of a call changed beside their own keys: a script that gathers does so once for all of them.
+local ended_of = {} -- tenants
+local function write_ends(queue)
+  if gathers then
+    write_removals()
+    for lane, of in pairs(corrections) do
+      for tenant, all in pairs(of) do owe(queue, lane, tenant, unpack(all)) end
+    end
+    corrections = {}
+  end
+  write_service(queue)
+  write_counts(queue)
+  for tenant in pairs(ended_of) do note_running(queue, tenant) end
+  ended_of = {}
+end
+
+local function write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl)
+  local output, logs = end_.output or '', end_.logs or ''
+  redis.call('HSET', record_key(id), unpack(written))
+  redis.call('PEXPIRE', record_key(id), record_ttl)
+  redis.call('PEXPIRE', input_key(id), data_ttl)
+  if wants_end(r) then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
+  if ran then redis.call('ZADD', unspent_key(), ran, id .. ' ' .. r.account) end
+  if output ~= '' or logs ~= '' then
+    redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
+    redis.call('PEXPIRE', output_key(id), data_ttl)
+  end
+  append(id, end_.shown)
+  redis.call('PEXPIRE', events_key(id), data_ttl)
+  log('ended', id, r.queue, r.account, now, (end_.code or '') ~= '' and status .. ' ' .. end_.code or status)
+  redis.call('PUBLISH', channel(id), seq)
+  if r.waiter ~= '' then tell_waiter(id, r, status, started, now, end_) end
+end
+
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
 -- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (seconds that it used a
 -- slot), over_ms (how long ago the run was over).
 --
--- Returns a function that writes the prediction's own keys. What it changes in others is written before by write_ends, once
--- for all ends of a call. So a fault on the way has changed nothing.
-local function end_later(id, r, status, end_, now)
+-- A script that gathers is given a function that writes the prediction's own keys, after write_ends.
+local function settle(id, r, status, end_, now)
   local facts = facts_of(r.queue)
-  local data_ttl = tonumber(r.data_ttl_ms) or tonumber(facts.data_ttl_ms or DATA_TTL_MS) -- the account's wins over the queue's
-  local record_ttl = math.max(tonumber(facts.record_ttl_ms or RECORD_TTL_MS), data_ttl)
-  local is_owed = wants_end(r)
-  if is_owed then -- the data outlives the owed webhook; `deliver` shortens the lifetime again
+  local data_ttl = tonumber(r.data_ttl_ms) or tonumber(facts[4] or DATA_TTL_MS) -- the account's wins over the queue's
+  local record_ttl = math.max(tonumber(facts[5] or RECORD_TTL_MS), data_ttl)
+  if wants_end(r) then -- the data outlives the owed webhook; `deliver` shortens the lifetime again
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
   end
   local started = r.started
   if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
   local ran = r.metered ~= '' and ran_in_all(id, r, started, now - (end_.over_ms or 0))
-  local seq, output, logs, shown = r.seq + 1, end_.output or '', end_.logs or '', end_.shown or {}
+  local seq, shown = r.seq + 1, end_.shown or {}
   shown[#shown + 1] = entry('completed', now, status)
+  end_.shown = shown
   local written = { 'status', status, 'completed', now, 'started', started, 'seq', seq, 'token', '', 'mid', '' }
   for _, field in ipairs(MAY_CHANGE) do
     local value = end_[field] or ''
@@ -59,44 +92,22 @@ local function end_later(id, r, status, end_, now)
       written[#written + 1] = value
     end
   end
-  unplace_later(id, r)
+  unplace(id, r)
   if r.arrival ~= '' then count_later(r.token == '' and 'queued' or 'running', r.account, -1) end
-  correct_later(r, end_.served_s or 0)
-  if facts.probe == id then end_probe(r.queue, now) end -- its end says nothing about the servers
-  remove_later(queue_key(r.queue, 'live'), id)
-  remove_later(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
-  if r.deadline ~= '' or r.start_by ~= '' then remove_later(queue_key(r.queue, 'deadline'), id) end
+  correct(r, end_.served_s or 0)
+  ended_of[r.account] = true
+  if facts[3] == id then end_probe(r.queue, now) end -- its end says nothing about the servers
+  drop(queue_key(r.queue, 'live'), id)
+  drop(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
+  if r.deadline ~= '' or r.start_by ~= '' then drop(queue_key(r.queue, 'deadline'), id) end
   count_later('tally', 'ended', 1)
-  if is_late_start(r, facts['within:' .. r.lane], now) then count_later('tally', 'missed:' .. r.lane, 1) end
-  return function()
-    redis.call('HSET', record_key(id), unpack(written))
-    redis.call('PEXPIRE', record_key(id), record_ttl)
-    redis.call('PEXPIRE', input_key(id), data_ttl)
-    if is_owed then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
-    if ran then redis.call('ZADD', unspent_key(), ran, id .. ' ' .. r.account) end
-    if output ~= '' or logs ~= '' then
-      redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
-      redis.call('PEXPIRE', output_key(id), data_ttl)
-    end
-    append(id, shown)
-    redis.call('PEXPIRE', events_key(id), data_ttl)
-    log('ended', id, r.queue, r.account, now, (end_.code or '') ~= '' and status .. ' ' .. end_.code or status)
-    redis.call('PUBLISH', channel(id), seq)
-    if r.waiter ~= '' then tell_waiter(id, r, status, started, now, end_) end
+  local within_ms = facts[r.lane == 'high' and 6 or r.lane == 'normal' and 7 or 8]
+  if is_late_start(r, within_ms, now) then count_later('tally', 'missed:' .. r.lane, 1) end
+  if gathers then
+    return function() write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl) end
   end
-end
-
-local function write_ends(queue)
-  write_removals()
-  write_service()
-  write_counts(queue)
-  write_corrections(queue)
-end
-
-local function settle(id, r, status, end_, now)
-  local write = end_later(id, r, status, end_, now)
   write_ends(r.queue)
-  write()
+  write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl)
 end
 
 -- End a prediction whose deadline has passed. `aborted` is only for callers that asked for a deadline: older official

@@ -112,7 +112,7 @@ local function part(queue, lane, tenant)
 end
 
 -- Move a tenant's virtual time by these seconds, one after the other, while there is another tenant to compare with.
-local function owe(queue, lane, tenant, all)
+local function owe(queue, lane, tenant, ...)
   local vtime, weight = queue_key(queue, 'vtime:' .. lane), limits_of(queue, tenant)
   local own, least = redis.call('ZSCORE', vtime, tenant), -math.huge
   local has_turns = own
@@ -120,7 +120,7 @@ local function owe(queue, lane, tenant, all)
     if redis.call('EXISTS', vtime) == 0 then return end
     own, least = redis.call('ZSCORE', queue_key(queue, 'debt:' .. lane), tenant) or 0, lane_clock(queue, lane)
   end
-  for _, seconds in ipairs(all) do own = math.max(own, least) + seconds / weight end
+  for i = 1, select('#', ...) do own = math.max(own, least) + select(i, ...) / weight end
   if has_turns then
     redis.call('ZADD', vtime, own, tenant)
   else
@@ -129,8 +129,12 @@ local function owe(queue, lane, tenant, all)
 end
 
 -- Replace the charge from entering the streams by the real time.
+local corrections = {}
 local function correct(r, seconds)
-  if r.charged ~= '' then owe(r.queue, r.lane, r.account, { seconds - r.charged }) end
+  if r.charged == '' then return end
+  if not gathers then return owe(r.queue, r.lane, r.account, seconds - r.charged) end
+  corrections[r.lane] = corrections[r.lane] or {}
+  gather(corrections[r.lane], r.account, seconds - r.charged)
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,25 +181,6 @@ end
 local function note_running(queue, tenant)
   local _, most = limits_of(queue, tenant)
   if most then join_or_part(queue, tenant) end
-end
-
--- The same as `correct` and `note_running`, once for all that end in a script.
-local corrections, touched = {}, {}
-local function correct_later(r, seconds)
-  touched[r.account] = true
-  if r.charged == '' then return end
-  local of = corrections[r.lane] or {}
-  corrections[r.lane] = of
-  of[r.account] = of[r.account] or {}
-  table.insert(of[r.account], seconds - r.charged)
-end
-
-local function write_corrections(queue)
-  for lane, of in pairs(corrections) do
-    for tenant, all in pairs(of) do owe(queue, lane, tenant, all) end
-  end
-  for tenant in pairs(touched) do note_running(queue, tenant) end
-  corrections, touched = {}, {}
 end
 
 -- ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,25 +238,28 @@ local function file(id, r)
 end
 
 -- Remove it from its place for good. The caller writes the counts.
-local function unplace_later(id, r)
+local function unplace(id, r)
   if r.mid == '' then return out_of_backlog(id, r) end
-  leave_later(stream_key(r.queue, r.lane, r.stream), r.mid)
+  local stream = stream_key(r.queue, r.lane, r.stream)
+  if gathers then
+    gather(leaving, stream, r.mid)
+  else
+    leave(stream, r.mid)
+  end
   if r.token == '' then count_ready(r, -1) end
 end
 
-local function unplace(id, r)
-  unplace_later(id, r)
-  write_removals()
-end
+local NOBODY = {}
 
 -- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
 -- once, played forward, and written once. As many turns can be given as tenants were read: no other's time comes before.
 local function read_turns(queue, lane, most)
   local turns, least = {}, redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
   for i = 1, #least, 2 do
-    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = {}, admitted = {},
-      backlog = backlog_key(queue, lane, least[i]), length = math.max(LOOK_AHEAD, math.floor(2 * most / #least) + 1) }
+    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = NOBODY, admitted = {},
+      backlog = backlog_key(queue, lane, least[i]), is_whole = false, has_moved = false, is_over = false }
   end
+  turns.length = math.max(LOOK_AHEAD, math.floor(2 * most / #least) + 1)
   return turns
 end
 
@@ -286,14 +274,14 @@ end
 
 local function write_line(turn)
   if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end
-  turn.line, turn.admitted, turn.is_whole = {}, {}, false
+  turn.line, turn.admitted, turn.is_whole = NOBODY, #turn.admitted > 0 and {} or turn.admitted, false
 end
 
-local function line_of(turn)
+local function line_of(turn, length)
   if #turn.line == 0 and not turn.is_whole then
     write_line(turn)
-    turn.line = redis.call('ZRANGE', turn.backlog, 0, turn.length - 1)
-    turn.is_whole = #turn.line < turn.length
+    turn.line = redis.call('ZRANGE', turn.backlog, 0, length - 1)
+    turn.is_whole = #turn.line < length
   end
   return turn.line
 end
@@ -314,10 +302,10 @@ local function write_turns(queue, lane, turns)
 end
 
 -- The place in line of the next one: the first; or among the first few, the first with the affinity key `warm`.
-local function place_of_next(turn, warm)
+local function place_of_next(turn, length, warm)
   if warm == '' then return 1 end
   write_line(turn)
-  local line = line_of(turn)
+  local line = line_of(turn, length)
   for i = 1, math.min(#line, LOOK_AHEAD) do
     if redis.call('HGET', record_key(line[i]), 'affinity') == warm then return i end
   end
@@ -335,8 +323,8 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
     local turn = least_of(turns)
     is_last = not turn
     if is_last then break end
-    local tenant, place = turn.tenant, place_of_next(turn, warm)
-    local id = line_of(turn)[place]
+    local tenant, place = turn.tenant, place_of_next(turn, turns.length, warm)
+    local id = line_of(turn, turns.length)[place]
     local r, may = id and read(id), may_run(queue, tenant)
     looked = looked + 1
     if id and may and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
@@ -346,7 +334,7 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
       clocks[lane] = turn.own
       turn.own, turn.has_moved = turn.own + r.charged / limits_of(queue, tenant), true
       turn.admitted[#turn.admitted + 1] = table.remove(turn.line, place)
-      turn.is_over = #line_of(turn) == 0
+      turn.is_over = #line_of(turn, turns.length) == 0
       count_later('meta', 'backlogged:' .. lane, -1)
       count_ready(r, 1)
       admitted[#admitted + 1] = { id, r }

@@ -92,7 +92,7 @@ class Fault(NamedTuple):
 FAULTS = {
     "a stale claim may finish": Fault("if r.token ~= token then return 'lost' end", script="finish"),
     "what is taken back keeps its old entry": Fault(
-        "    redis.call('XACK', stream, GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
+        "  redis.call('XACK', stream, GROUP, ...)\n  redis.call('XDEL', stream, ...)\n",
         script="reap",
     ),
     "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
@@ -100,7 +100,7 @@ FAULTS = {
         "    ring(queue)\n  end\n  return { 'stream', ''", "  end\n  return { 'stream', ''"
     ),
     "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
-    "a paused queue hands out": Fault("if state.paused == '1' then return { 'paused' } end", script="claim"),
+    "a paused queue hands out": Fault("if paused == '1' then return { 'paused' } end", script="claim"),
     "a revived one keeps its lifetime": Fault("redis.call('PERSIST', KEYS[1])", script="revive"),
     "a due retry is promoted twice": Fault("redis.call('ZREM', KEYS[1], id)", script="promote"),
     "what runs is not counted": Fault("  count_later('running', r.account, 1)\n", script="claim"),
@@ -145,7 +145,7 @@ FAULTS = {
     "most_queued lets one more in": Fault(">= tonumber(r.most_queued)", "> tonumber(r.most_queued)", "enqueue"),
     "a bounded queue takes one more": Fault(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"),
     "an open breaker hands out": Fault(
-        "if not is_probe and (state.breaker or '') ~= '' then return { 'open' } end", script="claim"
+        "if not is_probe and (breaker or '') ~= '' then return { 'open' } end", script="claim"
     ),
     "several try an open breaker": Fault("if is_probe then most = math.min(most, 1) end", script="claim"),
     "an older change of limits applies": Fault(
