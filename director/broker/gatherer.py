@@ -351,6 +351,7 @@ def _answer(run: list[Call], reply: Any) -> list[Call]:
                 call.answer.set_result(own)
         elif len(run) > 1:
             call.group = ""
+            call.is_doubtful = call.is_doubtful or not is_whole  # an item at fault may be half written
             again.append(call)
         else:
             _fail(call, own)

@@ -32,6 +32,7 @@ local function note_failure(id, r, now)
     'breaker_after', 'breaker_cool_ms', 'probe', 'cool_ms')
   local breaker, failures, after, cool_ms = m[1] or '', tonumber(m[2] or 0), tonumber(m[7] or 0), tonumber(m[8] or 0)
   if after == 0 then return end
+  known = nil -- what changes here is read again
   if breaker == 'probing' and m[9] == id then
     open_breaker(r.queue, math.min(2 * m[10], LONGEST * cool_ms), now)
     return

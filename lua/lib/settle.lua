@@ -36,7 +36,6 @@ local MAY_CHANGE = { 'cancel', 'charged', 'error', 'code', 'metrics', 'ended' }
 local ended_of = {} -- tenants
 local function write_ends(queue)
   if gathers then
-    write_removals()
     for lane, of in pairs(corrections) do
       for tenant, all in pairs(of) do owe(queue, lane, tenant, unpack(all)) end
     end
@@ -46,6 +45,7 @@ local function write_ends(queue)
   write_counts(queue)
   for tenant in pairs(ended_of) do note_running(queue, tenant) end
   ended_of = {}
+  if gathers then write_removals() end -- last: after a fault of what they share, each is still live and has its lease
 end
 
 local function write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl)
@@ -97,16 +97,16 @@ local function settle(id, r, status, end_, now)
   correct(r, end_.served_s or 0)
   ended_of[r.account] = true
   if facts[3] == id then end_probe(r.queue, now) end -- its end says nothing about the servers
-  drop(queue_key(r.queue, 'live'), id)
-  drop(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
-  if r.deadline ~= '' or r.start_by ~= '' then drop(queue_key(r.queue, 'deadline'), id) end
   count_later('tally', 'ended', 1)
   local within_ms = facts[r.lane == 'high' and 6 or r.lane == 'normal' and 7 or 8]
   if is_late_start(r, within_ms, now) then count_later('tally', 'missed:' .. r.lane, 1) end
+  if not gathers then write_ends(r.queue) end
+  drop(queue_key(r.queue, 'live'), id)
+  drop(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
+  if r.deadline ~= '' or r.start_by ~= '' then drop(queue_key(r.queue, 'deadline'), id) end
   if gathers then
     return function() write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl) end
   end
-  write_ends(r.queue)
   write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl)
 end
 

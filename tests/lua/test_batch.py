@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 from director.broker import keys
 from director.core.errors import BackendUnavailable
 from tests.support.keyspace import unchanged
-from tests.support.queue_driver import QueueDriver
+from tests.support.queue_driver import ACCOUNT, QueueDriver
 
 # a field that an end needs, and a value that no script writes
 BROKEN = [("seq", ""), ("claimed", "long ago"), ("cost", "much")]
@@ -34,6 +34,21 @@ async def test_end_with_a_broken_record_changes_nothing_of_it(driver: QueueDrive
     await driver.redis.hset(keys.record(broken.id), field, kept)
     assert await driver.finish(broken, ran_ms=5, output=b"1")
     assert (await driver.stats()).tally["ended"] == 3
+    assert await driver.entries() == {}
+
+
+async def test_fault_of_what_ends_share_leaves_each_its_claim(driver: QueueDriver) -> None:
+    await driver.submit_many(3)
+    claims = await driver.claim(3)
+    running = keys.running(driver.queue)
+    kept = await driver.redis.hget(running, ACCOUNT)
+    await driver.redis.hset(running, ACCOUNT, "many")
+    answers = await together(*map(driver.finish, claims))
+    assert [isinstance(answer, ResponseError) for answer in answers] == [True] * 3
+    assert ((await driver.stats()).live, (await driver.stats()).claimed) == (3, 3)
+    await driver.redis.hset(running, ACCOUNT, kept)
+    assert await together(*map(driver.finish, claims)) == [True] * 3
+    assert (await driver.stats()).live == 0
     assert await driver.entries() == {}
 
 

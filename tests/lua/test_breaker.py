@@ -279,6 +279,19 @@ async def test_a_lost_probe_or_one_that_becomes_a_dead_letter_fails(driver: Queu
     assert (await state(driver), await driver.meta("open_until")) == ("open", str(driver.now_ms + 60_000))
 
 
+async def test_a_dead_probe_fails_beside_the_end_of_another_claim(driver: QueueDriver) -> None:
+    await fill(driver)
+    other = await driver.claim_one(consumer="d9")
+    await faults(driver)
+    driver.pass_time(30)
+    await rule(driver, attempts=1)
+    claim = await driver.claim_one()
+    assert await driver.cancel(other.id) == "asked"
+    driver.pass_time(15)
+    assert list(await driver.reap()) == [other.id, claim.id]
+    assert (await state(driver), await driver.meta("open_until")) == ("open", str(driver.now_ms + 60_000))
+
+
 async def test_a_fault_of_another_prediction_does_not_fail_the_probe(driver: QueueDriver) -> None:
     await fill(driver)
     other = await driver.claim_one(consumer="d9")

@@ -242,9 +242,7 @@ FAULTS: Final = {
         "I18",
     ),
     "an attempt is never the last": Fault(re.escape("attempt >= tonumber(policy[1])"), "attempt >= 99", poison, "I5"),
-    "what is acknowledged is not deleted": Fault(
-        re.escape("redis.call('XDEL', stream, ...)"), "", plain, "I7"
-    ),
+    "what is acknowledged is not deleted": Fault(re.escape("redis.call('XDEL', stream, ...)"), "", plain, "I7"),
     "an end gives no lifetime": Fault(r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", "", no_webhook_wanted, "I7"),
     "enqueue looks at no key": Fault(
         re.escape("if fingerprint ~= '' then\n    local held"), "if false then\n    local held", an_answer_is_lost, "I8"
