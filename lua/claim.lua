@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
 -- is canceled or past its deadline, at most 64 entries a call.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/batch
+-- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue
@@ -159,7 +159,8 @@ local function read_ready(lane, most)
       table.insert(rows[k], entry)
       if k == #rows then next_stream[lane] = (each + 1) % 32 end
     end
-    -- the last stream is read once more: only a call that finds nothing at all knows that nothing is ready
+    -- A stream with fewer entries than wanted is at its end. The last one of the lane counts so only if the call found nothing:
+    -- else the mask would say that nothing is ready while entries of this call are not handed out yet.
     if #entries < wanted and (#rows == 0 or without_bit(mask[lane], each) ~= 0) then read_to_the_end(lane, each) end
   end
   local entries = {}

@@ -57,9 +57,13 @@ def source(name: str) -> str:
     long chunk, because it looks for each in a list of all that were taken.
     """
     shebang, _, body = _file(name).partition("\n")
-    uses = next((line for line in body.splitlines() if line.startswith("-- Uses ")), "-- Uses ").split()[2:]
+    uses = _uses(body)
     parts = "\n".join(_file(part) + ("return (function()" if part == INNER_AFTER else "") for part in uses)
     return "\n".join([shebang, *_needed(parts, body), body, "end)()" if INNER_AFTER in uses else ""])
+
+
+def _uses(script: str) -> list[str]:
+    return next((line for line in script.splitlines() if line.startswith("-- Uses ")), "").split()[2:]
 
 
 def _needed(parts: str, body: str) -> Iterator[str]:
@@ -115,7 +119,7 @@ class Script(Struct, frozen=True):
         shebang, _, body = source(name).partition("\n")
         text = "\n".join([shebang, *map(_file, first), body])
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        return cls(name, text, sha, takes_items="local function for_each_item(" in text)
+        return cls(name, text, sha, takes_items="lib/batch" in _uses(text))
 
 
 class Call(Struct):
@@ -220,7 +224,7 @@ class Gatherer:
         return call.answer
 
     def packed(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
-        """Return the command of a call that its caller sends."""
+        """Return the command of a call that its caller sends, of a script that takes no items."""
         words: tuple[Any, ...] = ("EVALSHA", self._script(name).sha, len(keys), *keys, *args)
         command: bytes = hiredis.pack_command(words)
         return command
@@ -342,14 +346,17 @@ def _packed(words: Sequence[Arg]) -> bytes:
 
 
 def _answer(run: list[Call], reply: Any) -> list[Call]:
-    """Answer the calls of a run. Returns the calls to send again alone, because an item of their run was at fault."""
+    """Answer the calls of a run. Returns the calls to send again alone, because an item of their run was at fault. An
+    error that says that Redis is away or full has nothing to do with an item: all get it, and none is sent again.
+    """
     is_whole = isinstance(reply, Exception) or not run[0].script.takes_items
+    is_of_server = isinstance(reply, Exception) and unavailable(reply) is not None
     again = []
     for call, own in zip(run, [reply] * len(run) if is_whole else reply, strict=True):
         if not isinstance(own, Exception):
             if not call.answer.done():
                 call.answer.set_result(own)
-        elif len(run) > 1:
+        elif len(run) > 1 and not is_of_server:
             call.group = ""
             call.is_doubtful = call.is_doubtful or not is_whole  # an item at fault may be half written
             again.append(call)

@@ -3,8 +3,6 @@
 --   KEYS[…]  those of each item, one item after the other
 --   ARGV[…]  for each item: how many arguments it has, and its arguments
 
-local function as_reply(fault) return { err = type(fault) == 'table' and fault.err or tostring(fault) } end
-
 local function slice(list, first, length)
   local part = {}
   for i = 1, length do part[i] = list[first + i - 1] end

@@ -78,3 +78,6 @@ local function append(id, entries)
     redis.call('RPUSH', events_key(id), unpack(entries, first, math.min(#entries, first + 999)))
   end
 end
+
+-- What pcall caught, as an error reply.
+local function as_reply(fault) return { err = type(fault) == 'table' and fault.err or tostring(fault) } end

@@ -281,10 +281,11 @@ async def test_version_with_lost_replies_is_still_the_latest(losing: LosingProxy
 
 
 async def runs_of(driver: QueueDriver, calls: list[Awaitable[Any]]) -> tuple[int, list[Any]]:
-    """Return how often Redis ran a script for these calls, and what their callers got."""
+    """Return how often Redis ran or refused a script for these calls, and what their callers got."""
 
     async def runs() -> int:
-        return int((await driver.redis.info("commandstats")).get("cmdstat_evalsha", {"calls": 0})["calls"])
+        counts = (await driver.redis.info("commandstats")).get("cmdstat_evalsha", {})
+        return int(counts.get("calls", 0)) + int(counts.get("rejected_calls", 0))
 
     before = await runs()
     answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -323,6 +324,18 @@ async def test_item_at_fault_is_sent_again_alone_and_the_others_are_done(driver:
     assert (first, third, fourth) == (True, True, True)
     await driver.redis.restore(keys.record(claims[1].id), 0, record, replace=True)
     assert await driver.finish(claims[1])
+
+
+@pytest.mark.not_on("cluster", why="it counts the runs at one server")
+async def test_refusal_of_a_full_server_answers_the_whole_batch(driver: QueueDriver) -> None:
+    await driver.submit()
+    await driver.redis.config_set("maxmemory", "1mb")
+    try:
+        runs, refused = await runs_of(driver, [driver.submit() for _ in range(8)])
+    finally:
+        await driver.redis.config_set("maxmemory", "0")
+    assert runs == 1
+    assert all(isinstance(each, BackendUnavailable) and each.is_untouched for each in refused)
 
 
 async def test_batch_with_a_lost_reply_is_sent_singly_and_done_once(
