@@ -85,7 +85,8 @@ def parse_create(body: bytes, *, version: bool, destination: bool = False) -> Cr
     if webhook is not None and (fault := parse_webhook_url(webhook)):
         members.fault("format", "webhook", fault)
     events = _events(members)
-    members.refuse_unknown(KNOWN_KEYS.union(["version"] * version, ["destination"] * destination))
+    taken = {name for name, takes in (("version", version), ("destination", destination)) if takes}
+    members.refuse_unknown(KNOWN_KEYS | taken)
     if members.faults or given_input is None:
         raise invalid_input(members.faults)
     return CreatePrediction(

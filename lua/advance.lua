@@ -14,7 +14,7 @@
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written
 
-local MOST_TOLD = 512 -- bytes of an event in a message, which each process with a reader gets: several tokens of text
+local MOST_SENT_BYTES = 512 -- bytes of an event in a message, which each process with a reader gets: several tokens of text
 
 local id, token, known, ran_ms, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], clock(ARGV[5])
 
@@ -34,6 +34,6 @@ append(id, shown)
 seq = seq + #shown
 redis.call('HSET', KEYS[1], 'seq', seq)
 -- One small event goes along, so that its readers need not ask for it: of 2 scripts a token 1 is left.
-local is_small = #shown == 1 and #shown[1] <= MOST_TOLD
+local is_small = #shown == 1 and #shown[1] <= MOST_SENT_BYTES
 redis.call('PUBLISH', channel(id), is_small and seq .. ' ' .. shown[1] or seq)
 return { word, seq, started }

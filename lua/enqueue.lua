@@ -102,7 +102,7 @@ local function accept(KEYS, ARGV)
     return { 'refused', 'cannot_start_in_time', math.floor(r.start_by_ms / 1000), math.min(3600000, hope[3] - r.start_by_ms), hope[3] }
   end
 
-  -- in these lists before anything is written of it: the reconciler would see what a fault left
+  -- Listed before anything of it is written: it comes into `live` even after a fault, where the reconciler sees it.
   live[#live + 1], live[#live + 2] = now, id
   if new_limits then
     write_so_far()

@@ -141,27 +141,27 @@ class Reader:
             then = Next.GO_ON
             while then is not Next.LEAVE:
                 await self._pace()
-                told = news.take()
+                events = news.take()
                 try:
-                    then = Next.WAIT if then is Next.WAIT and await self._sent_told(told) else await self._send_more()
+                    then = Next.WAIT if then is Next.WAIT and await self._sent_on(events) else await self._send_more()
                     if then is Next.TAKE_ROOM:
                         async with self._room():
                             then = await self._send_more(has_room=True)
                 except BackendUnavailable as exc:
                     log.info("could not read on, trying again", extra={"prediction": self._id, "reason": str(exc)})
-                    then, news.told = Next.WAIT, None
+                    then, news.events = Next.WAIT, None
                 if then is Next.WAIT:
                     await self._wait(news)
 
-    async def _sent_told(self, told: list[Event] | None) -> bool:
+    async def _sent_on(self, events: list[Event] | None) -> bool:
         """Send events that came with the news. Returns False if the log has to be read: none came, one is missing, or
         all are older than the mark. So are those of a revived prediction, whose numbers begin at 1 here, and those
         after a failover that lost events.
         """
         seq = self._frames.mark.seq
-        if not told or not told[0].seq - 1 <= seq <= told[-1].seq:
+        if not events or not events[0].seq - 1 <= seq <= events[-1].seq:
             return False
-        await self._send(self._frames.events([event for event in told if event.seq > seq]))
+        await self._send(self._frames.events([event for event in events if event.seq > seq]))
         return True
 
     async def _send_more(self, *, has_room: bool = False) -> Next:

@@ -39,7 +39,7 @@ SILENCE_S: Final = 10.0  # then the connection is pinged
 # A model may write hundreds of events a second. A prediction that ends quickly must not wait for its turn.
 GAP_S: Final = 0.05
 BURST: Final = 4
-MOST_TOLD: Final = 32  # events that wait for a reader who is slow to take them; beyond it the log is read
+MOST_EVENTS: Final = 32  # events that wait for a reader who is slow to take them; beyond it the log is read
 # of the inputs of all held requests; the rest of a request takes about as much again
 MOST_BYTES: Final = 128 << 20
 HasEnded = Callable[[PredictionId], Awaitable[bool]]
@@ -47,25 +47,25 @@ Read = Callable[[PredictionId], Awaitable[Stored | None]]
 
 
 class News(asyncio.Event):
-    """Set when something may have happened to a prediction. `told`: its events that came with the news, without a gap;
+    """Set when something may have happened to a prediction. `events`: those that came with the news, without a gap.
     None if the log has to be read.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Event] | None = None
+        self.events: list[Event] | None = None
 
     def take(self) -> list[Event] | None:
-        """Return what was told since the last call. The first call returns None."""
-        told, self.told = self.told, []
+        """Return the events since the last call. The first call returns None."""
+        events, self.events = self.events, []
         self.clear()
-        return told
+        return events
 
-    def tell(self, event: Event | None) -> None:
-        if event is None or self.told is None or len(self.told) >= MOST_TOLD:
-            self.told = None
+    def add(self, event: Event | None) -> None:
+        if event is None or self.events is None or len(self.events) >= MOST_EVENTS:
+            self.events = None
         else:
-            self.told.append(event)
+            self.events.append(event)
         self.set()
 
 
@@ -309,9 +309,9 @@ class Waiters:
 
     def _wake(self, channel: str, data: bytes = b"") -> None:
         seq, _, entry = data.partition(b" ")
-        told = event(int(seq), entry) if entry else None
+        sent = event(int(seq), entry) if entry else None
         for news in self._listeners.get(channel, ()):
-            news.tell(told)
+            news.add(sent)
         if channel == self._ends:  # it is active again: look for what was published meanwhile
             for wait in self._expected.values():
                 wait.news.set()

@@ -256,7 +256,7 @@ class Progress:
 
     def add(self, events: tuple[NewEvent, ...]) -> None:
         self._unwritten += events
-        self._wake(is_urgent="output" in dict(events))
+        self._wake(is_urgent=any(kind == "output" for kind, _ in events))
 
     def remember(self, remote: str) -> None:
         """Write the server's name for the run at once: until then another director would start the run again."""

@@ -309,8 +309,9 @@ class Run:
         # before the last write: the next claim then leaves together with it
         self._servers.permits.release(self._permit)
         if isinstance(end, tracker.Finish):
-            record, waits = self._claim.record, {"setup_wait_s": self._setup_wait_s, "ahead_s": self._ahead_s}
-            self._measured = metrics_of(record, self._tracker, **waits)
+            self._measured = metrics_of(
+                self._claim.record, self._tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s
+            )
             self._figures.measured(self._measured)
             end = replace(end, metrics=with_metrics(end.metrics, self._measured))
         elif self._outbox is not None:  # from here on another attempt may notify the caller

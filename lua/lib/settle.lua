@@ -17,7 +17,7 @@ end
 
 -- Notify the API process that holds the caller's response, with the whole answer, so that it need not ask. A larger end
 -- is notified by id alone: Redis cuts off a subscriber that cannot keep up.
-local MOST_TOLD = 16384
+local MOST_SENT_BYTES = 16384
 local function tell_waiter(id, r, status, started, now, end_)
   local parts, sizes = {}, {}
   for i, part in ipairs({ 'code', 'error', 'metrics', 'output', 'logs' }) do
@@ -26,7 +26,7 @@ local function tell_waiter(id, r, status, started, now, end_)
   end
   local whole = table.concat(parts)
   local head = table.concat({ id, status, started == '' and '-' or started, now, table.concat(sizes, ' ') }, ' ')
-  redis.call('PUBLISH', ends_channel(r.waiter), #whole <= MOST_TOLD and head .. '\n' .. whole or id)
+  redis.call('PUBLISH', ends_channel(r.waiter), #whole <= MOST_SENT_BYTES and head .. '\n' .. whole or id)
 end
 
 -- Fields of the record that the end sets, '' by default: most have that already.
@@ -48,22 +48,23 @@ local function write_ends(queue)
   if gathers then write_removals() end -- last: after a fault of what they share, each is still live and has its lease
 end
 
-local function write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl)
+-- own: fields of the record, started, seq, ran (its entry of what is unspent), data_ttl and record_ttl in ms
+local function write_end(id, r, status, end_, now, own)
   local output, logs = end_.output or '', end_.logs or ''
-  redis.call('HSET', record_key(id), unpack(written))
-  redis.call('PEXPIRE', record_key(id), record_ttl)
-  redis.call('PEXPIRE', input_key(id), data_ttl)
+  redis.call('HSET', record_key(id), unpack(own.fields))
+  redis.call('PEXPIRE', record_key(id), own.record_ttl)
+  redis.call('PEXPIRE', input_key(id), own.data_ttl)
   if wants_end(r) then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
-  if ran then redis.call('ZADD', unspent_key(), ran, id .. ' ' .. r.account) end
+  if own.ran then redis.call('ZADD', unspent_key(), own.ran, id .. ' ' .. r.account) end
   if output ~= '' or logs ~= '' then
     redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
-    redis.call('PEXPIRE', output_key(id), data_ttl)
+    redis.call('PEXPIRE', output_key(id), own.data_ttl)
   end
   append(id, end_.shown)
-  redis.call('PEXPIRE', events_key(id), data_ttl)
+  redis.call('PEXPIRE', events_key(id), own.data_ttl)
   log('ended', id, r.queue, r.account, now, (end_.code or '') ~= '' and status .. ' ' .. end_.code or status)
-  redis.call('PUBLISH', channel(id), seq)
-  if r.waiter ~= '' then tell_waiter(id, r, status, started, now, end_) end
+  redis.call('PUBLISH', channel(id), own.seq)
+  if r.waiter ~= '' then tell_waiter(id, r, status, own.started, now, end_) end
 end
 
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
@@ -104,10 +105,11 @@ local function settle(id, r, status, end_, now)
   drop(queue_key(r.queue, 'live'), id)
   drop(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
   if r.deadline ~= '' or r.start_by ~= '' then drop(queue_key(r.queue, 'deadline'), id) end
+  local own = { fields = written, started = started, seq = seq, ran = ran, data_ttl = data_ttl, record_ttl = record_ttl }
   if gathers then
-    return function() write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl) end
+    return function() write_end(id, r, status, end_, now, own) end
   end
-  write_end(id, r, status, end_, now, written, started, seq, ran, data_ttl, record_ttl)
+  write_end(id, r, status, end_, now, own)
 end
 
 -- End a prediction whose deadline has passed. `aborted` is only for callers that asked for a deadline: older official

@@ -249,14 +249,14 @@ local function unplace(id, r)
   if r.token == '' then count_ready(r, -1) end
 end
 
-local NOBODY = {}
+local EMPTY_LINE = {}
 
 -- The turns of a lane: its tenants with the least virtual time, each with the first entries of its backlog. They are read
 -- once, played forward, and written once. As many turns can be given as tenants were read: no other's time comes before.
 local function read_turns(queue, lane, most)
   local turns, least = {}, redis.call('ZRANGE', queue_key(queue, 'vtime:' .. lane), 0, most - 1, 'WITHSCORES')
   for i = 1, #least, 2 do
-    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = NOBODY, admitted = {},
+    turns[#turns + 1] = { tenant = least[i], own = tonumber(least[i + 1]), line = EMPTY_LINE, admitted = {},
       backlog = backlog_key(queue, lane, least[i]), is_whole = false, has_moved = false, is_over = false }
   end
   turns.length = math.max(LOOK_AHEAD, math.floor(2 * most / #least) + 1)
@@ -274,7 +274,7 @@ end
 
 local function write_line(turn)
   if #turn.admitted > 0 then redis.call('ZREM', turn.backlog, unpack(turn.admitted)) end
-  turn.line, turn.admitted, turn.is_whole = NOBODY, #turn.admitted > 0 and {} or turn.admitted, false
+  turn.line, turn.admitted, turn.is_whole = EMPTY_LINE, #turn.admitted > 0 and {} or turn.admitted, false
 end
 
 local function line_of(turn, length)
