@@ -6,13 +6,16 @@ import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import uvicorn
 
-from api.app import BoundedHttp, create_app
+from api.app import Http, create_app
+from api.http import is_address_in, proxy_networks
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load
+from director.runtime.bounded_http import Connections
 from director.runtime.logs import configure
 from director.runtime.startup import collect_garbage_rarely, raise_descriptor_limit, release_sigterm
 
@@ -63,7 +66,13 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
         server.should_exit = True
 
     app = create_app(settings, on_unsafe=leave)
-    server = Server(uvicorn.Config(app, **_OPTIONS))
+    connections = Connections(
+        most=settings.max_connections,
+        per_peer=settings.max_peer_connections,
+        is_exempt=partial(is_address_in, proxy_networks(settings.trusted_proxies)),
+        metrics=app.meters.registry,
+    )
+    server = Server(uvicorn.Config(app, http=cast(Any, partial(Http, connections=connections)), **_OPTIONS))
     collect_garbage_rarely()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after an orderly end
         server.run(sockets=[listener])
@@ -71,7 +80,6 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
 
 
 _OPTIONS: Final[dict[str, Any]] = {
-    "http": BoundedHttp,
     "ws": "none",
     "lifespan": "on",
     "log_config": None,

@@ -396,10 +396,14 @@ def _depth(body: bytes) -> int:
 
 def _is_from_proxy(request: BaseRequest) -> bool:
     networks = proxy_networks(services_of(request).settings.trusted_proxies)
-    if not networks or request.client is None:
+    return request.client is not None and is_address_in(networks, request.client.host)
+
+
+def is_address_in(networks: Sequence[IPv4Network | IPv6Network], host: str) -> bool:
+    if not networks:
         return False
     try:
-        address = ip_address(request.client.host)
+        address = ip_address(host)
     except ValueError:
         return False  # a socket without an address
     if isinstance(address, IPv6Address):

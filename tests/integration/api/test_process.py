@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from anyio import to_thread
 
-from api.app import MAX_HEAD_BYTES
 from director.core.ids import QueueName
+from director.runtime.bounded_http import MAX_HEAD_BYTES
 from tests.support.api import LiveApi, live_api
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer, redis_server
