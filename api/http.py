@@ -9,10 +9,10 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlencode
 
@@ -54,7 +54,7 @@ QUOTED: Final = re.compile(r"(?<=^Invalid enum value) .*?( - at `[^`]*`)?$", re.
 OPEN, CLOSE = b"[{", b"]}"
 STRUCTURE: Final = OPEN + CLOSE + b'"'
 NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in STRUCTURE)
-STEPS: Final = {**dict.fromkeys(OPEN, 1), **dict.fromkeys(CLOSE, -1)}
+BLOCK_BYTES: Final = 64 << 10
 
 TYPES: Final = {
     ord("{"): "object",
@@ -389,9 +389,39 @@ def _depth(body: bytes) -> int:
     if openings <= MAX_NESTING:
         return openings
     # escapes first (in pairs, from the left), so that every remaining quote opens or closes a string
-    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    outside = unescaped.translate(None, NOT_STRUCTURE).split(b'"')[::2]
-    return max(accumulate(map(STEPS.__getitem__, b"".join(outside))), default=0)
+    left = _outside_strings(body.replace(rb"\\", b"").replace(rb"\"", b""))
+    # Each round takes away the innermost level, block by block, so that other threads get their turn in between
+    for level in range(MAX_NESTING + 1):
+        if not left:
+            return level
+        inner = b"".join(block.replace(b"{}", b"").replace(b"[]", b"") for block in _blocks(left))
+        if len(inner) == len(left):  # no JSON: what is left opens or closes alone
+            return level + sum(map(left.count, OPEN))
+        left = inner
+    return MAX_NESTING + 1
+
+
+def _blocks(brackets: bytes) -> Iterator[bytes]:
+    """Cut where no pair is parted. One `replace` of four million pairs takes a tenth of a second."""
+    start = 0
+    while start < len(brackets):
+        end = start + BLOCK_BYTES
+        while brackets[end - 1 : end] and brackets[end - 1] in OPEN:
+            end += 1
+        yield brackets[start:end]
+        start = end
+
+
+def _outside_strings(text: bytes) -> bytes:
+    """Return the brackets and braces outside of strings. In blocks: one call over 14 MB of quotes takes half a second,
+    and no other thread runs meanwhile.
+    """
+    found, is_inside = [], False
+    for start in range(0, len(text), BLOCK_BYTES):
+        parts = text[start : start + BLOCK_BYTES].translate(None, NOT_STRUCTURE).split(b'"')
+        found += parts[is_inside::2]
+        is_inside ^= len(parts) % 2 == 0
+    return b"".join(found)
 
 
 def _is_from_proxy(request: BaseRequest) -> bool:
