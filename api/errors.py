@@ -188,6 +188,7 @@ config_changed = Refusal(
 too_large = Refusal(
     413, "The body is too large: at most {limit:,} bytes are accepted", "Body too large", Code.TOO_LARGE
 )
+encoded_body = Refusal(415, "The body must come without a Content-Encoding.", code=Code.INVALID_HEADER)
 file_too_large = Refusal(413, "Files must be less than 100MB in size", code=Code.TOO_LARGE)
 head_too_large = Refusal(
     431,

@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from api.errors import (
     MAX_INVALID_FIELDS,
     InvalidField,
+    encoded_body,
     invalid_field,
     invalid_host,
     invalid_input,
@@ -92,7 +93,11 @@ class Request(BaseRequest):
 
 
 async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
-    """Return the whole body. 413 as soon as its announced or counted length exceeds `max_bytes`; 408 if it is slow."""
+    """Return the whole body. 413 as soon as its announced or counted length exceeds `max_bytes`; 408 if it is slow; 415
+    if it is compressed.
+    """
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise encoded_body()
     announced = request.headers.get("content-length", "")
     # cut, because Python refuses to read a number of thousands of digits
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
