@@ -27,7 +27,7 @@ CHECK_S: Final = 5.0  # between two looks at a connection: each limit below may 
 HEAD_S: Final = 10.0  # from the connection, or the first byte of a later head, to the head's end
 PROBE_HEAD_S: Final = 2.0  # the same for a connection beyond the limits
 BODY_S: Final = 40.0  # longer than a handler waits for a body: it answers 408 first
-UNREAD_BODY_S: Final = 10.0  # for the rest of a body after the answer
+UNREAD_BODY_S: Final = 30.0  # for the rest of a body after the answer: many clients send it all before they read
 STALL_S: Final = 60.0  # for a client that takes nothing of its answer
 LEAST_BYTES_S: Final = 256  # of a body, and of an answer that the client delays
 
@@ -175,6 +175,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self._is_refused:  # a further request in the same piece
+            return
         self._head_bytes = 0
         self._body_began, self._head_began = self._head_began, None
         self._body_bytes = 0
@@ -214,15 +216,22 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _look_after(self) -> None:
         now = self.loop.time()
-        if self._is_head_late(now) or self._is_body_slow(now):
-            self.transport.close()
-        elif self._is_answer_stalled(now):
+        if self.transport.is_closing() and self._paused_at is None:
+            self._paused_at, self._paused_bytes = now, self.transport.get_write_buffer_size()
+        if self._is_answer_stalled(now):
             self.transport.abort()  # a close would wait until the client has taken the rest
+        elif self._is_head_late(now) or self._is_body_slow(now):
+            self.transport.close()
         self._look = self.loop.call_later(CHECK_S, self._look_after)
 
     def _is_head_late(self, now: float) -> bool:
-        if self._head_began is None or (self.cycle is not None and not self.cycle.response_complete):
+        if self.cycle is not None and not self.cycle.response_complete:
             return False  # the answer to the request before comes first
+        if self._head_began is None:
+            # Any byte ends uvicorn's wait for the next head, also a line break, or the rest of a body after the answer
+            if self._body_began is None and self.timeout_keep_alive_task is None:
+                self._head_began = now
+            return False
         return now - self._head_began >= (PROBE_HEAD_S if self._is_probe else HEAD_S)
 
     def _is_body_slow(self, now: float) -> bool:

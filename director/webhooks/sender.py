@@ -261,6 +261,8 @@ class HostPlaces:
             if place.done():
                 self._free += 1
                 self._held[account] -= 1
+                if not self._held[account]:
+                    del self._held[account]
             else:
                 self._take_off(account, place)
             self._grant()

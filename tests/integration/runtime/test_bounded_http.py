@@ -91,6 +91,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(LIVEZ + b"\r\n" + LIVEZ + b"X: ", b"x", id="a dripping second head"),
         pytest.param(LIVEZ + b"Content-Length: 9999\r\n\r\n", b"x", id="a dripping body"),
         pytest.param(LIVEZ + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", id="dripping chunks"),
+        pytest.param(LIVEZ + b"\r\n", b"\r\n", id="dripping line breaks after an answer"),
     ],
 )
 async def test_connection_that_sends_too_little_is_closed(hasty: None, begin: bytes, drip: bytes) -> None:
@@ -118,6 +119,25 @@ async def test_answer_that_the_client_does_not_take_is_dropped(hasty: None) -> N
         writer.close()
 
 
+async def test_rest_of_an_answer_does_not_keep_a_closing_connection(
+    hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = bounded_http.BoundedHttp.connection_made
+
+    def never_paused(self: bounded_http.BoundedHttp, transport: asyncio.Transport) -> None:
+        transport.set_write_buffer_limits(high=2 * len(BIG))
+        begin(self, transport)
+
+    monkeypatch.setattr(bounded_http.BoundedHttp, "connection_made", never_paused)
+    async with served() as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+        writer.write(LIVEZ.replace(b"/livez", b"/large") + b"Connection: close\r\n\r\n")
+        await asyncio.sleep(2)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(len(BIG))
+        writer.close()
+
+
 async def test_answer_that_is_taken_slowly_arrives_whole(hasty: None) -> None:
     async with served() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -130,7 +150,7 @@ async def test_answer_that_is_taken_slowly_arrives_whole(hasty: None) -> None:
         writer.close()
 
 
-async def test_endless_header_costs_little_and_delays_nobody_else() -> None:
+async def test_endless_header_costs_little_and_delays_no_other_request() -> None:
     async with served() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(LIVEZ + b"X: ")
@@ -171,11 +191,13 @@ async def test_connections_beyond_the_limits_may_only_ask_for_health(
         for _ in range(3):
             await livez(port)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(LIVEZ.replace(b"/livez", b"/metrics") + b"\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        writer.write(2 * (LIVEZ.replace(b"/livez", b"/metrics") + b"\r\n"))
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.count(b"HTTP/1.1") == 1
         writer.close()
         assert await shown(metrics) == {"all": 0, "peer": 34}
-    assert [record.message for record in caplog.records if "limit" in record.message] == [
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == [
         "connections are at their limit: further ones may only ask for health"
     ]
 

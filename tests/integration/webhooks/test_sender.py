@@ -305,6 +305,7 @@ async def test_full_host_serves_the_account_with_the_fewest_deliveries_first() -
     go.set()
     assert (await last).refused
     await asyncio.gather(*tasks, return_exceptions=True)
+    assert not places._held
 
 
 async def test_wait_for_a_connection_takes_no_time_of_an_attempt(receiver: Sink) -> None:
