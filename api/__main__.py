@@ -2,11 +2,13 @@
 while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
 """
 
+import logging
 import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, Final, cast
 
 import uvicorn
@@ -19,6 +21,7 @@ from director.runtime.bounded_http import Connections
 from director.runtime.logs import configure
 from director.runtime.startup import collect_garbage_rarely, raise_descriptor_limit, release_sigterm
 
+log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than the idle timeout of the usual proxy in front: the proxy must be the one to close
 LEAVE_S: Final = 10
@@ -51,6 +54,10 @@ def main() -> int:
     except OSError as exc:
         reason = exc.strerror or str(exc)
         return _failed(f"Cannot listen on {settings.host}:{settings.port} ({reason}). Choose another: DIRECTOR_PORT=…")
+    bound_to = listener.getsockname()[0].partition("%")[0]
+    if not settings.public_url and not ip_address(bound_to).is_loopback:
+        # clients send their token to these addresses
+        log.warning("any client chooses the host in the addresses of its answers: set DIRECTOR_PUBLIC_URL")
     with listener:
         try:
             return _serve(settings, listener)

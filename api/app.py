@@ -22,7 +22,7 @@ from api import auth, dashboard, health, openapi
 from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues
 from api.admin import models as admin_models
-from api.errors import Problem, head_too_large, is_expected, problem_of, too_many_connections
+from api.errors import Problem, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.files import files, outputs
 from api.http import Request, carried, proxy_networks
 from api.models import collections, deployments, models
@@ -33,7 +33,7 @@ from api.sites.sites import Plan, State, all_running, answer_at_site
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
-from director.runtime.bounded_http import MAX_HEAD_BYTES, BoundedHttp
+from director.runtime.bounded_http import HEALTH_PATHS, MAX_HEAD_BYTES, BoundedHttp
 from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
@@ -117,6 +117,8 @@ class Api:
 
     async def _answer(self, request: Request) -> Response:
         scope, method = request.scope, request.method
+        if not request.names_one_host and scope["raw_path"] not in HEALTH_PATHS:
+            raise invalid_host()
         path = _without_base(scope["path"])
         if (found := self._named.find(method, path)) is not None:
             scope["path"] = path

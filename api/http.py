@@ -83,7 +83,7 @@ class Request(BaseRequest):
     indexed once: a handler looks for a dozen, and most are missing. Names are looked up in lower case only.
     """
 
-    headers: Headers = cast(Any, None)  # hides Starlette's property
+    headers: "_Indexed" = cast(Any, None)  # hides Starlette's property
     account: Account
     rate_token: tuple[Bucket, str] | None
     services: Services
@@ -92,6 +92,13 @@ class Request(BaseRequest):
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
         self.headers = _Indexed(raw=scope["headers"])
+
+    @property
+    def names_one_host(self) -> bool:
+        """Whether there is one Host header. HTTP/1.0 may leave it out."""
+        if self.headers.get("host") is None:
+            return bool(self.scope["http_version"] < "1.1")
+        return self.headers.are_unique or len(self.headers.getlist("host")) == 1
 
 
 async def read_body(request: BaseRequest, *, max_bytes: int) -> bytes:
@@ -367,6 +374,7 @@ class _Indexed(Headers):
         super().__init__(raw=raw)
         self._first = first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
         self.get = first.get  # type: ignore[method-assign]
+        self.are_unique: Final = len(first) == len(raw)
 
     def getlist(self, key: str) -> list[str]:
         return super().getlist(key) if key in self._first else []
