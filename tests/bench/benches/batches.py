@@ -1,6 +1,7 @@
-"""Count the commands of a prediction, and measure Redis's time, where 16 come at once: enqueue, claim and finish. While
-slots are free they go straight into a stream. Without one they join their account's backlog, and claims let them in. The
-call that lists a prediction for its account is not counted.
+"""Count the commands of a prediction, and measure Redis's time, where 16 come at once: enqueue, claim and finish.
+
+While slots are free they go straight into a stream. Without one they join their account's backlog, and claims let them
+in. The call that lists a prediction for its account is not counted.
 """
 
 from typing import Final

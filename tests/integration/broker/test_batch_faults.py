@@ -58,7 +58,7 @@ def commands(log: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def place(written: bytes, where: str, item: PredictionId) -> int:
-    """Return where to cut what one batch wrote. `item` is none of its first."""
+    """Return where to cut what one batch wrote. `item` is not its first one."""
     found = list(commands(written))
     names = [words[0].upper() for _, words in found]
     assert (names.count(b"MULTI"), names.count(b"EXEC"), names[-1]) == (1, 1, b"EXEC"), "the batch is one transaction"
