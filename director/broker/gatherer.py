@@ -126,6 +126,7 @@ class Call(Struct):
     """Keys and arguments are packed, without the head of the command. `is_doubtful`: it may have run without an answer.
 
     `group`: see `Gatherer.begin`; "" after a fault, when it is sent alone. `answer_bytes`: 0 if unknown.
+    `refusal`: the server's last error, after which it is sent again.
     """
 
     script: Script
@@ -138,6 +139,7 @@ class Call(Struct):
     group: str
     answer_bytes: int
     is_doubtful: bool = False
+    refusal: Exception | None = None
 
     @property
     def size(self) -> int:
@@ -282,7 +284,7 @@ class Gatherer:
                 if not calls:
                     return
         for call in calls:
-            _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
+            _fail(call, call.refusal or exceptions.NoScriptError())
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
         """Send all in one pipeline; return the calls to send again. Raises if others were not answered."""
@@ -297,6 +299,8 @@ class Gatherer:
         for run, reply in zip(runs, replies, strict=True):
             if isinstance(reply, exceptions.NoScriptError):
                 unknown[run[0].script.text] = run[0]
+                for call in run:
+                    call.refusal = reply
                 again += run
             elif isinstance(reply, LOST):
                 lost.append(reply)
@@ -359,6 +363,7 @@ def _answer(run: list[Call], reply: Any) -> list[Call]:
         elif len(run) > 1 and not is_of_server:
             call.group = ""
             call.is_doubtful = call.is_doubtful or not is_whole  # an item at fault may be half written
+            call.refusal = own
             again.append(call)
         else:
             _fail(call, own)
@@ -382,7 +387,10 @@ def _fail(call: Call, error: Exception) -> None:
     """Fail a call. An error reply from the server means that the script did not run."""
     if call.answer.done():
         return
-    if away := unavailable(error):
+    away = unavailable(error)
+    if isinstance(error, exceptions.NoScriptError):
+        away = BackendUnavailable(f"Redis forgets its scripts as fast as they are loaded: {error}")
+    if away is not None:
         away.is_untouched, away.__cause__ = not call.is_doubtful, error
     call.answer.set_exception(away or error)
     call.answer.exception()  # the caller may be gone; this keeps asyncio from logging an unread exception

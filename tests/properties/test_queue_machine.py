@@ -165,6 +165,19 @@ FAULTS = {
     "what arrives is not counted": Fault("count(queue, 'queued', tenant, 1)\n", script="arrive"),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
     "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
+    "what items share is not written": Fault("  write_shared()\n", script="enqueue"),
+    "what ends share is not written": Fault("  write_shared()\n", script="finish"),
+    "an end of a batch writes nothing of its own": Fault("    if writes[i] then", "    if false then", "finish"),
+    "an item at fault ends its batch": Fault("pcall(step, keys, args)", "true, step(keys, args)", script="finish"),
+    "an item at fault is written nevertheless": Fault(
+        "  if may_be_known then redis.call('LLEN', events_key(id)) end", "", "enqueue"
+    ),
+    "a create is repeated in its batch": Fault(
+        "accepted[id] or (may_be_known and redis.call('HGET', KEYS[1], 'created'))", "accepted[id]", "enqueue"
+    ),
+    "an end that was repeated is lost": Fault(
+        "if r.ended == token or ended[id] == token then return 'finished' end", script="finish"
+    ),
     "a budget without room sends no wakeup": Fault("(scanned >= SCAN or stopped)", "scanned >= SCAN", "claim"),
 }
 
