@@ -2,32 +2,30 @@
 -- arrive: accept a prediction that left another Redis server, with all its data and before new ones; or refuse it for
 -- good. The decision is kept as long as a call may be repeated, so that a prediction never waits in two places.
 -- Not allow-oom: a full server accepts nothing.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash    {p}:rec:<id>
 --   KEYS[2]  input    string  {p}:in:<id>
 --   KEYS[3]  events   list    {p}:ev:<id>
 --   KEYS[4]  came     string  {p}:came:<id>
 --   KEYS[5]  idem     string  {p}:idem:<account>:<model>:<hash>, or the record's key without one
---   ARGV[1]  id
---   ARGV[2]  queue         the queue that it waits in from now on
---   ARGV[3]  move          the number of this move of it
---   ARGV[4]  refuses       '1': refuse it, unless it is here
---   ARGV[5]  came_ttl_ms
---   ARGV[6]  input
---   ARGV[7]  held          what its idempotency key holds, '' without one
---   ARGV[8]  held_ttl_ms
---   ARGV[9]  weight        its account's in this queue, as of its change limits_rev; 0: what the queue knows stays
---   ARGV[10] most_running
---   ARGV[11] limits_rev
---   ARGV[12] now_ms        '' for the server's clock
---   ARGV[13…] field, value  of its record; or '' and an event, in their order
+--   ARGV[1]  queue         the queue that it waits in from now on
+--   ARGV[2]  move          the number of this move of it
+--   ARGV[3]  refuses       '1': refuse it, unless it is here
+--   ARGV[4]  came_ttl_ms
+--   ARGV[5]  input
+--   ARGV[6]  held          what its idempotency key holds, '' without one
+--   ARGV[7]  held_ttl_ms
+--   ARGV[8]  weight        its account's in this queue, as of its change limits_rev; 0: what the queue knows stays
+--   ARGV[9]  most_running
+--   ARGV[10] limits_rev
+--   ARGV[11] now_ms        '' for the server's clock
+--   ARGV[12…] field, value  of its record; or '' and an event, in their order
 --   Returns  'here'     it is here, or was before and may have ended
 --            'refused'  it is refused, or was before
 --            'unknown'  the queue is not registered: nothing was written
 
-local id, queue, move, refuses, came_ttl = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
-local input, held, held_ttl, now = ARGV[6], ARGV[7], ARGV[8], clock(ARGV[12])
+local id, queue, move, refuses, came_ttl = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
+local input, held, held_ttl, now = ARGV[5], ARGV[6], ARGV[7], clock(ARGV[11])
 local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
 local NOT_BROUGHT = { stream = true, mid = true, charged = true, token = true, cancel = true, leaving = true, moved = true,
   due = true, arrival = true, place = true, eta50 = true, eta90 = true, queue = true, version = true }
@@ -47,7 +45,7 @@ local version = redis.call('HGET', queue_key(queue, 'meta'), 'version')
 if not version then return 'unknown' end
 
 local r, fields, events = setmetatable({}, EMPTY), {}, {}
-for i = 13, #ARGV, 2 do
+for i = 12, #ARGV, 2 do
   local field, value = ARGV[i], ARGV[i + 1]
   if field == '' then
     events[#events + 1] = value
@@ -63,7 +61,7 @@ local due, tenant = r.due, r.account
 r.queue, r.mid, r.token, r.charged = queue, '', '', ''
 r.arrival = (tonumber(r.arrival) or 0) - OLDER
 
-local new_limits = ARGV[11] ~= '0' and bring_limits(queue, tenant, ARGV[9], ARGV[10], ARGV[11])
+local new_limits = ARGV[10] ~= '0' and bring_limits(queue, tenant, ARGV[8], ARGV[9], ARGV[10])
 if new_limits then
   write_limits(queue, tenant, new_limits)
   join_or_part(queue, tenant)

@@ -1,19 +1,16 @@
 #!lua flags=no-writes
 -- demand: count what a queue could run now or soon and what it runs, and return what it learned from its runs.
--- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta     hash  {p}:q:<queue>:meta
---   ARGV[1]  queue
---   ARGV[2]  soon_ms  a retry that is due later is left out
---   ARGV[3]  now_ms   '' for the server's clock
+--   ARGV[1]  soon_ms  a retry that is due later is left out
 --   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused, objectives}
 --            runnable: without predictions of a paused queue or account, a suspended account, or beyond an account's limit.
 --                      Never too few: accounts beyond the first LOOK count as runnable
 --            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 if unknown
 --            {}  the queue is not registered
 
-local meta, queue, soon_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
-local LOOK = 500
+local meta, queue, soon_ms, now = KEYS[1], QUEUE, tonumber(ARGV[1]), clock(ARGV[2])
+local LOOK_AT = 500
 
 local m = redis.call('HMGET', meta, 'streams', 'paused', 'slots_each', 'service_ms', 'ready:high', 'ready:normal', 'ready:low',
   'backlogged:high', 'backlogged:normal', 'backlogged:low', 'objectives')
@@ -28,13 +25,13 @@ local function withheld()
     sum, whose[tenant] = sum + stays, true
   end
   if has_any(queue, 'held') then
-    for _, tenant in ipairs(redis.call('SRANDMEMBER', queue_key(queue, 'held'), LOOK)) do keep_back(tenant, 0) end
+    for _, tenant in ipairs(redis.call('SRANDMEMBER', queue_key(queue, 'held'), LOOK_AT)) do keep_back(tenant, 0) end
   end
   if has_any(queue, 'suspended') then
-    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'suspended'), LOOK)) do keep_back(tenant, 0) end
+    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'suspended'), LOOK_AT)) do keep_back(tenant, 0) end
   end
   if has_any(queue, 'limits') then
-    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'limits'), LOOK)) do
+    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'limits'), LOOK_AT)) do
       local _, most = limits_of(queue, tenant)
       if most then keep_back(tenant, math.max(0, most - counted(queue, 'running', tenant))) end
     end
@@ -48,7 +45,7 @@ local function due_later(whose)
   local count = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')
   if count == 0 or not next(whose) then return count end
   local others = 0
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK)) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK_AT)) do
     local account = redis.call('HGET', record_key(id), 'account')
     if account and not whose[account] then others = others + 1 end
   end

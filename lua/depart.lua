@@ -1,17 +1,15 @@
 #!lua flags=allow-oom
 -- depart: take waiting and delayed predictions out of their queue, to arrive at another Redis server. They can no longer
 -- be claimed, keep all their data, and a cancel is noted and passed on. See vacate and stay.
--- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live
---   ARGV[1]  queue
---   ARGV[2]  site     of the server that they leave for
---   ARGV[3]  now_ms   '' for the server's clock
---   ARGV[4…] id, account  of each; the account is known at that server
+--   ARGV[1]  site     of the server that they leave for
+--   ARGV[2]  now_ms   '' for the server's clock
+--   ARGV[3…] id, account  of each; the account is known at that server
 --   Returns  per id  'leaving' (also when it was before, for there), 'elsewhere' (it leaves for another server), 'claimed',
 --                    'held' (its account is paused or suspended here) or 'gone'
 
-local live, queue, site, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local live, queue, site, now = KEYS[1], QUEUE, ARGV[1], clock(ARGV[2])
 
 local function depart(id, r)
   local due = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id) or ''
@@ -26,7 +24,7 @@ local function depart(id, r)
 end
 
 local answers = {}
-for i = 4, #ARGV, 2 do
+for i = 3, #ARGV, 2 do
   local id, account = ARGV[i], ARGV[i + 1]
   local r = read(id)
   local answer = 'gone'

@@ -1,21 +1,18 @@
 #!lua flags=allow-oom
 -- migrate: move the waiting and delayed predictions of one slice to another queue of the same model. Claimed predictions
 -- stay, and so do those of accounts that an operator paused here.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live    zset  {p}:q:<queue>:live
---   ARGV[1]  queue
---   ARGV[2]  to      the other queue
---   ARGV[3]  from    rank of the first id of this slice
---   ARGV[4]  most    ids in this slice
---   ARGV[5]  asks    '1': only return what would be moved
---   ARGV[6]  now_ms  '' for the server's clock
+--   ARGV[1]  to      the other queue
+--   ARGV[2]  from    rank of the first id of this slice
+--   ARGV[3]  most    ids in this slice
+--   ARGV[4]  asks    '1': only return what would be moved
 --   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, -1 after the last one
 --                                          claimed, held: how many stay, by reason
 --            {}                            the other queue is not registered
 
-local live, queue, to, from, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local only_asks, now = ARGV[5] == '1', clock(ARGV[6])
+local live, queue, to, from, most = KEYS[1], QUEUE, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local only_asks, now = ARGV[4] == '1', clock(ARGV[5])
 local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
 
 local version = redis.call('HGET', queue_key(to, 'meta'), 'version')

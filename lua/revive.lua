@@ -1,15 +1,12 @@
 #!lua
 -- revive: return a dead letter to its queue, with all its attempts before it. Only for an operator: it is the one way
 -- out of a terminal status.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  now_ms   '' for the server's clock
 --   Returns  1  it waits again, without a deadline
 --            0  it is no dead letter, or its input was removed: nothing was written
 
-local id, now = ARGV[1], clock(ARGV[2])
+local id, now = ID, clock(ARGV[1])
 
 local r = read(id)
 if not r or r.status ~= 'failed' then return 0 end

@@ -5,16 +5,11 @@
 --   ARGV[1]  secret
 --   ARGV[2]  keep_ms  how long the former one lives on; 0: all former ones end now
 --   ARGV[3]  most     former ones that may live at once
---   ARGV[4]  now_ms   '' for the server's clock
 --   Returns  'rotated'  also if this secret is the current one already
 --            'unknown'  there is no such account: nothing was written
 --            'full'     too many former ones still live: nothing was written
 
-local secret, keep_ms, most, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local secret, keep_ms, most, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
 
 local current = redis.call('HGET', KEYS[1], 'webhook_secret')
 if not current then return 'unknown' end

@@ -1,10 +1,7 @@
 #!lua flags=no-writes
 -- stats: count what waits, runs, is delayed and dead in one queue, and its directors.
--- Uses lib/keys lib/place
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
---   ARGV[1]  queue
---   ARGV[2]  now_ms    '' for the server's clock
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
 --             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
 --             objectives, tally as a flat list}
@@ -12,20 +9,16 @@
 --            server_auth: directors in this state by their last heartbeat; leaving: on the way to another server
 --            {}  the queue is not registered
 
-local meta, queue, now = KEYS[1], ARGV[1], clock(ARGV[2])
+local meta, queue, now = KEYS[1], QUEUE, clock(ARGV[1])
 
 local m = redis.call('HMGET', meta, 'streams', 'read', 'paused', 'slots', 'service_ms', 'mode', 'max_queued', 'breaker', 'service_cost',
   'starting', 'setup_failed', 'objectives', 'server_auth')
 if not m[1] then return {} end
 local counts = {}
-for _, lane in ipairs({ 'high', 'normal', 'low' }) do
-  local sum = math.max(0, tonumber(redis.call('HGET', meta, 'backlogged:' .. lane) or 0))
+for i, lane in ipairs(LANES) do
+  counts[i] = math.max(0, tonumber(redis.call('HGET', meta, 'backlogged:' .. lane) or 0))
   -- where no claim would look, nothing waits; asking each of 48 streams is most of the cost
-  local mask = mask_of(queue, lane)
-  for number = 0, mask ~= 0 and m[2] - 1 or -1 do
-    if bit.band(mask, bit.lshift(1, number)) ~= 0 then sum = sum + waiting(stream_key(queue, lane, number)) end
-  end
-  counts[#counts + 1] = sum
+  for _, deep in pairs(depths(queue, lane, mask_of(queue, lane))) do counts[i] = counts[i] + deep end
 end
 for _, index in ipairs({ 'lease', 'delayed', 'dead', 'live' }) do
   counts[#counts + 1] = redis.call('ZCARD', queue_key(queue, index))

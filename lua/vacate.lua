@@ -1,19 +1,16 @@
 #!lua flags=allow-oom
 -- vacate: replace a prediction that has arrived at another Redis server by a tombstone, which says that it moved. A cancel
 -- that came meanwhile must be passed on first.
--- Uses lib/keys lib/log
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  site      of the server where it arrived
---   ARGV[3]  canceled  '1': a cancel was passed on
---   ARGV[4]  came_ttl_ms  that the other server remembers the move; the tombstone lives as long, at least
---   ARGV[5]  now_ms    '' for the server's clock
+--   ARGV[1]  site      of the server where it arrived
+--   ARGV[2]  canceled  '1': a cancel was passed on
+--   ARGV[3]  came_ttl_ms  that the other server remembers the move; the tombstone lives as long, at least
 --   Returns  'moved'   also if it had moved before
 --            'cancel'  its caller asked to cancel it, which must be passed on first: nothing was written
 --            'stays'   it is not leaving for that server: nothing was written
 
-local id, site, canceled, came_ttl, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), clock(ARGV[5])
+local id, site, canceled, came_ttl, now = ID, ARGV[1], ARGV[2] == '1', tonumber(ARGV[3]), clock(ARGV[4])
 local KEPT = { account = true, model = true, version = true, queue = true, kind = true, lane = true, status = true,
   created = true, seq = true, ticket = true, moves = true }
 

@@ -5,9 +5,9 @@ local TURNS_OF = { high = 8, normal = 3, low = 1 }
 local LOOK = 32 -- most tenants, and most entries of a stream, that are counted
 local P90 = 1.2816
 
--- Undelivered entries of each stream of a lane that may hold any.
-local function depths(queue, lane, look)
-  local depth, rest = {}, look.ready > 0 and look.mask or 0
+-- Undelivered entries of each stream of a lane that may hold any, by its mask.
+local function depths(queue, lane, rest)
+  local depth = {}
   while rest ~= 0 do
     local number = next_set(rest, 0)
     rest = without_bit(rest, number)
@@ -87,9 +87,9 @@ local function wait_of(starts, slots, m)
   if starts <= 0 then return 0, 0 end
   local mean, deviation = tonumber(m.service_ms), tonumber(m.service_dev)
   local expected = starts * mean / slots
-  local spread = math.sqrt(starts) * deviation / slots
+  local off = math.sqrt(starts) * deviation / slots
   -- later submits go before some of it, and the mean itself is uncertain
-  local late = expected * 1.1 + P90 * math.sqrt(spread * spread + 0.01 * expected * expected) + 0.5 * mean / slots
+  local late = expected * 1.1 + P90 * math.sqrt(off * off + 0.01 * expected * expected) + 0.5 * mean / slots
   return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
 end
 
@@ -133,7 +133,7 @@ local function stand(id, r, m)
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or expected_s(r)
     return rank + 1, look.ready + ahead_in_backlogs(r, rank, each_s)
   end
-  local depth = depths(r.queue, r.lane, look)
+  local depth = depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
   if r.mid ~= '' then
     return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, look.next)
   elseif not id then
