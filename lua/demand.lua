@@ -12,9 +12,8 @@
 local meta, queue, soon_ms, now = KEYS[1], QUEUE, tonumber(ARGV[1]), clock(ARGV[2])
 local LOOK_AT = 500
 
-local m = redis.call('HMGET', meta, 'streams', 'paused', 'slots_each', 'service_ms', 'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'objectives')
-if not m[1] then return {} end
+local m = look_at(queue, 'normal')
+if m.streams == '' then return {} end
 
 -- The number of predictions whose accounts may run nothing or no more, and those accounts.
 local function withheld()
@@ -52,15 +51,13 @@ local function due_later(whose)
   return others
 end
 
-local running = redis.call('ZCARD', queue_key(queue, 'lease'))
 local runnable = 0
-if m[2] ~= '1' then
+if m.paused ~= '1' then
   local kept_back, whose = withheld()
-  runnable = math.max(0, redis.call('ZCARD', queue_key(queue, 'live')) - running - kept_back - due_later(whose))
+  runnable = math.max(0, redis.call('ZCARD', queue_key(queue, 'live')) - m.claimed - kept_back - due_later(whose))
 end
-local answer = { now, runnable, running }
-for i = 1, 3 do
-  answer[#answer + 1] = math.max(0, tonumber(m[4 + i] or 0)) + math.max(0, tonumber(m[7 + i] or 0))
-end
-for _, text in ipairs({ m[3] or '0', m[4] or '0', m[2] == '1' and '1' or '0', m[11] or '' }) do answer[#answer + 1] = text end
-return answer
+local shown = redis.call('HMGET', meta, 'slots_each', 'objectives')
+return {
+  now, runnable, m.claimed, waits_in(m, 'high'), waits_in(m, 'normal'), waits_in(m, 'low'),
+  shown[1] or '0', m.service_ms, m.paused == '1' and '1' or '0', shown[2] or '',
+}

@@ -9,19 +9,7 @@
 --   Returns  per id  'leaving' (also when it was before, for there), 'elsewhere' (it leaves for another server), 'claimed',
 --                    'held' (its account is paused or suspended here) or 'gone'
 
-local live, queue, site, now = KEYS[1], QUEUE, ARGV[1], clock(ARGV[2])
-
-local function depart(id, r)
-  local due = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id) or ''
-  unplace(id, r)
-  correct(r, 0)
-  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)
-  redis.call('ZREM', live, id)
-  for _, index in ipairs({ 'deadline', 'delayed' }) do redis.call('ZREM', queue_key(queue, index), id) end
-  redis.call('ZADD', queue_key(queue, 'leaving'), now, id)
-  redis.call('HSET', record_key(id), 'leaving', site, 'moves', (tonumber(r.moves) or 0) + 1, 'due', due,
-    'stream', '', 'mid', '', 'charged', '')
-end
+local queue, site, now = QUEUE, ARGV[1], clock(ARGV[2])
 
 local answers = {}
 for i = 3, #ARGV, 2 do
@@ -36,8 +24,10 @@ for i = 3, #ARGV, 2 do
     elseif is_held(queue, account) then
       answer = 'held'
     else
-      depart(id, r)
       answer = 'leaving'
+      redis.call('HSET', record_key(id), 'leaving', site, 'moves', (tonumber(r.moves) or 0) + 1, 'due', (take_out(id, r)),
+        'stream', '', 'mid', '', 'charged', '')
+      redis.call('ZADD', queue_key(queue, 'leaving'), now, id)
     end
   end
   answers[#answers + 1] = answer

@@ -13,7 +13,6 @@
 
 local live, queue, to, from, most = KEYS[1], QUEUE, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local only_asks, now = ARGV[4] == '1', clock(ARGV[5])
-local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
 
 local version = redis.call('HGET', queue_key(to, 'meta'), 'version')
 if not version then return {} end
@@ -29,21 +28,10 @@ local function bring_what_is_known(tenant)
 end
 
 local function move(id, r)
-  local due = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
-  unplace(id, r)
-  correct(r, 0)
-  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)
+  local due, since = take_out(id, r)
   bring_what_is_known(r.account)
-  for _, index in ipairs({ 'live', 'deadline', 'delayed' }) do
-    local score = redis.call('ZSCORE', queue_key(queue, index), id)
-    if score then
-      redis.call('ZREM', queue_key(queue, index), id)
-      redis.call('ZADD', queue_key(to, index), score, id)
-    end
-  end
   r.queue, r.arrival = to, (tonumber(r.arrival) or 0) - OLDER
-  local placed = due and { 'stream', '', 'mid', '', 'charged', '' } or file(id, r)
-  count(to, 'queued', r.account, 1)
+  local placed = put_in(id, r, due, since)
   -- its caller's estimate was for the other queue, and a held response was for the former version
   redis.call('HSET', record_key(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
     'place', '', 'eta50', '', 'eta90', '', 'waiter', '', unpack(placed))

@@ -14,9 +14,8 @@ if not redis.call('ZSCORE', queue_key(r.queue, 'dead'), id) then return 0 end
 if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 
 r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
-local placed = file(id, r)
 count_later('tally', 'accepted:' .. r.lane, 1) -- as it starts and ends again
-count(r.queue, 'queued', r.account, 1)
+local placed = put_in(id, r, '', now)
 redis.call('DEL', events_key(id), output_key(id)) -- the list restarts: it may be gone by now, and numbers are places
 append(id, { entry('revived', now, '') })
 log('revived', id, r.queue, r.account, now)
@@ -29,6 +28,5 @@ redis.call('PERSIST', KEYS[1])
 redis.call('PERSIST', input_key(id))
 redis.call('ZREM', queue_key(r.queue, 'dead'), id)
 redis.call('ZREM', owed_key(), id)
-redis.call('ZADD', queue_key(r.queue, 'live'), now, id)
 redis.call('PUBLISH', channel(id), 1)
 return 1

@@ -671,7 +671,7 @@ class Scripts:
         """
         own = keys.record(prediction_id)
         held, holds, held_ms = idempotency or (own, b"", 0)
-        names = [own, keys.input_data(prediction_id), keys.events(prediction_id), keys.came(prediction_id), held]
+        names = [own, keys.came(prediction_id), held]
         args: list[Arg] = [queue, move, int(refuses), CAME_TTL_MS, input, holds, held_ms]
         args += [f"{weight:g}", given(most_running), limits_rev, given(now_ms), *record]
         args += [part for entry in events for part in (b"", entry)]

@@ -115,6 +115,9 @@ local function look_at(queue, lane)
   return m
 end
 
+-- What waits in a lane, as look_at found it.
+local function waits_in(m, lane) return m['ready:' .. lane] + m['backlogged:' .. lane] end
+
 -- Entries of a backlog, counted once for a call: file_later keeps the number.
 local function depth_of(backlog)
   backlog_depths[backlog] = backlog_depths[backlog] or redis.call('ZCARD', backlog)
@@ -148,8 +151,7 @@ local function ahead_of_all(lane, ahead, m)
   local sum = ahead
   for _, other in ipairs(LANES) do
     if other ~= lane then
-      local waits = m['ready:' .. other] + m['backlogged:' .. other]
-      sum = sum + math.min(waits, math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
+      sum = sum + math.min(waits_in(m, other), math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
     end
   end
   return sum
