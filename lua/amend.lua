@@ -1,6 +1,5 @@
 #!lua
--- amend: make a model of the catalogue, or change what is said of it or of a version, each only in the expected state. Not
--- allow-oom: what is written is text, and a full server refuses it.
+-- amend: make a model of the catalogue, or change what is said of it or of a version, each only in the expected state.
 --
 --   KEYS[1]  model  hash  model:<owner>/<name>, or version:<owner>/<name>:<id>
 --   ARGV[1]  what   'make' or 'change'

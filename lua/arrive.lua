@@ -1,7 +1,6 @@
 #!lua
 -- arrive: accept a prediction that left another Redis server, with all its data and before new ones; or refuse it for
 -- good. The decision is kept as long as a call may be repeated, so that a prediction never waits in two places.
--- Not allow-oom: a full server accepts nothing.
 --
 --   KEYS[1]  record   hash    {p}:rec:<id>
 --   KEYS[2]  came     string  {p}:came:<id>
@@ -9,21 +8,20 @@
 --   ARGV[1]  queue         the queue that it waits in from now on
 --   ARGV[2]  move          the number of this move of it
 --   ARGV[3]  refuses       '1': refuse it, unless it is here
---   ARGV[4]  came_ttl_ms
---   ARGV[5]  input
---   ARGV[6]  held          what its idempotency key holds, '' without one
---   ARGV[7]  held_ttl_ms
---   ARGV[8]  weight        its account's in this queue, as of its change limits_rev; 0: what the queue knows stays
---   ARGV[9]  most_running
---   ARGV[10] limits_rev
---   ARGV[11] now_ms        '' for the server's clock
---   ARGV[12…] field, value  of its record; or '' and an event, in their order
+--   ARGV[4]  input
+--   ARGV[5]  held          what its idempotency key holds, '' without one
+--   ARGV[6]  held_ttl_ms
+--   ARGV[7]  weight        its account's in this queue, as of its change limits_rev; 0: what the queue knows stays
+--   ARGV[8]  most_running
+--   ARGV[9]  limits_rev
+--   ARGV[10] now_ms        '' for the server's clock
+--   ARGV[11…] field, value  of its record; or '' and an event, in their order
 --   Returns  'here'     it is here, or was before and may have ended
 --            'refused'  it is refused, or was before
 --            'unknown'  the queue is not registered: nothing was written
 
-local id, queue, move, refuses, came_ttl = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
-local input, held, held_ttl, now = ARGV[5], ARGV[6], ARGV[7], clock(ARGV[11])
+local id, queue, move, refuses = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local input, held, held_ttl, now = ARGV[4], ARGV[5], ARGV[6], clock(ARGV[10])
 local NOT_BROUGHT = { stream = true, mid = true, charged = true, token = true, cancel = true, leaving = true, moved = true,
   due = true, arrival = true, place = true, eta50 = true, eta90 = true, queue = true, version = true }
 
@@ -35,14 +33,14 @@ local former = read(id)
 local is_remainder = former and (former.moved ~= '' or (former.leaving ~= '' and (tonumber(former.moves) or 0) < move))
 if former and not is_remainder then return 'here' end
 if refuses then
-  redis.call('SET', KEYS[2], move .. ' refused', 'PX', came_ttl)
+  redis.call('SET', KEYS[2], move .. ' refused', 'PX', CAME_TTL_MS)
   return 'refused'
 end
 local version = redis.call('HGET', queue_key(queue, 'meta'), 'version')
 if not version then return 'unknown' end
 
 local r, fields, events = setmetatable({}, EMPTY), {}, {}
-for i = 12, #ARGV, 2 do
+for i = 11, #ARGV, 2 do
   local field, value = ARGV[i], ARGV[i + 1]
   if field == '' then
     events[#events + 1] = value
@@ -58,12 +56,8 @@ local tenant = r.account
 r.queue, r.mid, r.token, r.charged = queue, '', '', ''
 r.arrival = (tonumber(r.arrival) or 0) - OLDER
 
-local new_limits = ARGV[10] ~= '0' and bring_limits(queue, tenant, ARGV[8], ARGV[9], ARGV[10])
-if new_limits then
-  write_limits(queue, tenant, new_limits)
-  join_or_part(queue, tenant)
-end
-redis.call('SET', KEYS[2], move .. ' here', 'PX', came_ttl)
+if ARGV[9] ~= '0' then take_over_limits(queue, tenant, ARGV[7], ARGV[8], ARGV[9]) end
+redis.call('SET', KEYS[2], move .. ' here', 'PX', CAME_TTL_MS)
 if former then redis.call('ZREM', queue_key(former.queue, 'leaving'), id) end
 redis.call('UNLINK', KEYS[1], events_key(id))
 redis.call('SET', input_key(id), input)

@@ -18,21 +18,12 @@ if m.streams == '' then return {} end
 -- The number of predictions whose accounts may run nothing or no more, and those accounts.
 local function withheld()
   local sum, whose = 0, {}
-  local function keep_back(tenant, may)
-    local stays = counted(queue, 'queued', tenant) - may
-    if whose[tenant] or stays <= 0 then return end
-    sum, whose[tenant] = sum + stays, true
-  end
-  if has_any(queue, 'held') then
-    for _, tenant in ipairs(redis.call('SRANDMEMBER', queue_key(queue, 'held'), LOOK_AT)) do keep_back(tenant, 0) end
-  end
-  if has_any(queue, 'suspended') then
-    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'suspended'), LOOK_AT)) do keep_back(tenant, 0) end
-  end
-  if has_any(queue, 'limits') then
-    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'limits'), LOOK_AT)) do
+  for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD' }) do
+    for _, tenant in ipairs(redis.call(draw, queue_key(queue, what), LOOK_AT)) do
       local _, most = limits_of(queue, tenant)
-      if most then keep_back(tenant, math.max(0, most - counted(queue, 'running', tenant))) end
+      local may = is_held(queue, tenant) and 0 or math.max(0, (most or math.huge) - counted(queue, 'running', tenant))
+      local stays = counted(queue, 'queued', tenant) - may
+      if stays > 0 and not whose[tenant] then sum, whose[tenant] = sum + stays, true end
     end
   end
   return sum, whose

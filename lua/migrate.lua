@@ -17,19 +17,10 @@ local only_asks, now = ARGV[4] == '1', clock(ARGV[5])
 local version = redis.call('HGET', queue_key(to, 'meta'), 'version')
 if not version then return {} end
 
--- The newer limits of the two queues win.
-local function bring_what_is_known(tenant)
-  local text = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant)
-  if not text then return end
-  local known = bring_limits(to, tenant, string.match(text, '^(%S+) (%S*) (%S+)$'))
-  if not known then return end
-  write_limits(to, tenant, known)
-  join_or_part(to, tenant)
-end
-
 local function move(id, r)
   local due, since = take_out(id, r)
-  bring_what_is_known(r.account)
+  local limits = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), r.account)
+  if limits then take_over_limits(to, r.account, string.match(limits, '^(%S+) (%S*) (%S+)$')) end
   r.queue, r.arrival = to, (tonumber(r.arrival) or 0) - OLDER
   local placed = put_in(id, r, due, since)
   -- its caller's estimate was for the other queue, and a held response was for the former version

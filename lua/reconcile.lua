@@ -13,8 +13,9 @@
 local live, queue, from, count, lease_ms = KEYS[1], QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local now = clock(ARGV[4])
 
--- True if a claim will still find it: its entry is there and was not delivered yet.
-local function is_waiting(r)
+-- True if a claim will still find it: it is in its backlog, or its entry is there and was not delivered yet.
+local function is_waiting(id, r)
+  if r.mid == '' then return redis.call('ZSCORE', backlog_key(queue, r.lane, r.account), id) end
   local stream = stream_key(queue, r.lane, r.stream)
   if redis.call('EXISTS', stream) == 0 then return false end
   local newest = redis.call('XREVRANGE', stream, r.mid, '(' .. delivered(stream), 'COUNT', 1)[1]
@@ -66,8 +67,7 @@ local function repair(id)
     return 'leased'
   end
   local delayed = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
-  local backlog = backlog_key(queue, r.lane, r.account)
-  local in_line = (r.mid ~= '' and is_waiting(r)) or (r.mid == '' and redis.call('ZSCORE', backlog, id))
+  local in_line = is_waiting(id, r)
   if delayed or in_line then
     if in_line and offer_again(r) then return 'offered' end
     return time_again(id, r) and 'timed' or nil

@@ -24,12 +24,9 @@ from director.core.schema import LIFE, Claim, Known, NewEvent, NewPrediction, Re
 from director.core.states import Status
 from director.core.view import fold
 
-MOST_FORMER: Final = 4  # secrets that sign beside the current one: each adds a signature to every webhook's header
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
 SENT: Final = tuple(name for name in NewPrediction.__struct_fields__ if name not in ("id", "input", "idempotency"))
 MOST_CLAIMS = 20
-# As long as a call may be repeated, even by a mover that was frozen
-CAME_TTL_MS: Final = 30 * 86_400_000
 DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
 
 
@@ -57,10 +54,10 @@ class Scripts:
         return bool(await self._call("register", [keys.meta(queue)], args))
 
     async def unregister(
-        self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
+        self, queue: QueueName, *, only_asks: bool = False, now_ms: int | None = None
     ) -> replies.Unregistered:
         """Forget an empty queue without directors, or return why not and write nothing. `only_asks`: never write."""
-        args: list[Arg] = [ms(alive_s), "1" if only_asks else "", given(now_ms)]
+        args: list[Arg] = ["1" if only_asks else "", given(now_ms)]
         return cast(replies.Unregistered, (await self._call("unregister", [keys.meta(queue)], args)).decode())
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
@@ -189,7 +186,7 @@ class Scripts:
 
     async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> replies.Rotated:
         """Sign with this secret from now on, and with the former one for `keep_s` more; 0 drops all former secrets."""
-        args: list[Arg] = [secret, ms(keep_s), MOST_FORMER, given(now_ms)]
+        args: list[Arg] = [secret, ms(keep_s), given(now_ms)]
         return cast(replies.Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
 
     async def deploy(
@@ -626,8 +623,7 @@ class Scripts:
 
     async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
         """Make webhooks due that wait for a host which answers again. Returns their number."""
-        owed = [keys.owed(partition), keys.owed_to(partition, host)]
-        return int(await self._call("forward", owed, [limit, given(now_ms)]))
+        return int(await self._call("forward", [keys.owed_to(partition, host)], [limit, given(now_ms)]))
 
     async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
         """Return a dead letter to its queue. Returns False if it is not one, or its input is gone."""
@@ -672,7 +668,7 @@ class Scripts:
         own = keys.record(prediction_id)
         held, holds, held_ms = idempotency or (own, b"", 0)
         names = [own, keys.came(prediction_id), held]
-        args: list[Arg] = [queue, move, int(refuses), CAME_TTL_MS, input, holds, held_ms]
+        args: list[Arg] = [queue, move, int(refuses), input, holds, held_ms]
         args += [f"{weight:g}", given(most_running), limits_rev, given(now_ms), *record]
         args += [part for entry in events for part in (b"", entry)]
         # the same traffic for all sizes keeps the calls in order
@@ -683,7 +679,7 @@ class Scripts:
         self, prediction_id: PredictionId, *, site: str, canceled: bool = False, now_ms: int | None = None
     ) -> replies.Vacated:
         """Leave a tombstone for a prediction that arrived elsewhere. `canceled`: its caller's cancel was passed on."""
-        args: list[Arg] = [site, int(canceled), CAME_TTL_MS, given(now_ms)]
+        args: list[Arg] = [site, int(canceled), given(now_ms)]
         return cast(replies.Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
 
     async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> replies.Stayed:

@@ -79,10 +79,7 @@ local function stoppage(m, now)
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
 
--- A factor learned from past estimates, see claim.
-local function scale_of(learned) return learned ~= '0' and tonumber(learned) or 1 end
-
--- Milliseconds until `starts` predictions have started on `slots` slots: (p50, p90).
+-- Milliseconds until `starts` predictions have started on `slots` slots: (p50, p90), scaled as past estimates taught.
 local function wait_of(starts, slots, m)
   if starts <= 0 then return 0, 0 end
   local mean, deviation = tonumber(m.service_ms), tonumber(m.service_dev)
@@ -90,7 +87,7 @@ local function wait_of(starts, slots, m)
   local off = math.sqrt(starts) * deviation / slots
   -- later submits go before some of it, and the mean itself is uncertain
   local late = expected * 1.1 + P90 * math.sqrt(off * off + 0.01 * expected * expected) + 0.5 * mean / slots
-  return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
+  return m.scale50 * expected, math.max(m.scale50 * expected, m.scale90 * 1.5 * late)
 end
 
 -- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.
@@ -106,7 +103,7 @@ local function look_at(queue, lane)
     paused = v[7] or '', breaker = v[8] or '', max_queued = v[9] or '0', open_until = v[10] or '0',
     cool_ms = v[11] or '0', slots = v[12] or '0', starting = v[13] or '0', setup_failed = v[14] or '0',
     server_auth = v[15] or '0', recounted = v[16] or '0', service_ms = v[17] or '0', service_dev = v[18] or '0',
-    scale50 = v[19] or '0', scale90 = v[20] or '0', arrivals = v[21] or '0',
+    scale50 = v[19] or '1', scale90 = v[20] or '1', arrivals = v[21] or '0',
     ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
     ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
     ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0) }

@@ -1,6 +1,7 @@
 -- lib/requeue: put a prediction back in line: one whose claim is taken away, or one that moves.
 -- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker, lib/settle.
 
+local CAME_TTL_MS = 2592000000 -- a move is remembered as long as a call may be repeated, even by a mover that was frozen
 local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
 
 -- Put it in line, or beside it until it is due; '' for at once. Returns fields for the record.
@@ -31,6 +32,14 @@ end
 
 -- Derive the k-th claim's jitter from the caller's one random number, by the golden ratio.
 local function spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.6180339887) % 1 end
+
+-- Write the limits of an account that came with its prediction, unless the queue knows newer ones.
+local function take_over_limits(queue, tenant, weight, most_running, revision)
+  local text = bring_limits(queue, tenant, weight, most_running, revision)
+  if not text then return end
+  write_limits(queue, tenant, text)
+  join_or_part(queue, tenant)
+end
 
 -- Take its claim away and put it back, or end it if it may not run again. Returns its new state in one word.
 -- how: spent    true if it counts as an attempt
