@@ -1,7 +1,6 @@
 #!lua
 -- enlist: put predictions on their account's list, before they are enqueued: a list may name a refused prediction, but
 -- never miss an accepted one. Each drops a few ids without a record, so that no list grows for ever.
--- Uses lib/keys lib/batch
 --
 --   of each item, in the form of lib/batch; all have one list:
 --   KEYS[1]  listing  zset  {a:<account>}:listing   all scores 0: ids sort by time

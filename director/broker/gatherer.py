@@ -9,9 +9,9 @@ import logging
 import re
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
@@ -37,47 +37,63 @@ LARGE_BYTES: Final = 256 * 1024
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
 RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
-# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or one line
+PARTS: Final = ("keys", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
+# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or a line of values
 BLOCKS: Final = re.compile(
-    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<value>\w+) = .*[^,\n]$|^(?!local function ).*$",
+    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<values>\w+(?:, \w+)*)\b(?! function).*$",
     re.MULTILINE,
 )
-INNER_AFTER: Final = "lib/place"
-WORDS: Final = re.compile(r"[A-Za-z_]\w*")
-COMMENT: Final = re.compile(r"--.*")
+FIRST_INNER: Final = "place"
+NAMES: Final = re.compile(r"--.*|'[^'\n]*'|(?<!\.)\.\w+|(?P<name>[A-Za-z_]\w*)")
+OWN_NAMES: Final = re.compile(r"^ +local (\w+(?:, \w+)*)", re.MULTILINE)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 NOT_CARRIED_OUT: Final = (exceptions.NoScriptError, *LOST)
 IN_CLUSTER: Final = ("lib/slot",)
 
 
-def source(name: str) -> str:
-    """Return a script with the parts of lua/lib/ that its header names, without what it does not use of them.
+class Block(Struct, frozen=True):
+    """A part of lua/lib/: the names that it declares, and those that it uses. `is_inner`: see `source`."""
 
-    What follows INNER_AFTER is a function of its own: Lua makes a function slowly if it takes many variables from a
+    text: str
+    declares: frozenset[str]
+    uses: frozenset[str]
+    is_inner: bool
+
+
+def source(name: str) -> str:
+    """Return a script behind all that it uses of lua/lib/, directly or not: what declares a name that it uses.
+
+    What follows FIRST_INNER is a function of its own: Lua makes a function slowly if it takes many variables from a
     long chunk, because it looks for each in a list of all that were taken.
     """
     shebang, _, body = _file(name).partition("\n")
-    uses = _uses(body)
-    parts = "\n".join(_file(part) + ("return (function()" if part == INNER_AFTER else "") for part in uses)
-    return "\n".join([shebang, *_needed(parts, body), body, "end)()" if INNER_AFTER in uses else ""])
+    needed, names = set[str](), _names(body)
+    while names:
+        needed |= names
+        names = frozenset[str]().union(*(block.uses for block in _blocks() if block.declares & names)) - needed
+    found = [block for block in _blocks() if block.declares & needed]
+    outer = [block.text for block in found if not block.is_inner]
+    inner = [block.text for block in found if block.is_inner]
+    if inner:
+        inner, body = ["return (function()", *inner], f"{body}\nend)()"
+    return "\n".join([shebang, *outer, *inner, body])
 
 
-def _uses(script: str) -> list[str]:
-    return next((line for line in script.splitlines() if line.startswith("-- Uses ")), "").split()[2:]
+@cache
+def _blocks() -> tuple[Block, ...]:
+    blocks = []
+    for place, part in enumerate(PARTS):
+        for match in BLOCKS.finditer(_file(f"lib/{part}")):
+            declares = frozenset((match["name"] or match["values"]).split(", "))
+            own = {name for names in OWN_NAMES.findall(match[0]) for name in names.split(", ")}
+            uses = _names(match[0]) - own
+            blocks.append(Block(match[0], declares, uses, is_inner=place >= PARTS.index(FIRST_INNER)))
+    return tuple(blocks)
 
 
-def _needed(parts: str, body: str) -> Iterator[str]:
-    blocks = [(match["name"] or match["value"] or "", match[0]) for match in BLOCKS.finditer(parts)]
-    needed, words = {""}, _words(body) | {""}
-    while words:
-        needed |= words
-        found = [text for name, text in blocks if name in words]
-        words = set().union(*map(_words, found)) - needed
-    return (text for name, text in blocks if name in needed)
-
-
-def _words(text: str) -> set[str]:
-    return set(WORDS.findall(COMMENT.sub("", text)))
+def _names(text: str) -> frozenset[str]:
+    """Return the names in a text of Lua, without fields, strings and comments."""
+    return frozenset(match["name"] for match in NAMES.finditer(text) if match["name"])
 
 
 def _file(name: str) -> str:
@@ -119,7 +135,7 @@ class Script(Struct, frozen=True):
         shebang, _, body = source(name).partition("\n")
         text = "\n".join([shebang, *map(_file, first), body])
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        return cls(name, text, sha, takes_items="lib/batch" in _uses(text))
+        return cls(name, text, sha, takes_items="for_each_item" in _names(text))
 
 
 class Call(Struct):

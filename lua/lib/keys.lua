@@ -2,6 +2,9 @@
 -- director/broker/keys.py owns the spelling; a test compares the two. All keys carry the hash tag of KEYS[1].
 
 local TAG = string.match(KEYS[1], '^{p%d+}')
+-- What KEYS[1] is of, if it is a record, or a key of a queue.
+local ID = string.match(KEYS[1], ':rec:(.+)$')
+local QUEUE = string.match(KEYS[1], ':q:(.+):%l+$')
 local GROUP = 'directors'
 local ALIVE_MS = 20000 -- a director silent for longer is not counted. Nor is one whose last heartbeat is as far
 -- ahead: it came before the clock went back

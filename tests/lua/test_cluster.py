@@ -177,7 +177,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert recovered == ("0-0", [(orphan.id, "waiting")])
 
     assert await scripts.amend("acme/said", "make", said={"created": "1"}, nonce="n") == "done"
-    assert await scripts.note_setup(MODEL, VERSION, b"{}")
+    assert await scripts.amend(MODEL, "change", said={"setup_run": b"{}"}, version=VERSION) == "done"
     assert await scripts.configure("acme/said", b"{}", by="ops", at_ms=1, was=None, nonce="n") == ("done", 1)
     assert await scripts.withdraw("acme/said", "model") == "done"
 

@@ -155,14 +155,16 @@ FAULTS = {
         "return backlogged[lane] ~= '0' and redis.call(", "return backlogged[lane] ~= '0' or redis.call(", "claim"
     ),
     "what leaves is still counted": Fault(
-        "  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)\n", script="depart"
+        "  count(r.queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)\n", script="depart"
     ),
-    "what leaves is still looked for": Fault("{ 'deadline', 'delayed' }", "{ 'delayed' }", "depart"),
+    "what leaves is still looked for": Fault("'live', 'deadline', 'delayed'", "'live', 'delayed'", "depart"),
     "what is put back still leaves": Fault("'leaving', '', 'due'", "'due'", "stay"),
     "a cancel on the way is forgotten": Fault(
         "if r.cancel == 'user' and not canceled then return 'cancel' end", script="vacate"
     ),
-    "what arrives is not counted": Fault("count(queue, 'queued', tenant, 1)\n", script="arrive"),
+    "what arrives is not counted": Fault(
+        "  if r.arrival ~= '' then count(r.queue, 'queued', r.account, 1) end\n", script="arrive"
+    ),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
     "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
     "what items share is not written": Fault("  write_shared()\n", script="enqueue"),

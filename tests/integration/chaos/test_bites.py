@@ -254,8 +254,8 @@ FAULTS: Final = {
         re.escape("redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id)"), "", plain, "I3"
     ),
     "deliver drops what did not arrive": Fault(
-        re.escape("redis.call('ZADD', KEYS[2], next_at, id)"),
-        "redis.call('ZREM', KEYS[2], id)",
+        re.escape("redis.call('ZADD', owed_key(), next_at, id)"),
+        "redis.call('ZREM', owed_key(), id)",
         a_receiver_is_down,
         "I3",
     ),
@@ -266,8 +266,8 @@ FAULTS: Final = {
         re.escape("local head = #reply"), "local head = #reply; at = at > 0 and at + 1 or 0", a_reader_comes_back, "I10"
     ),
     "advance writes again what was written": Fault(
-        re.escape("for i = 7 + 2 * math.max(0, seq - known), #ARGV, 2 do"),
-        "for i = 7, #ARGV, 2 do",
+        re.escape("for i = 6 + 2 * math.max(0, seq - last_known), #ARGV, 2 do"),
+        "for i = 6, #ARGV, 2 do",
         a_reader_comes_back,
         "I10",
     ),
