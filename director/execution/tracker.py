@@ -443,7 +443,8 @@ class Tracker:
         return [Write((event,))]
 
     def _end(self, ended: Ended) -> End:
-        output = joined(self._items) if ended.output is None else ended.output
-        logs = self.logs if ended.logs is None else ended.logs
-        whole = replace(ended, output=output, logs=logs)
-        return end_of(whole, self.stopped, self.limits, has_begun=self.began_at is not None)
+        if ended.output is None and self._items:
+            ended = replace(ended, output=joined(self._items))
+        if ended.logs is None and self._logs:
+            ended = replace(ended, logs=self.logs)
+        return end_of(ended, self.stopped, self.limits, has_begun=self.began_at is not None)
