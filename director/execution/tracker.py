@@ -323,6 +323,10 @@ class Tracker:
         match event:
             case runner.Began():
                 return self._begin(at)
+            case Ended():
+                self.over_at = at
+                end = self._end(event)
+                return self._close(end) if isinstance(end, GiveBack) else self._put(event, end)  # a retry keeps none
             case runner.Accepted():
                 self.is_accepted = True
                 return [*self._begin(at), Remember(event.remote)]
@@ -340,10 +344,6 @@ class Tracker:
                 return self._begin(at) + self._show(("metric", msgspec.json.encode(event)))
             case runner.Restarted():
                 return self._restart(event.why)
-            case Ended():
-                self.over_at = at
-                end = self._end(event)
-                return self._close(end) if isinstance(end, GiveBack) else self._put(event, end)  # a retry keeps none
             case Uploaded():
                 if not self._uploads.awaits(event.number):
                     return []

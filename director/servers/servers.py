@@ -306,7 +306,10 @@ class Permits:
 
     def release(self, *permits: Permit) -> None:
         """Free the slots of these permits. A permit that was released before is passed over."""
-        self.refresh(*dict.fromkeys([permit.server for permit in permits if permit.release()]))
+        for permit in permits:
+            if permit.release():
+                permit.server.hand_on()
+        self._changed.set()
 
     def refresh(self, *servers: Server) -> None:
         for server in servers:
