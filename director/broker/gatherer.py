@@ -141,7 +141,7 @@ class Script(Struct, frozen=True):
 class Call(Struct):
     """Keys and arguments are packed, without the head of the command. `is_doubtful`: it may have run without an answer.
 
-    `group`: see `Gatherer.begin`; "" after a fault, when it is sent alone. `answer_bytes`: 0 if unknown.
+    `group`: see `Gatherer.call`; "" after a fault, when it is sent alone. `answer_bytes`: 0 if unknown.
     `refusal`: the server's last error, after which it is sent again.
     """
 
@@ -151,15 +151,12 @@ class Call(Struct):
     args: bytes
     # how many words both are
     counts: tuple[int, int]
+    size: int
     answer: "asyncio.Future[Any]"
     group: str
     answer_bytes: int
     is_doubtful: bool = False
     refusal: Exception | None = None
-
-    @property
-    def size(self) -> int:
-        return len(self.keys) + len(self.args)
 
     @property
     def is_answered(self) -> bool:
@@ -187,23 +184,7 @@ class Gatherer:
         self._waiting: dict[Way, deque[Call]] = {}
         self._sending: defaultdict[Way, set[asyncio.Task[None]]] = defaultdict(set)
 
-    async def call(
-        self,
-        name: str,
-        keys: Sequence[str],
-        args: Sequence[Arg],
-        *,
-        traffic: Traffic = Traffic.SMALL,
-        answer_bytes: int = 0,
-        group: str = "",
-    ) -> Any:
-        """Run a script and return its reply as redis-py gives it. Raises BackendUnavailable while Redis cannot answer.
-
-        Whether the call was carried out is then unknown, unless `is_untouched` is set.
-        """
-        return await self.begin(name, keys, args, traffic=traffic, answer_bytes=answer_bytes, group=group)
-
-    def begin(
+    def call(
         self,
         name: str,
         keys: Sequence[str],
@@ -213,25 +194,20 @@ class Gatherer:
         answer_bytes: int = 0,
         group: str = "",
     ) -> "asyncio.Future[Any]":
-        """Start a call without awaiting it, for a caller with more to send in the same write. It needs no task.
+        """Run a script. The result is its reply as redis-py gives it, or BackendUnavailable while Redis cannot answer.
 
-        `group`: calls of a script that takes items share one run if they have the same group, in one slot of a Cluster.
+        Whether the call was carried out is then unknown, unless `is_untouched` is set. It is sent also if the result is
+        not awaited. `group`: calls of a script that takes items share one run if they have the same group, in one slot
+        of a Cluster.
         """
         loop = asyncio.get_running_loop()
         script = self._script(name)
         words = (len(args), *args) if script.takes_items else args
         # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
-        call = Call(
-            script,
-            keys[0],
-            _packed(keys),
-            _packed(words),
-            (len(keys), len(words)),
-            loop.create_future(),
-            group,
-            answer_bytes,
-        )
-        if call.size >= LARGE_BYTES:
+        packed = _packed(keys), _packed(words)
+        size, counts = len(packed[0]) + len(packed[1]), (len(keys), len(words))
+        call = Call(script, keys[0], *packed, counts, size, loop.create_future(), group, answer_bytes)
+        if size >= LARGE_BYTES:
             traffic = Traffic.LARGE_WRITES
         way = (None if self._slots is None else self._slots.owner(keys[0]), traffic)
         waiting = self._waiting.get(way)
@@ -340,14 +316,17 @@ def _runs(calls: list[Call]) -> list[list[Call]]:
     """
     runs: dict[int, list[Call]] = {}
     open_runs: dict[tuple[str, str], list[Call]] = {}
+    left: dict[tuple[str, str], int] = {}
     for call in calls:
         way = (call.script.name, call.group)
         run = open_runs.get(way) if call.group else None
-        if run is None or len(run) == MOST_ITEMS or sum(each.size for each in run) + call.size > ITEMS_BYTES:
-            run = open_runs[way] = []
+        if run is None or len(run) == MOST_ITEMS or call.size > left[way]:
+            run, left[way] = [], ITEMS_BYTES
+            open_runs[way] = run
         elif call.script.name not in RELIED_ON:
             del runs[id(run)]
         run.append(call)
+        left[way] -= call.size
         runs[id(run)] = run
     return list(runs.values())
 

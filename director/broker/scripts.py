@@ -35,7 +35,6 @@ class Scripts:
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._call = gatherer.call
-        self._begin = gatherer.begin
         self._packed = gatherer.packed
 
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
@@ -312,7 +311,7 @@ class Scripts:
     ) -> "asyncio.Future[object]":
         """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
         names, args = [keys.listing(account, kind)], [prediction_id, oldest]
-        return self._begin("enlist", names, args, traffic=_filing(input_bytes), group=names[0])
+        return self._call("enlist", names, args, traffic=_filing(input_bytes), group=names[0])
 
     async def get(
         self,

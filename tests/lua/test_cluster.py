@@ -32,9 +32,9 @@ class NotingGatherer(Gatherer):
         super().__init__(redis)
         self.called: set[str] = set()
 
-    def begin(self, name: str, keys: Sequence[str], args: Sequence[Arg], **options: Any) -> asyncio.Future[Any]:
+    def call(self, name: str, keys: Sequence[str], args: Sequence[Arg], **options: Any) -> asyncio.Future[Any]:
         self.called.add(name)
-        return super().begin(name, keys, args, **options)
+        return super().call(name, keys, args, **options)
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,7 @@ async def test_outage_is_an_error_for_every_caller_in_bounded_time(mortal: Redis
 async def test_abandoned_call_fails_silently(mortal: RedisServer) -> None:
     gatherer = Gatherer(client(mortal.url))
     mortal.kill()
-    gatherer.begin("get", [keys.record(lowest_id_at(0))], [lowest_id_at(0)])
+    gatherer.call("get", [keys.record(lowest_id_at(0))], [lowest_id_at(0)])
     await gatherer.aclose()
     await gatherer.redis.aclose()
     with warnings.catch_warnings():
