@@ -137,11 +137,11 @@ class Call(Struct):
     answer: "asyncio.Future[Any]"
     group: str
     answer_bytes: int
+    size: int = 0
     is_doubtful: bool = False
 
-    @property
-    def size(self) -> int:
-        return len(self.keys) + len(self.args)
+    def __post_init__(self) -> None:
+        self.size = len(self.keys) + len(self.args)
 
     @property
     def is_answered(self) -> bool:
@@ -320,14 +320,17 @@ def _runs(calls: list[Call]) -> list[list[Call]]:
     """
     runs: dict[int, list[Call]] = {}
     open_runs: dict[tuple[str, str], list[Call]] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for call in calls:
         way = (call.script.name, call.group)
         run = open_runs.get(way) if call.group else None
-        if run is None or len(run) == MOST_ITEMS or sum(each.size for each in run) + call.size > ITEMS_BYTES:
-            run = open_runs[way] = []
+        if run is None or len(run) == MOST_ITEMS or sizes[way] + call.size > ITEMS_BYTES:
+            run, sizes[way] = [], 0
+            open_runs[way] = run
         elif call.script.name not in RELIED_ON:
             del runs[id(run)]
         run.append(call)
+        sizes[way] += call.size
         runs[id(run)] = run
     return list(runs.values())
 
