@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import astuple
 
 from director.broker import keys, replies
 from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
@@ -25,7 +26,8 @@ from director.core.states import Status
 from director.core.view import fold
 
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
-SENT: Final = tuple(name for name in NewPrediction.__struct_fields__ if name not in ("id", "input", "idempotency"))
+FIRST_SENT: Final = 3  # those before it are arguments of their own
+SENT: Final = NewPrediction.__struct_fields__[FIRST_SENT:]
 MOST_CLAIMS = 20
 DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
 
@@ -261,8 +263,7 @@ class Scripts:
         if digest:
             held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
         args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
-        for name in SENT:
-            value = getattr(prediction, name)
+        for name, value in zip(SENT, astuple(prediction)[FIRST_SENT:], strict=True):
             if value is None or value is False or value == "":
                 continue
             args += (name, f"{value:g}" if type(value) is float else int(value) if value is True else value)
