@@ -81,7 +81,7 @@ end
 local function put_back(id, r)
   unplace(id, r)
   into_backlog_later(backlog_key(queue, r.lane, r.account), id, r)
-  write_filed(queue)
+  write_shared(queue)
   part(queue, r.lane, r.account)
   redis.call('HSET', record_key(id), 'stream', '', 'mid', '', 'charged', '')
   correct(r, 0)
@@ -346,7 +346,7 @@ for _, lane in ipairs(has_changed and LANES or {}) do
   set_later('next:' .. lane, next_stream[lane])
   set_later('credit:' .. lane, credit[lane])
 end
-write_counts(queue)
+write_shared(queue)
 if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
 local left = mask.high + mask.normal + mask.low > 0
 for _, lane in ipairs(LANES) do

@@ -26,7 +26,14 @@ from director.core.view import fold
 
 MOST_FORMER: Final = 4  # secrets that sign beside the current one: each adds a signature to every webhook's header
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
-SENT: Final = tuple(name for name in NewPrediction.__struct_fields__ if name not in ("id", "input", "idempotency"))
+# Arguments of `enqueue`, in this order: for the script, fields that it needs too, and those that it only keeps
+FOR_ENQUEUE: Final = ("weight", "most_running", "most_queued", "limits_rev", "lifetime_ms", "start_by_ms", "bound")
+NEEDED: Final = ("account", "queue", "lane", "shard", "cost")
+KEPT: Final = tuple(
+    name
+    for name in NewPrediction.__struct_fields__
+    if name not in ("id", "input", "idempotency", *FOR_ENQUEUE, *NEEDED)
+)
 MOST_CLAIMS = 20
 # As long as a call may be repeated, even by a mover that was frozen
 CAME_TTL_MS: Final = 30 * 86_400_000
@@ -263,11 +270,12 @@ class Scripts:
         if digest:
             held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
         args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
-        for name in SENT:
-            value = getattr(prediction, name)
-            if value is None or value is False or value == "":
-                continue
-            args += (name, f"{value:g}" if type(value) is float else int(value) if value is True else value)
+        args += [_sent(getattr(prediction, name)) for name in FOR_ENQUEUE]
+        for name in NEEDED:
+            args += (name, _sent(getattr(prediction, name)))
+        for name in KEPT:
+            if (value := _sent(getattr(prediction, name))) != "":
+                args += (name, value)
         names = [record, keys.input_data(prediction.id), held]
         word, *rest = await self._call(
             "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
@@ -695,6 +703,13 @@ class Scripts:
 def given(value: float | str | None) -> Arg:
     """Convert a value for a script, None to ''. Without a time the script uses the server's clock."""
     return "" if value is None else value
+
+
+def _sent(value: str | float | None) -> Arg:
+    """Convert a field of a new prediction, None and False to ''."""
+    if value is None or value is False:
+        return ""
+    return f"{value:g}" if type(value) is float else int(value) if value is True else value
 
 
 def ms(seconds: float | None) -> int | Literal[""]:

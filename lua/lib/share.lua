@@ -132,27 +132,19 @@ end
 local corrections = {}
 local function correct(r, seconds)
   if r.charged == '' then return end
-  if not gathers then return owe(r.queue, r.lane, r.account, seconds - r.charged) end
   corrections[r.lane] = corrections[r.lane] or {}
   gather(corrections[r.lane], r.account, seconds - r.charged)
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
 
--- Ids that join backlogs are written once for each backlog: at the script's end, and before anything that reads it.
+-- Ids that join backlogs are written once for each backlog.
 local joining = {}
 local function into_backlog_later(backlog, id, r)
   local line = joining[backlog] or { lane = r.lane }
   joining[backlog] = line
   line[#line + 1] = tonumber(r.arrival) or 0
   line[#line + 1] = id
-end
-
-local function write_backlogs()
-  for backlog, line in pairs(joining) do
-    count_later('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
-  end
-  joining = {}
 end
 
 -- Returns true if it was there.
@@ -198,9 +190,9 @@ local function is_calm(look)
   return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
--- Put a waiting prediction in line. Returns fields for the record. A prediction that was handed out before goes to the head
+-- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog. A prediction that was handed out before goes to the head
 -- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up to date. What
--- predictions share is written by write_filed.
+-- predictions share is written by write_shared.
 local backlog_depths, has_turns = {}, {}
 local function file_later(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
@@ -212,7 +204,7 @@ local function file_later(id, r, look)
     count_ready(r, 1)
     offer(queue, lane, number, look.mask)
     look.mask = with_bit(look.mask, number)
-    return { 'stream', number, 'mid', mid, 'charged', '' }
+    return number, mid
   end
   local backlog = backlog_key(queue, lane, tenant)
   into_backlog_later(backlog, id, r)
@@ -223,29 +215,45 @@ local function file_later(id, r, look)
     has_turns[backlog] = true
     ring(queue)
   end
-  return { 'stream', '', 'mid', '', 'charged', '' }
+  return '', ''
 end
 
-local function write_filed(queue)
-  write_backlogs()
+-- Write what the steps so far hold back: at the script's end, and before anything that reads it. Removals are last: after a
+-- fault of what predictions share, each is still live and has its lease.
+local ended_of = {} -- tenants
+local function write_shared(queue)
+  for backlog, line in pairs(joining) do
+    count_later('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
+    joining[backlog] = nil
+  end
+  for lane, of in pairs(corrections) do
+    for tenant, all in pairs(of) do owe(queue, lane, tenant, unpack(all)) end
+    corrections[lane] = nil
+  end
   write_counts(queue)
+  for tenant in pairs(ended_of) do
+    note_running(queue, tenant)
+    ended_of[tenant] = nil
+  end
+  write_removals(queue)
 end
 
+-- The same with all that it changes. Returns fields for the record.
 local function file(id, r)
-  local placed = file_later(id, r)
-  write_filed(r.queue)
-  return placed
+  local stream, mid = file_later(id, r)
+  write_shared(r.queue)
+  return { 'stream', stream, 'mid', mid, 'charged', '' }
 end
 
--- Remove it from its place for good. The caller writes the counts.
+local function count(queue, what, tenant, by)
+  count_later(what, tenant, by)
+  write_shared(queue)
+end
+
+-- Remove it from its place for good. write_shared writes this.
 local function unplace(id, r)
   if r.mid == '' then return out_of_backlog(id, r) end
-  local stream = stream_key(r.queue, r.lane, r.stream)
-  if gathers then
-    gather(leaving, stream, r.mid)
-  else
-    leave(stream, r.mid)
-  end
+  gather(leaving, stream_key(r.queue, r.lane, r.stream), r.mid)
   if r.token == '' then count_ready(r, -1) end
 end
 
