@@ -320,9 +320,23 @@ local function place_of_next(turn, length, warm)
   return 1
 end
 
+-- The fields that decide about handing out, '' if absent, with the record as it was read; nil without a record.
+local function read_waiting(id)
+  local flat = redis.call('HGETALL', record_key(id))
+  if #flat == 0 then return nil end
+  local r = { status = '', mid = '', token = '', deadline = '', start_by = '', begun = '', claims = '', account = '',
+    attempt = '', charged = '', stream = '', arrival = '', cost = '', lane = '', queue = '', affinity = '', eta50 = '',
+    eta90 = '', created = '', revivals = '', shard = '' }
+  for i = 1, #flat, 2 do
+    if r[flat[i]] then r[flat[i]] = flat[i + 1] end
+  end
+  r.flat = flat
+  return r
+end
+
 -- Admit up to `most` predictions of a lane in turn, and charge their expected time. The lane's streams are empty, so any
 -- stream of a shard will do. Places are noted in the records: the caller writes these, the counts and, at its end, the
--- clock. Returns {id, record}, …, how many it looked at, and true if no tenant has a turn. Moves what is out of place: a
+-- clock. Returns records with `id`, how many it looked at, and true if no tenant has a turn. Moves what is out of place: a
 -- tenant that may not run now, an id that does not wait.
 local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
   local admitted, looked, turns, is_last = {}, 0, nil, false
@@ -333,7 +347,7 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
     if is_last then break end
     local tenant, place = turn.tenant, place_of_next(turn, turns.length, warm)
     local id = line_of(turn, turns.length)[place]
-    local r, may = id and read(id), may_run(queue, tenant)
+    local r, may = id and read_waiting(id), may_run(queue, tenant)
     looked = looked + 1
     if id and may and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
       if not fits(tonumber(r.cost)) then break end
@@ -345,7 +359,8 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
       turn.is_over = #line_of(turn, turns.length) == 0
       count_later('meta', 'backlogged:' .. lane, -1)
       count_ready(r, 1)
-      admitted[#admitted + 1] = { id, r }
+      r.id = id
+      admitted[#admitted + 1] = r
     else
       write_turns(queue, lane, turns)
       turns = nil
