@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
 -- is canceled or past its deadline, at most 64 entries a call.
+-- Commands of a prediction: 19 alone, 4.1 in a batch of 16. That is with a free slot, without limits, key and webhook.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
@@ -343,10 +344,8 @@ for _, lane in ipairs(has_changed and LANES or {}) do
 end
 write_shared(queue)
 if #reply > 2 then redis.call('HSET', queue_key(queue, 'last'), consumer, table.concat(remembered, ' ')) end
-local left = mask.high + mask.normal + mask.low > 0
-for _, lane in ipairs(LANES) do
-  left = left or redis.call('EXISTS', queue_key(queue, 'vtime:' .. lane)) == 1
-end
+local left = mask.high + mask.normal + mask.low > 0 or redis.call('EXISTS', queue_key(queue, 'vtime:high'),
+  queue_key(queue, 'vtime:normal'), queue_key(queue, 'vtime:low')) > 0
 -- A wakeup reaches one consumer, so remaining work wakes another one. That also holds for an empty answer if the scan's
 -- bound or the budget stopped the claim. A consumer without room does not wait for a wakeup again, so nothing spins.
 local is_for_others = #reply > 2 and not is_probe or #reply == 2 and (scanned >= SCAN or stopped)

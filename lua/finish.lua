@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- finish: write terminal records and remove their entries, each only if its claim still holds. For many items of one queue
 -- at once: what they share is read once and written once.
+-- Commands of a prediction: 20 alone, 10.8 in a batch of 16. That is with a free slot, without limits, key and webhook.
 -- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/batch
 --
 --   of each item, in the form of lib/batch:
@@ -56,7 +57,7 @@ local function finish(key, arg, last)
   if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing about this one's server
     served_ms = math.max(0, now - over_ms - r.claimed)
     close_breaker(r.queue, now)
-    if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
+    if status == 'succeeded' then note_service(facts_of(r.queue), served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end
   local own = settle_later(id, r, status, {
     error = ARGV[arg + 4], code = ARGV[arg + 5], output = ARGV[arg + 6], logs = ARGV[arg + 7], metrics = ARGV[arg + 8],

@@ -8,12 +8,20 @@ local LOOK_AHEAD = 8 -- entries of the tenant's backlog that are read at once, o
 
 local function backlog_key(queue, lane, tenant) return queue_key(queue, 'backlog:' .. lane .. ':' .. tenant) end
 
--- Most queues have no limits and pauses. This is read once, since a script runs alone.
+-- Most queues have no limits and pauses: one command tells so. This is read once, since a script runs alone.
 local asked = {}
 local function has_any(queue, what)
-  local key = queue_key(queue, what)
-  if asked[key] == nil then asked[key] = redis.call('EXISTS', key) == 1 end
-  return asked[key]
+  local found = asked[queue]
+  if not found then
+    local limits, held, suspended = queue_key(queue, 'limits'), queue_key(queue, 'held'), queue_key(queue, 'suspended')
+    found = {}
+    if redis.call('EXISTS', limits, held, suspended) > 0 then
+      found.limits = redis.call('EXISTS', limits) == 1
+      found.held, found.suspended = redis.call('EXISTS', held) == 1, redis.call('EXISTS', suspended) == 1
+    end
+    asked[queue] = found
+  end
+  return found[what]
 end
 
 -- Limits that came with a submit count before they are written.
@@ -45,7 +53,7 @@ local function write_limits(queue, tenant, text)
   else
     redis.call('HSET', key, tenant, text)
   end
-  asked[key] = true
+  asked[queue].limits = true
 end
 
 local function is_suspended(queue, tenant)
@@ -91,9 +99,9 @@ end
 local function join(queue, lane, tenant)
   local vtime, debt = queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane)
   if redis.call('ZSCORE', vtime, tenant) then return false end
-  local own = tonumber(redis.call('ZSCORE', debt, tenant) or 0)
-  redis.call('ZREM', debt, tenant)
-  redis.call('ZADD', vtime, math.max(own, lane_clock(queue, lane)), tenant)
+  local own = redis.call('ZSCORE', debt, tenant)
+  if own then redis.call('ZREM', debt, tenant) end
+  redis.call('ZADD', vtime, math.max(own or 0, lane_clock(queue, lane)), tenant)
   return true
 end
 
@@ -190,9 +198,9 @@ local function is_calm(look)
   return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
--- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog. A prediction that was handed out before goes to the head
--- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up to date. What
--- predictions share is written by write_shared.
+-- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog. A prediction that was handed out before
+-- goes to the head of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up
+-- to date. What predictions share is written by write_shared.
 local backlog_depths, has_turns = {}, {}
 local function file_later(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account

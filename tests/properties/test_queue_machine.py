@@ -96,9 +96,7 @@ FAULTS = {
         script="reap",
     ),
     "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
-    "no wakeup is sent for a turn": Fault(
-        "    ring(queue)\n  end\n  return '', ''", "  end\n  return '', ''"
-    ),
+    "no wakeup is sent for a turn": Fault("    ring(queue)\n  end\n  return '', ''", "  end\n  return '', ''"),
     "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
     "a paused queue hands out": Fault("if paused == '1' then return { 'paused' } end", script="claim"),
     "a revived one keeps its lifetime": Fault("redis.call('PERSIST', KEYS[1])", script="revive"),

@@ -242,7 +242,9 @@ FAULTS: Final = {
         "I18",
     ),
     "an attempt is never the last": Fault(re.escape("attempt >= tonumber(policy[1])"), "attempt >= 99", poison, "I5"),
-    "what is acknowledged is not deleted": Fault(re.escape("redis.call('XDEL', stream, unpack(mids))"), "", plain, "I7"),
+    "what is acknowledged is not deleted": Fault(
+        re.escape("redis.call('XDEL', stream, unpack(mids))"), "", plain, "I7"
+    ),
     "an end gives no lifetime": Fault(r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", "", no_webhook_wanted, "I7"),
     "enqueue looks at no key": Fault(
         re.escape("fingerprint ~= '' and redis.call('GET', KEYS[key + 3])"), "false", an_answer_is_lost, "I8"
