@@ -11,9 +11,9 @@
 local listing, oldest
 local listed = {}
 
-local function enlist(KEYS, ARGV)
-  listing, oldest = KEYS[1], ARGV[2]
-  listed[#listed + 1], listed[#listed + 2] = 0, ARGV[1]
+local function enlist(key, arg)
+  listing, oldest = KEYS[key + 1], ARGV[arg + 2]
+  listed[#listed + 1], listed[#listed + 2] = 0, ARGV[arg + 1]
   return 1
 end
 

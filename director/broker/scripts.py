@@ -26,8 +26,10 @@ from director.core.states import Status
 from director.core.view import fold
 
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
-FIRST_SENT: Final = 3  # those before it are arguments of their own
-SENT: Final = NewPrediction.__struct_fields__[FIRST_SENT:]
+# Fields of a new prediction that `enqueue` takes by place, and those that it takes with their names
+FIRST_SENT: Final = NewPrediction.__struct_fields__.index("weight")
+FIRST_NAMED: Final = NewPrediction.__struct_fields__.index("account")
+NAMED: Final = NewPrediction.__struct_fields__[FIRST_NAMED:]
 MOST_CLAIMS = 20
 DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
 
@@ -263,10 +265,11 @@ class Scripts:
         if digest:
             held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
         args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
-        for name, value in zip(SENT, astuple(prediction)[FIRST_SENT:], strict=True):
-            if value is None or value is False or value == "":
-                continue
-            args += (name, f"{value:g}" if type(value) is float else int(value) if value is True else value)
+        values = list(map(_sent, astuple(prediction)))
+        args += values[FIRST_SENT:FIRST_NAMED]
+        for name, value in zip(NAMED, values[FIRST_NAMED:], strict=True):
+            if value != "":
+                args += (name, value)
         names = [record, keys.input_data(prediction.id), held]
         word, *rest = await self._call(
             "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
@@ -690,6 +693,13 @@ class Scripts:
 def given(value: float | str | None) -> Arg:
     """Convert a value for a script, None to ''. Without a time the script uses the server's clock."""
     return "" if value is None else value
+
+
+def _sent(value: str | float | None) -> Arg:
+    """Convert a field of a new prediction, None and False to ''."""
+    if value is None or value is False:
+        return ""
+    return f"{value:g}" if type(value) is float else int(value) if value is True else value
 
 
 def ms(seconds: float | None) -> int | Literal[""]:

@@ -33,13 +33,11 @@ local function clock(given)
   return server_ms
 end
 
--- The record as a table, or nil. Absent fields read as ''. `as_read` keeps the flat reply.
+-- The record as a table, or nil. Absent fields read as ''.
 local EMPTY = { __index = function() return '' end }
-local as_read = {}
 local function as_record(flat)
   local r = {}
   for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
-  as_read[r] = flat
   return setmetatable(r, EMPTY)
 end
 

@@ -20,6 +20,7 @@ FLAGS = {
     "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "revive"},
     "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story"},
 }
+PLACE = r"(?:key|arg) \+ "  # of an item, see lib/batch
 
 
 def text(name: str) -> str:
@@ -71,10 +72,10 @@ def test_a_header_gives_memory_flags_a_name_and_a_reply(name: str) -> None:
 def test_a_header_describes_exactly_the_arguments_that_the_script_reads(name: str, what: str) -> None:
     described = [int(n) for n in re.findall(rf"^--   {what}\[(\d+)(?:…)?\]", header(name), re.MULTILINE)]
     assert described == list(range(1, len(described) + 1))
-    used = {int(n) for n in re.findall(rf"{what}\[(\d+)\]", code(name))}
+    used = {int(n) for n in re.findall(rf"{what}\[(?:{PLACE})?(\d+)\]", code(name))}
     rest = re.search(rf"^--   {what}\[(\d+)…\]", header(name), re.MULTILINE)
     if rest:
-        assert re.search(rf"for i = {rest[1]}\b[^\n]*, #{what}, 2 do", code(name)), (
+        assert re.search(rf"for i = (?:{PLACE})?{rest[1]}\b[^\n]*, (?:#{what}|last|arg \+ \d+), 2 do", code(name)), (
             "the rest is read by twos from there on"
         )
         used.add(int(rest[1]))

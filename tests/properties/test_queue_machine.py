@@ -92,21 +92,19 @@ class Fault(NamedTuple):
 FAULTS = {
     "a stale claim may finish": Fault("if r.token ~= token then return 'lost' end", script="finish"),
     "what is taken back keeps its old entry": Fault(
-        "  redis.call('XACK', stream, GROUP, ...)\n  redis.call('XDEL', stream, ...)\n",
+        "    redis.call('XACK', stream, GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
         script="reap",
     ),
     "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
-    "no wakeup is sent for a turn": Fault(
-        "    ring(queue)\n  end\n  return { 'stream', ''", "  end\n  return { 'stream', ''"
-    ),
+    "no wakeup is sent for a turn": Fault("    ring(queue)\n  end\n  return '', ''", "  end\n  return '', ''"),
     "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
     "a paused queue hands out": Fault("if paused == '1' then return { 'paused' } end", script="claim"),
     "a revived one keeps its lifetime": Fault("redis.call('PERSIST', KEYS[1])", script="revive"),
     "a due retry is promoted twice": Fault("redis.call('ZREM', KEYS[1], id)", script="promote"),
     "what runs is not counted": Fault("  count_later('running', r.account, 1)\n", script="claim"),
     "what ends is still counted": Fault(
-        "r.token == '' and 'queued' or 'running', r.account, -1)",
-        "r.token == '' and 'queued' or 'running', r.account, 0)",
+        "was_claimed and 'running' or 'queued', r.account, -1)",
+        "was_claimed and 'running' or 'queued', r.account, 0)",
     ),
     "a retry does not count as waiting": Fault("  count(r.queue, 'queued', r.account, 1)\n", script="release"),
     "what leaves a stream is still counted there": Fault("  if r.token == '' then count_ready(r, -1) end\n"),
@@ -114,10 +112,10 @@ FAULTS = {
     "what is let in is still counted in its backlog": Fault(
         "      count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
     ),
-    "what is counted of many is not written": Fault("end\nwrite_counts(queue)\n", "end\n", "claim"),
+    "what is counted of many is not written": Fault("end\nwrite_shared(queue)\n", "end\n", "claim"),
     "what is handed out has no lease": Fault("if #leases > 0 then", "if false then", "claim"),
     "who has come to a limit keeps its turns": Fault("  note_running(queue, r.account)\n", script="claim"),
-    "who has room again gets no turns": Fault("note_running(queue, tenant) end\n", "end\n", script="finish"),
+    "who has room again gets no turns": Fault("    note_running(queue, tenant)\n", script="finish"),
     "who may run again is not called": Fault(
         "join(queue, lane, tenant) then\n      ring(queue)\n", "join(queue, lane, tenant) then\n"
     ),
@@ -142,7 +140,7 @@ FAULTS = {
     ),
     "who comes again has two virtual times": Fault("  redis.call('ZREM', debt, tenant)\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
-    "most_queued lets one more in": Fault(">= tonumber(r.most_queued)", "> tonumber(r.most_queued)", "enqueue"),
+    "most_queued lets one more in": Fault(">= tonumber(most_queued)", "> tonumber(most_queued)", "enqueue"),
     "a bounded queue takes one more": Fault(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"),
     "an open breaker hands out": Fault(
         "if not is_probe and (breaker or '') ~= '' then return { 'open' } end", script="claim"

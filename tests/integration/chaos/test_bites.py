@@ -242,16 +242,18 @@ FAULTS: Final = {
         "I18",
     ),
     "an attempt is never the last": Fault(re.escape("attempt >= tonumber(policy[1])"), "attempt >= 99", poison, "I5"),
-    "what is acknowledged is not deleted": Fault(re.escape("redis.call('XDEL', stream, ...)"), "", plain, "I7"),
+    "what is acknowledged is not deleted": Fault(
+        re.escape("redis.call('XDEL', stream, unpack(mids))"), "", plain, "I7"
+    ),
     "an end gives no lifetime": Fault(r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", "", no_webhook_wanted, "I7"),
     "enqueue looks at no key": Fault(
-        re.escape("if fingerprint ~= '' then\n    local held"), "if false then\n    local held", an_answer_is_lost, "I8"
+        re.escape("fingerprint ~= '' and redis.call('GET', KEYS[key + 3])"), "false", an_answer_is_lost, "I8"
     ),
     "enqueue looks at no body": Fault(
-        re.escape("if print ~= fingerprint then"), "if false then", an_answer_is_lost, "I8"
+        re.escape("print == fingerprint and { 'replayed', known }"), "{ 'replayed', known }", an_answer_is_lost, "I8"
     ),
     "an end owes no webhook": Fault(
-        re.escape("redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id)"), "", plain, "I3"
+        re.escape("redis.call('ZADD', owed_key(), own.now + (end_.grace_ms or 0), id)"), "", plain, "I3"
     ),
     "deliver drops what did not arrive": Fault(
         re.escape("redis.call('ZADD', owed_key(), next_at, id)"),
