@@ -85,8 +85,10 @@ class LosingGatherer(Gatherer):
 
 class QueueSteps(RuleBasedStateMachine):
     """The steps of callers and directors. `held`: every claim ever handed out, stale ones included. `scan`: the most
-    entries that one claim looks at.
+    entries that one claim looks at. `may_break_items`: a broken record may be among those of a batch.
     """
+
+    may_break_items = True
 
     def __init__(self, server: Mortal, *, scan: int) -> None:
         super().__init__()
@@ -183,7 +185,7 @@ class QueueSteps(RuleBasedStateMachine):
     def flood_in_one_batch(self, lane: str, many: int, cost: float, fault: str, at: int) -> None:
         """Submit for all tenants in one turn of the loop. Some may be refused, and one be at fault, between others."""
         slots = int(self.do(self.driver.meta("slots")) or 0)
-        expected, calls, broken = [], [], at % many if fault == "broken item" else None
+        expected, calls, broken = [], [], at % many if self.breaks(fault) else None
         for number in range(many):
             name = TENANTS[number % len(TENANTS)]
             tenant = self.model.tenants[name]
@@ -198,8 +200,7 @@ class QueueSteps(RuleBasedStateMachine):
                 self.model.accept(p)
             limits = {"weight": tenant.weight, "most_running": tenant.most_running, "limits_rev": tenant.revision}
             calls.append(self.driver.submit(p.id, account=name, streams=[2 * number], lane=lane, cost=cost, **limits))
-        self._let(fault)
-        assert [_became(answer) for answer in self.do(_together(calls))] == expected
+        assert [_became(answer) for answer in self._together(calls, fault)] == expected
         if broken is not None:
             self.do(self.redis.delete(occupied))
 
@@ -208,7 +209,7 @@ class QueueSteps(RuleBasedStateMachine):
     def finish_in_one_batch(self, which: int, many: int, fault: str, at: int) -> None:
         """Finish claims in one turn of the loop, stale and repeated ones among them. One record may be at fault."""
         claims = [self.claim_of(which + number)[0] for number in range(many)]
-        broken = self.model.all[claims[at % many].id] if fault == "broken item" else None
+        broken = self.model.all[claims[at % many].id] if self.breaks(fault) else None
         if broken is not None and broken.stage == "claimed":
             kept = self.do(self.redis.hget(keys.record(broken.id), "seq"))
             self.do(self.redis.hset(keys.record(broken.id), "seq", ""))
@@ -219,18 +220,22 @@ class QueueSteps(RuleBasedStateMachine):
             p = self.model.all[claim.id]
             is_at_fault = p is broken and claim.token == p.token
             expected.append("at fault" if is_at_fault else self.model.finish(p, claim.token))
-        self._let(fault)
-        answers = self.do(_together([self.driver.finish(claim, output=b"1") for claim in claims]))
+        answers = self._together([self.driver.finish(claim, output=b"1") for claim in claims], fault)
         assert [_became(answer) for answer in answers] == [_became(answer) for answer in expected]
         if broken is not None:
             self.do(self.redis.hset(keys.record(broken.id), "seq", kept))
 
-    def _let(self, fault: str) -> None:
-        """Let the server forget its scripts, or lose the next reply after the call was carried out."""
+    def breaks(self, fault: str) -> bool:
+        return fault == "broken item" and self.may_break_items
+
+    def _together(self, calls: list[Coroutine[Any, Any, Any]], fault: str) -> list[Any]:
+        """Call in one turn of the loop. Before it the server forgets its scripts, or the reply is lost after it."""
         if fault == "no script":
             self.do(self.redis.script_flush())
-        elif fault == "lost reply":
-            self.gatherer.loses_reply = True
+        self.gatherer.loses_reply = fault == "lost reply"
+        answers: list[Any] = self.do(_together(calls))
+        self.gatherer.loses_reply = False  # another release may have carried them out
+        return answers
 
     @precondition(lambda self: self.model.all)
     @rule(which=WHICH)
