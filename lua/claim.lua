@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- claim: hand out up to `count` waiting predictions to one consumer, each with a lease and a fencing token. Ends work that
 -- is canceled or past its deadline, at most 64 entries a call.
--- Commands of a prediction: 19 alone, 4.1 in a batch of 16. That is with a free slot, without limits, key and webhook.
+-- Commands of a prediction: 19 alone, 4.1 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
 --   ARGV[1]  queue

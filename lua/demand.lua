@@ -32,8 +32,8 @@ end
 -- Retries that are due later, without accounts that were left out already.
 local function due_later(whose)
   local later = '(' .. now + soon_ms
-  local count = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')
-  if count == 0 or not next(whose) then return count end
+  local all = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')
+  if all == 0 or not next(whose) then return all end
   local others = 0
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK_AT)) do
     local account = redis.call('HGET', record_key(id), 'account')

@@ -25,9 +25,9 @@ for i = 3, #ARGV, 2 do
       answer = 'held'
     else
       answer = 'leaving'
+      redis.call('ZADD', queue_key(queue, 'leaving'), now, id) -- first: after a fault it is in no other index
       redis.call('HSET', record_key(id), 'leaving', site, 'moves', (tonumber(r.moves) or 0) + 1, 'due', (take_out(id, r)),
         'stream', '', 'mid', '', 'charged', '')
-      redis.call('ZADD', queue_key(queue, 'leaving'), now, id)
     end
   end
   answers[#answers + 1] = answer

@@ -1,7 +1,7 @@
 #!lua
 -- enqueue: accept predictions of one queue: record, input, first event, indexes and a place in a stream, all or nothing.
 -- Not allow-oom: a full server refuses new work and finishes what it has.
--- Commands of a prediction: 15 alone, 5.8 in a batch of 16. That is with a free slot, without limits, key and webhook.
+-- Commands of a prediction: 15 alone, 5.8 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
 --   of each item, in the form of lib/batch:
 --   KEYS[1]  record    hash    {p}:rec:<id>
@@ -48,12 +48,12 @@ end
 
 local function how_many_live() return redis.call('ZCARD', queue_key(queue, 'live')) + #live / 2 end
 
--- How often one leaves a full queue, roughly. Clients sleep for this long, so it is bounded.
+-- Return roughly the milliseconds until one leaves a full queue. Clients sleep for this long, so it is bounded.
 local function one_leaves_ms(m)
   return math.ceil(math.min(60000, math.max(1000, tonumber(m.service_ms) / math.max(1, tonumber(m.slots)))))
 end
 
--- Why the queue takes no more of this tenant now, as a reply, or nil.
+-- Return the refusal of one more prediction of this tenant as a reply, or nil.
 local function refusal(m, tenant, most_queued, now)
   local may_be_tried = m.breaker == 'open' and is_cool(m.open_until, m.cool_ms, now) -- and where nothing waits, only with what comes
   if m.breaker ~= '' and m.breaker_mode == 'fail' and not may_be_tried then
@@ -70,7 +70,7 @@ local function refusal(m, tenant, most_queued, now)
   end
 end
 
--- What an idempotency key that another request holds answers, or nil.
+-- Return the answer to a request whose idempotency key is held, or nil.
 local function answer_of(held, id, fingerprint, is_bound)
   local known, print = string.match(held, '^(%S+) (%S+)$')
   if redis.call('EXISTS', record_key(known)) == 1 then -- a queue may keep its records for less than the key's day

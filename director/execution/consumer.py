@@ -262,7 +262,7 @@ class Consumer:
         self._is_full = self._is_empty = False
         # claims ahead would upset the turns of several queues
         ahead = self._has_more and not self.planner.is_bounded and len(self._turns) == 1
-        most = MOST_AT_ONCE * len(self._turns)  # a claim brings no more: others would be made and released for nothing
+        most = MOST_AT_ONCE * len(self._turns)  # more, without batches, would be made and released for nothing
         permits = await self._resting(self.servers.permits.wait(most, ahead=ahead))
         self._is_ahead = not any(permit.has_slot for permit in permits)
         self._has_more = False

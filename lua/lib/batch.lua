@@ -16,8 +16,9 @@ local function for_each_item(width, step, write_shared, write_own)
     owns[#replies] = own
   end
   write_shared()
-  for i, own in pairs(owns) do
-    local is_done, fault = pcall(write_own, own)
+  for i = 1, #replies do
+    local is_done, fault = true, nil
+    if owns[i] then is_done, fault = pcall(write_own, owns[i]) end
     if not is_done then replies[i] = as_reply(fault) end
   end
   return replies

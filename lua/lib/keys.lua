@@ -2,7 +2,7 @@
 -- director/broker/keys.py owns the spelling; a test compares the two. All keys carry the hash tag of KEYS[1].
 
 local TAG = string.match(KEYS[1], '^{p%d+}')
--- What KEYS[1] is of, if it is a record, or a key of a queue.
+-- The id if KEYS[1] is a record, and the queue if it is a key of one.
 local ID = string.match(KEYS[1], ':rec:(.+)$')
 local QUEUE = string.match(KEYS[1], ':q:(.+):%l+$')
 local GROUP = 'directors'
@@ -80,5 +80,5 @@ local function append(id, entries)
   end
 end
 
--- What pcall caught, as an error reply.
+-- Return what pcall caught as an error reply.
 local function as_reply(fault) return { err = type(fault) == 'table' and fault.err or tostring(fault) } end

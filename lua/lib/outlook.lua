@@ -112,7 +112,7 @@ local function look_at(queue, lane)
   return m
 end
 
--- What waits in a lane, as look_at found it.
+-- Return the number that waits in a lane, as look_at found it.
 local function waits_in(m, lane) return m['ready:' .. lane] + m['backlogged:' .. lane] end
 
 -- Entries of a backlog, counted once for a call: file_later keeps the number.

@@ -63,7 +63,7 @@ local function offer(queue, lane, number, mask)
   ring(queue)
 end
 
--- What leaves streams and indexes of the queue leaves at the script's end, all at once.
+-- Removals from streams and indexes of the queue are gathered, and written at the script's end.
 local leaving, gone, gone_from = {}, {}, {}
 local function gather(lists, key, value)
   local list = lists[key]

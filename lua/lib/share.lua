@@ -246,7 +246,7 @@ local function write_shared(queue)
   write_removals(queue)
 end
 
--- The same with all that it changes. Returns fields for the record.
+-- Put it in line as file_later does, and write what that changes. Returns fields for the record.
 local function file(id, r)
   local stream, mid = file_later(id, r)
   write_shared(r.queue)
