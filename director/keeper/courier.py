@@ -100,6 +100,7 @@ class Breakers:
 
 PLACES: Final = 256
 PLACES_PER_ENDPOINT: Final = 8
+PLACES_PER_ACCOUNT: Final = 192  # at all its endpoints: the others are for other accounts
 LONGEST_LINE: Final = 248
 
 
@@ -112,28 +113,37 @@ class _Line:
 
 
 class Shares:
-    """The courier's places, by endpoint: a silent host fills only those of its account. An endpoint is forgotten with
-    its last attempt. The sender bounds a host over all accounts.
+    """The courier's places, by endpoint: a silent host fills only those of its account, and many silent hosts of one
+    account leave places to others. An endpoint is forgotten with its last attempt. The sender bounds a host over all
+    accounts.
     """
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
+        self._by_account: Counter[str] = Counter()
 
     @property
     def room(self) -> int:
         """Free places. Attempts in line take none, since they wait for a place of their endpoint."""
-        return PLACES - sum(min(line.count, PLACES_PER_ENDPOINT) for line in self._lines.values())
+        held: Counter[str] = Counter()
+        for name, line in self._lines.items():
+            held[_account_of(name)] += min(line.count, PLACES_PER_ENDPOINT)
+        return PLACES - sum(min(count, PLACES_PER_ACCOUNT) for count in held.values())
 
     @property
     def are_empty(self) -> bool:
         return not self._lines
 
     def join(self, name: str) -> bool:
-        """Join the line of an endpoint. Return False if it is full. Call `leave` for each join."""
+        """Join the line of an endpoint. Return False if it, or its account, is full. Call `leave` for each join."""
+        account = _account_of(name)
+        if self._by_account[account] >= PLACES_PER_ACCOUNT + LONGEST_LINE:
+            return False
         line = self._lines.setdefault(name, _Line())
         if line.count >= PLACES_PER_ENDPOINT + LONGEST_LINE:
             return False
         line.count += 1
+        self._by_account[account] += 1
         return True
 
     def leave(self, name: str) -> None:
@@ -141,9 +151,17 @@ class Shares:
         line.count -= 1
         if not line.count:
             del self._lines[name]
+        account = _account_of(name)
+        self._by_account[account] -= 1
+        if not self._by_account[account]:
+            del self._by_account[account]
 
     def place(self, name: str) -> asyncio.Semaphore:
         return self._lines[name].places
+
+
+def _account_of(endpoint: str) -> str:
+    return endpoint.partition(" ")[0]
 
 
 TICK_S: Final = 1.0

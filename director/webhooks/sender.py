@@ -39,6 +39,7 @@ CONNECT_S: Final = 3.0
 ANSWER_BYTES: Final = 64 * 1024
 # As many as a courier sends at once (director/keeper/courier.py), so it never waits here for other receivers
 AT_ONCE: Final = 256
+MOST_OF_ACCOUNT: Final = 192  # of these: its receivers that hang, at however many hosts, leave places to others
 AT_ONCE_PER_HOST: Final = 32  # of all accounts: many send to the same relay
 AT_ONCE_PER_ACCOUNT: Final = 8  # at one host
 
@@ -238,8 +239,8 @@ class Delivery(Struct, frozen=True, kw_only=True):
         return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
 
 
-class HostPlaces:
-    """Places for deliveries to one host: `most` at once, and `each` of one account. A free one goes to the account that
+class FairPlaces:
+    """Places for deliveries: `most` at once, and `each` of one account. A free one goes to the account that
     has the fewest, so receivers of one account that hang delay no other account.
     """
 
@@ -304,8 +305,8 @@ class Sender:
         self.on_sent: Callable[[bool, float], None] = lambda ok, took_s: None
         self._resolve = resolve
         # Per host, since a dead host fills its own limit, not everyone's. Weak: it is forgotten with its last delivery.
-        self._by_host: WeakValueDictionary[str, HostPlaces] = WeakValueDictionary()
-        self._all = asyncio.Semaphore(AT_ONCE)
+        self._by_host: WeakValueDictionary[str, FairPlaces] = WeakValueDictionary()
+        self._all = FairPlaces(AT_ONCE, each=MOST_OF_ACCOUNT)
         # a transport, not a client: it has no redirects, cookies, proxies or .netrc that could leak from one receiver
         # to the next. No connection is kept: it belongs to an address, and the next host at the same address would be
         # spoken to under the certificate of the first
@@ -326,7 +327,7 @@ class Sender:
         account: str = "",
         trace: TraceHeaders = NO_TRACE,
     ) -> Delivery:
-        """POST `body` to `url` at the unix time `now_s`. `account`: whose limit at the host counts. Raises ValueError
+        """POST `body` to `url` at the unix time `now_s`. `account`: whose limits count. Raises ValueError
         only for a malformed secret or id.
         """
         try:
@@ -337,8 +338,9 @@ class Sender:
         asked_at_s = clock()
         of_host = self._by_host.get(host)
         if of_host is None:
-            of_host = self._by_host[host] = HostPlaces(AT_ONCE_PER_HOST, each=AT_ONCE_PER_ACCOUNT)
-        async with of_host.taken(account), self._all:  # in this order, so that a wait for one host holds nothing of all
+            of_host = self._by_host[host] = FairPlaces(AT_ONCE_PER_HOST, each=AT_ONCE_PER_ACCOUNT)
+        # in this order, so that a wait for one host holds nothing of all
+        async with of_host.taken(account), self._all.taken(account):
             # receivers refuse a timestamp that is five minutes old, and the wait for a connection may be longer
             sent_at_s = now_s + clock() - asked_at_s
             headers = signed_headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)

@@ -43,8 +43,10 @@ async def sender() -> AsyncGenerator[Sender]:
     await sender.aclose()
 
 
-async def deliver(sender: Sender, url: str, *, secrets: Sequence[str] = (SECRET,)) -> Delivery:
-    return await sender.send(url, message_id="p1-completed", body=BODY, secrets=secrets, now_s=time.time())
+async def deliver(sender: Sender, url: str, *, secrets: Sequence[str] = (SECRET,), account: str = "") -> Delivery:
+    return await sender.send(
+        url, message_id="p1-completed", body=BODY, secrets=secrets, now_s=time.time(), account=account
+    )
 
 
 async def test_delivery_has_the_exact_body_and_a_valid_signature(sender: Sender, receiver: Sink) -> None:
@@ -331,7 +333,7 @@ async def test_wait_for_a_connection_takes_no_time_of_an_attempt(receiver: Sink)
     assert int(receiver.received[0].headers["webhook-timestamp"]) > 1_000_000
 
 
-async def test_silent_hosts_leave_connections_for_other_hosts(receiver: Sink) -> None:
+async def test_silent_hosts_of_one_account_leave_connections_for_others(receiver: Sink) -> None:
     async def silent(host: str, port: int) -> Sequence[str]:
         if host == "living.example":
             return ["127.0.0.1"]
@@ -339,11 +341,11 @@ async def test_silent_hosts_leave_connections_for_other_hosts(receiver: Sink) ->
         raise AssertionError
 
     sender = Sender(LOOPBACK, resolve=silent)
-    hosts = [f"https://h{number // PLACES_PER_ENDPOINT}.example/" for number in range(PLACES - 1)]
-    sending = [asyncio.create_task(deliver(sender, host)) for host in hosts]
-    await asyncio.sleep(0)
+    hosts = [f"https://h{number // PLACES_PER_ENDPOINT}.example/" for number in range(2 * PLACES)]
+    sending = [asyncio.create_task(deliver(sender, host, account="a")) for host in hosts]
+    await asyncio.sleep(0.05)
     async with asyncio.timeout(5):
-        assert (await deliver(sender, receiver.url.replace("127.0.0.1", "living.example"))).ok
+        assert (await deliver(sender, receiver.url.replace("127.0.0.1", "living.example"), account="b")).ok
     for task in sending:
         task.cancel()
 
@@ -363,7 +365,7 @@ async def test_deliveries_beyond_all_permits_wait_and_none_fails() -> None:
 
     sender = Sender(AllowList(), resolve=counted)
     hosts = [f"https://h{number}.example/" for number in range(AT_ONCE + 16)]
-    sending = asyncio.gather(*(deliver(sender, host) for host in hosts))
+    sending = asyncio.gather(*(deliver(sender, host, account="ab"[number % 2]) for number, host in enumerate(hosts)))
     await full.wait()
     go.set()
     assert all(delivery.refused for delivery in await sending)  # each got its attempt
