@@ -2,20 +2,26 @@
 while Redis is away, and answers 503 until it is back. Exits by itself only if Redis would lose work.
 """
 
+import logging
 import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, Final, cast
 
 import uvicorn
 
-from api.app import BoundedHttp, create_app
+from api.app import Http, create_app
+from api.http import is_address_in, proxy_networks
 from director.core.errors import SettingsError, UnsafeBackend
 from director.core.settings import ApiSettings, load
+from director.runtime.bounded_http import Connections
 from director.runtime.logs import configure
 from director.runtime.startup import collect_garbage_rarely, raise_descriptor_limit, release_sigterm
 
+log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than the idle timeout of the usual proxy in front: the proxy must be the one to close
 LEAVE_S: Final = 10
@@ -48,6 +54,10 @@ def main() -> int:
     except OSError as exc:
         reason = exc.strerror or str(exc)
         return _failed(f"Cannot listen on {settings.host}:{settings.port} ({reason}). Choose another: DIRECTOR_PORT=…")
+    bound_to = listener.getsockname()[0].partition("%")[0]
+    if not settings.public_url and not ip_address(bound_to).is_loopback:
+        # clients send their token to these addresses
+        log.warning("any client chooses the host in the addresses of its answers: set DIRECTOR_PUBLIC_URL")
     with listener:
         try:
             return _serve(settings, listener)
@@ -63,7 +73,13 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
         server.should_exit = True
 
     app = create_app(settings, on_unsafe=leave)
-    server = Server(uvicorn.Config(app, **_OPTIONS))
+    connections = Connections(
+        most=settings.max_connections,
+        per_peer=settings.max_peer_connections,
+        is_exempt=partial(is_address_in, proxy_networks(settings.trusted_proxies)),
+        metrics=app.meters.registry,
+    )
+    server = Server(uvicorn.Config(app, http=cast(Any, partial(Http, connections=connections)), **_OPTIONS))
     collect_garbage_rarely()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after an orderly end
         server.run(sockets=[listener])
@@ -71,7 +87,6 @@ def _serve(settings: ApiSettings, listener: socket.socket) -> int:
 
 
 _OPTIONS: Final[dict[str, Any]] = {
-    "http": BoundedHttp,
     "ws": "none",
     "lifespan": "on",
     "log_config": None,

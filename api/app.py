@@ -1,9 +1,6 @@
 """Assemble the API as an ASGI application: every declared route, the layer around them, and the protocol below them.
 Clients disagree on whether their base ends in /v1, so every named route is served with /v1, without it, and with it
 twice. Slashes are never redirected: the official clients do not follow.
-
-`BoundedHttp` bounds what a connection may send beside bodies: the request line, the headers and the framing of a
-chunked body. The parser has no limit of its own: it keeps an unfinished header, and gets slower as it grows.
 """
 
 import asyncio
@@ -19,18 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Router, compile_path
 from starlette.types import Lifespan, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import (
-    HEADER_VALUE_RE,
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 from api import auth, dashboard, health, openapi
 from api.admin import accounts as admin_accounts
 from api.admin import dead, overview, queues
 from api.admin import models as admin_models
-from api.errors import Problem, head_too_large, is_expected, problem_of
+from api.errors import Problem, head_too_large, invalid_host, is_expected, problem_of, too_many_connections
 from api.files import files, outputs
 from api.http import Request, carried, proxy_networks
 from api.models import collections, deployments, models
@@ -41,6 +33,7 @@ from api.sites.sites import Plan, State, all_running, answer_at_site
 from director.core.clock import Clock, SystemClock
 from director.core.errors import UnsafeBackend
 from director.core.settings import ApiSettings
+from director.runtime.bounded_http import HEALTH_PATHS, MAX_HEAD_BYTES, BoundedHttp
 from director.runtime.process import tracing_of
 from director.runtime.tracing import Tracing
 
@@ -49,9 +42,7 @@ ROUTES: Final = routes_of(
     *(dead, admin_accounts, admin_models, queues, overview, health, dashboard),
 )
 
-MAX_HEAD_BYTES: Final = 64 << 10
-STEP: Final = 4 << 10  # parsed at once, so that a head is found too large before all of it is stored
-LINGER_S: Final = 2.0
+RETRY_AFTER_S: Final = 5
 NAMED: Final = re.compile(r"\(\?P<\w+>")
 
 
@@ -89,8 +80,7 @@ class Api:
         self, routes: Iterable[Route], *, otherwise: Handler, meters: Meters, lifespan: Lifespan[Any] | None = None
     ) -> None:
         self.routes: Final = tuple(routes)
-        self._meters: Final = meters
-
+        self.meters: Final = meters
         self._otherwise: Final = otherwise
         self._named: Final = _Paths(route for route in self.routes if route.name)
         self._plain: Final = _Paths(route for route in self.routes if not route.name)
@@ -108,9 +98,9 @@ class Api:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 path = scope["route"].path if "route" in scope else NO_ROUTE
-                self._meters.answered(path, scope["method"], status, time.perf_counter() - began)
+                self.meters.answered(path, scope["method"], status, time.perf_counter() - began)
                 if refusal is not None:
-                    self._meters.refused(refusal)
+                    self.meters.refused(refusal)
             await send(message)
 
         scope["app"] = self
@@ -127,6 +117,8 @@ class Api:
 
     async def _answer(self, request: Request) -> Response:
         scope, method = request.scope, request.method
+        if not request.names_one_host and scope["raw_path"] not in HEALTH_PATHS:
+            raise invalid_host()
         path = _without_base(scope["path"])
         if (found := self._named.find(method, path)) is not None:
             scope["path"] = path
@@ -145,14 +137,16 @@ class Api:
         return await answer_at_site(request, route)
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, which answers 431 and closes the connection for a head that is too large.
-    `state["hang_up"]` breaks the request's connection, so that a part is not taken for the whole. `state["is_whole"]`:
-    the whole body has arrived. `state["gone"]` is done when the connection is lost.
+class Http(BoundedHttp):
+    """The bounded protocol, with the API's refusals. `state["hang_up"]` breaks the request's connection, so that a part
+    is not taken for the whole. `state["is_whole"]`: the whole body has arrived. `state["gone"]` is done when the
+    connection is lost.
     """
 
-    _head_bytes = 0  # since the last structural event: a request's begin, its headers' end, a chunk, a piece of body
-    _is_refused = False
+    def refusal(self, status: int) -> Response:
+        if status == 431:
+            return head_too_large(limit=MAX_HEAD_BYTES).response()
+        return too_many_connections(retry_after=RETRY_AFTER_S).response()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._gone: asyncio.Future[None] = self.loop.create_future()
@@ -162,32 +156,12 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
         self._gone.set_result(None)
 
-    def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), STEP):
-            if self._is_refused or self.transport.is_closing():
-                return
-            piece = data[start : start + STEP]
-            self._head_bytes += len(piece)
-            super().data_received(piece)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse()
-
-    def on_message_begin(self) -> None:
-        self._head_bytes = 0
-        super().on_message_begin()
-
     def on_headers_complete(self) -> None:
-        self._head_bytes = 0
         super().on_headers_complete()
+        if self._is_refused:
+            return
         self.cycle.__class__ = OneWriteCycle  # uvicorn has no other way to choose the class
         self.scope["state"] |= {"hang_up": partial(self._hang_up, self.cycle), "gone": self._gone}
-
-    def on_chunk_header(self) -> None:
-        self._head_bytes = 0
-
-    def on_body(self, body: bytes) -> None:
-        self._head_bytes = 0
-        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -196,18 +170,6 @@ class BoundedHttp(HttpToolsProtocol):
     def _hang_up(self, cycle: RequestResponseCycle) -> None:
         cycle.disconnected = True  # else uvicorn logs an error that the response has no end
         self.transport.abort()
-
-    def _refuse(self) -> None:
-        self._is_refused = True
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # another request's response is due first: the two would be mixed
-            return
-        answer = head_too_large(limit=MAX_HEAD_BYTES).response()
-        lines = [b"%b: %b\r\n" % header for header in [*answer.raw_headers, (b"connection", b"close")]]
-        self.transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)]))
-        # closing at once, with unread bytes, would reset the connection and lose the response
-        self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.close)
 
 
 class OneWriteCycle(RequestResponseCycle):

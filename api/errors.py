@@ -55,6 +55,7 @@ class Code(StrEnum):
     RATE_LIMITED = "rate_limited"
     STORAGE_FULL = "storage_full"
     TOO_LARGE = "too_large"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     TOO_MANY_QUEUED = "too_many_queued"
     TOO_MANY_STREAMS = "too_many_streams"
     TOO_MANY_UPLOADS = "too_many_uploads"
@@ -187,6 +188,7 @@ config_changed = Refusal(
 too_large = Refusal(
     413, "The body is too large: at most {limit:,} bytes are accepted", "Body too large", Code.TOO_LARGE
 )
+encoded_body = Refusal(415, "The body must come without a Content-Encoding.", code=Code.INVALID_HEADER)
 file_too_large = Refusal(413, "Files must be less than 100MB in size", code=Code.TOO_LARGE)
 head_too_large = Refusal(
     431,
@@ -247,6 +249,12 @@ too_many_uploads = Refusal(
     503, "Too many files are uploaded now. Please try again.", UNAVAILABLE, Code.TOO_MANY_UPLOADS
 )
 # nothing is lost by coming later: a stream begins at its start
+too_many_connections = Refusal(
+    503,
+    "There are too many connections, of all or of your address. Please try again.",
+    UNAVAILABLE,
+    Code.TOO_MANY_CONNECTIONS,
+)
 too_many_streams = Refusal(
     503, "Too many event streams are read now. Please try again.", UNAVAILABLE, Code.TOO_MANY_STREAMS
 )

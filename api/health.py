@@ -39,7 +39,7 @@ async def livez(_request: Request) -> Response:
 
 @Route("GET", "/readyz")
 async def readyz(request: Request) -> Response:
-    """Check Redis now. Answers 503 if it is away or unsafe; with several sites, if all are."""
+    """Check Redis, once a second at most. Answers 503 if it is away or unsafe; with several sites, if all are."""
     services = request.services
     load = Load(
         services.readers.reading, services.waiters.waiting, services.descriptors.open, services.descriptors.limit
@@ -47,7 +47,7 @@ async def readyz(request: Request) -> Response:
     if (sites := sites_of(request)) is not None:
         return _of_several(sites, load)
     try:
-        server = await services.gate.run_once()
+        server = await services.gate.checked()
     except (BackendUnavailable, UnsafeBackend) as exc:
         return json_response(Readiness(ready=False, load=load, reasons=(str(exc),)), 503)
     found = f"{server.kind} {server.version}"

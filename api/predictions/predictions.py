@@ -5,10 +5,11 @@ prediction of another account, or of another kind, answers 404 as if it did not 
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Final, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.responses import Response
 
 from api import bodies, errors, route
@@ -28,6 +29,7 @@ from director.diagnosis.story import Owed, Story, tell
 from director.store.catalog import Version
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @route.creates(
@@ -323,6 +325,7 @@ async def story_of(request: Request) -> Known:
 
 MOST: Final = 1_000
 AT_ONCE: Final = 100  # their Redis calls leave in one write
+LARGE_BYTES: Final = 256 << 10
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
@@ -353,21 +356,35 @@ class BatchResults(Struct, frozen=True):
 async def create_batch(request: Request) -> Response:
     """Answer 200 with a result for each. A body that is not a batch is refused whole."""
     body = await read_body(request, max_bytes=request.services.settings.max_batch_bytes)
-    given = bodies.parse_batch(body, most=MOST)
+    given = await _unless_large(body, partial(bodies.parse_batch, body, most=MOST))
     if sites_of(request) is None:
         request.services.gate.pass_through()
     results: list[BatchResult] = []
-    for first in range(0, len(given), AT_ONCE):
-        places = enumerate(given[first : first + AT_ONCE], start=first)
-        results += await asyncio.gather(*(_result(request, bytes(one), place) for place, one in places))
+    while len(results) < len(given):
+        places = _together(given, len(results))
+        results += await asyncio.gather(*(_result(request, bytes(given[place]), place) for place in places))
     return json_response(BatchResults(results))
+
+
+def _together(given: Sequence[Raw], first: int) -> range:
+    """Return the places that are created next, at once: they hold the event loop together."""
+    end, size = first, 0
+    while end < min(len(given), first + AT_ONCE) and (end == first or size < LARGE_BYTES):
+        size += memoryview(given[end]).nbytes
+        end += 1
+    return range(first, end)
+
+
+async def _unless_large(body: bytes, parse: Callable[[], T]) -> T:
+    """Call `parse` here, or for a large body in a thread, so that other requests go on."""
+    return parse() if len(body) < LARGE_BYTES else await asyncio.to_thread(parse)
 
 
 async def _result(request: Request, body: bytes, place: int) -> BatchResult:
     try:
         # the request itself was counted when it came in, as the first prediction
         rate_token = request.rate_token if place == 0 else await take(request, request.account, "create")
-        asked = bodies.parse_create(body, version=True)
+        asked = await _unless_large(body, partial(bodies.parse_create, body, version=True))
         version = await _version(request, asked)
         accepted, stored = await accept(request, version, asked, rate_token=rate_token, place=f"/{place}")
         return BatchResult(status=201, prediction=view(stored), replayed=accepted.replayed or UNSET)

@@ -1,14 +1,17 @@
 """Send event streams to their readers, each from its own position to the end. A page is read once the reader took the
 one before, so a slow reader holds one page and delays no other. A small event comes with its news, and is not read.
-Anything larger is sent to few readers at once, to bound memory. A stream that stops early never looks whole, so that
-its reader connects again. Each reader looks after two seconds without news.
+Anything larger is sent to few readers at once, and to fewer of one account, to bound memory. While others wait, a
+reader that takes nothing loses its turn. A stream that stops early never looks whole, so that its reader connects
+again. Each reader looks after two seconds without news.
 """
 
 import asyncio
 import logging
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 import anyio
@@ -26,7 +29,7 @@ from director.runtime.startup import Descriptors
 log = logging.getLogger(__name__)
 PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 64 * 1024
-LARGE_BYTES: Final = 2 * PAGE_BYTES  # a larger answer needs a room; a page is never larger, apart from the framing
+LARGE_BYTES: Final = 2 * PAGE_BYTES  # a larger answer needs a turn; a page is never larger, apart from the framing
 REST_BYTES: Final = 512 * 1024  # more than a page, because the whole output is read again for each piece of the rest
 PIECE_BYTES: Final = 64 * 1024
 SAFETY_S: Final = 2.0
@@ -35,7 +38,9 @@ STALL_S: Final = 60.0  # a reader that takes nothing for so long is disconnected
 TURNS_PER_S: Final = 5_000  # of all readers together: even many of them must leave time to others
 ENDS_AT_ONCE: Final = 4  # a final output may be megabytes, and is in memory whole while it is split
 LARGE_AT_ONCE: Final = 16
-LARGE_S: Final = 60.0  # to take a large page: others wait for the room
+LARGE_EACH: Final = 4  # of one account
+EVICT_S: Final = 5.0  # to take one piece while another reader waits for the turn
+LARGE_S: Final = 60.0  # to take a large page, if no other reader waits
 SLOWEST_BYTES_S: Final = 64 * 1024  # a reader that takes it at this pace gets more time
 Send = Callable[[bytes], Awaitable[None]]
 Look = tuple[PredictionId, int, bool]
@@ -44,7 +49,7 @@ Look = tuple[PredictionId, int, bool]
 class Next(Enum):
     GO_ON = auto()
     WAIT = auto()
-    TAKE_ROOM = auto()  # nothing was sent: the next event is large
+    TAKE_TURN = auto()  # nothing was sent: the next event is large
     LEAVE = auto()
 
 
@@ -58,7 +63,7 @@ class Readers:
         self.waiters = waiters
         self.clock = clock
         self.ends = anyio.Semaphore(ENDS_AT_ONCE)
-        self.room = anyio.Semaphore(LARGE_AT_ONCE)
+        self.turns = LargeTurns(LARGE_AT_ONCE, each=LARGE_EACH)
         self._descriptors = descriptors
         self._most = most
         self._reading: set[anyio.CancelScope] = set()
@@ -85,7 +90,9 @@ class Readers:
         # a caller that leaves must not cancel the answer for the others
         return await asyncio.shield(look)
 
-    async def read(self, prediction_id: PredictionId, mark: Mark, send: Send, *, is_over: bool = False) -> bool:
+    async def read(
+        self, prediction_id: PredictionId, mark: Mark, send: Send, *, account: str, is_over: bool = False
+    ) -> bool:
         """Send the stream from this mark to its end. Returns False if the reader was disconnected before that.
         `is_over`: the prediction is terminal already, so there will be no news.
         """
@@ -93,7 +100,7 @@ class Readers:
             return False
         with self.holding():
             try:
-                await Reader(self, prediction_id, mark, send).read(is_over=is_over)
+                await Reader(self, prediction_id, account, mark, send).read(is_over=is_over)
             except TimeoutError:
                 log.info("disconnected a reader that takes nothing", extra={"prediction": prediction_id})
             else:
@@ -124,8 +131,9 @@ class Readers:
 
 
 class Reader:
-    def __init__(self, readers: Readers, prediction_id: PredictionId, mark: Mark, send: Send) -> None:
+    def __init__(self, readers: Readers, prediction_id: PredictionId, account: str, mark: Mark, send: Send) -> None:
         self._readers = readers
+        self.account: Final = account
         self._id = prediction_id
         self._frames = Frames(mark)
         self._transmit = send
@@ -133,6 +141,7 @@ class Reader:
         self._turned = float("-inf")
         self._sent = self._clock.monotonic()
         self._limit: anyio.CancelScope | None = None
+        self._piece: asyncio.Timeout | None = None
 
     async def read(self, *, is_over: bool) -> None:
         """Send the stream to its end. Raises TimeoutError if the client takes nothing."""
@@ -144,9 +153,9 @@ class Reader:
                 events = news.take()
                 try:
                     then = Next.WAIT if then is Next.WAIT and await self._sent_on(events) else await self._send_more()
-                    if then is Next.TAKE_ROOM:
-                        async with self._room():
-                            then = await self._send_more(has_room=True)
+                    if then is Next.TAKE_TURN:
+                        async with self._turn():
+                            then = await self._send_more(has_turn=True)
                 except BackendUnavailable as exc:
                     log.info("could not read on, trying again", extra={"prediction": self._id, "reason": str(exc)})
                     then, news.events = Next.WAIT, None
@@ -164,26 +173,26 @@ class Reader:
         await self._send(self._frames.events([event for event in events if event.seq > seq]))
         return True
 
-    async def _send_more(self, *, has_room: bool = False) -> Next:
+    async def _send_more(self, *, has_turn: bool = False) -> Next:
         """Send what comes next. No page is held while the reader waits for more."""
-        page = await self._readers.look(self._id, self._frames.mark.seq, whole=has_room)
+        page = await self._readers.look(self._id, self._frames.mark.seq, whole=has_turn)
         if page is not None and page.moved:
             return Next.LEAVE  # a reader that connects again gets the new place
         if page is None or page.is_removed:
             await self._send(self._frames.removed())
             return Next.LEAVE
-        if page.has_more and not page.events and not has_room:
-            return Next.TAKE_ROOM
+        if page.has_more and not page.events and not has_turn:
+            return Next.TAKE_TURN
         # a log that claims more and returns nothing would be read in an endless loop
         has_more, is_over = page.has_more and bool(page.events), page.is_terminal
         data = self._frames.events(page.events)
         del page
         await self._send(data)
         if self._frames.at_end or (is_over and not has_more):
-            return await self._send_end(has_room=has_room)
+            return await self._send_end(has_turn=has_turn)
         return Next.GO_ON if has_more else Next.WAIT
 
-    async def _send_end(self, *, has_room: bool) -> Next:
+    async def _send_end(self, *, has_turn: bool) -> Next:
         before = self._frames.mark
         async with self._readers.ends:
             stored = await self._readers.scripts.get(self._id, outlook=False)
@@ -196,27 +205,26 @@ class Reader:
                 if is_all:
                     data += self._frames.end(stored.record.status, stored.record.error)
             del stored  # it may be large, and sending may take long
-        if len(data) > LARGE_BYTES and not has_room:
+        if len(data) > LARGE_BYTES and not has_turn:
             self._frames.mark = before
-            return Next.TAKE_ROOM
+            return Next.TAKE_TURN
         await self._send(data)
         return Next.LEAVE if is_all else Next.GO_ON
 
     @asynccontextmanager
-    async def _room(self) -> AsyncIterator[None]:
-        """Wait for one of the few places in which a large page may be held, and hold it for a limited time."""
-        room = self._readers.room
-        while True:
-            with anyio.move_on_after(KEEP_ALIVE_S):
-                await room.acquire()
-                break
-            await self._send(KEEP_ALIVE)
-        try:
-            with anyio.fail_after(LARGE_S) as self._limit:
-                yield
-        finally:
-            self._limit = None
-            room.release()
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for one of the few turns in which a large page may be held, and hold it for a limited time."""
+        async with self._readers.turns.taken(self, meanwhile=partial(self._send, KEEP_ALIVE)):
+            try:
+                with anyio.fail_after(LARGE_S) as self._limit:
+                    yield
+            finally:
+                self._limit = None
+
+    def hurry(self) -> None:
+        """Give the client little time for the piece that it is taking, because another reader waits."""
+        if self._piece is not None and (until := self._piece.when()) is not None:
+            self._piece.reschedule(min(until, asyncio.get_running_loop().time() + EVICT_S))
 
     async def _pace(self) -> None:
         pause = self._turned + self._readers.reading / TURNS_PER_S - self._clock.monotonic()
@@ -234,8 +242,69 @@ class Reader:
 
     async def _send(self, data: bytes) -> None:
         for start in range(0, len(data), PIECE_BYTES):
-            async with asyncio.timeout(STALL_S):  # a scope of anyio takes three times the calls
+            is_wanted = self._limit is not None and self._readers.turns.are_wanted_of(self)
+            patience_s = EVICT_S if is_wanted else STALL_S
+            async with asyncio.timeout(patience_s) as self._piece:  # a scope of anyio takes three times the calls
                 await self._transmit(data[start : start + PIECE_BYTES])
+            self._piece = None
             if self._limit is not None:
                 self._limit.deadline += PIECE_BYTES / SLOWEST_BYTES_S
             self._sent = self._clock.monotonic()
+
+
+class LargeTurns:
+    """Turns of readers with large data: `most` at once, and `each` of one account. A free turn goes to the account
+    that has the fewest. A reader that waits hurries those that it waits for: a stalled one cannot hold it up for long.
+    """
+
+    def __init__(self, most: int, *, each: int) -> None:
+        self._most = most
+        self._each = each
+        self._waiting: dict[str, deque[tuple[Reader, asyncio.Future[None]]]] = {}
+        self.holders: Final[set[Reader]] = set()
+
+    def are_wanted_of(self, holder: Reader) -> bool:
+        return holder.account in self._waiting or (bool(self._waiting) and len(self.holders) >= self._most)
+
+    @asynccontextmanager
+    async def taken(self, reader: Reader, *, meanwhile: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Wait for a turn and hold it. `meanwhile` is awaited each KEEP_ALIVE_S of the wait."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(reader.account, deque()).append((reader, turn))
+        try:
+            self._grant()
+            if not turn.done():
+                self._hurry_for(reader)
+            while not turn.done():
+                await asyncio.wait([turn], timeout=KEEP_ALIVE_S)
+                if not turn.done():
+                    await meanwhile()
+            yield
+        finally:
+            if reader in self.holders:
+                self.holders.discard(reader)
+            else:
+                self._take_off((reader, turn))
+            self._grant()
+
+    def _grant(self) -> None:
+        while len(self.holders) < self._most:
+            held = Counter(holder.account for holder in self.holders)
+            account = min((each for each in self._waiting if held[each] < self._each), key=held.__getitem__, default="")
+            if not account:
+                return
+            reader, turn = first = self._waiting[account][0]
+            self._take_off(first)
+            self.holders.add(reader)
+            turn.set_result(None)
+
+    def _take_off(self, waiter: tuple[Reader, asyncio.Future[None]]) -> None:
+        queue = self._waiting[waiter[0].account]
+        queue.remove(waiter)
+        if not queue:
+            del self._waiting[waiter[0].account]
+
+    def _hurry_for(self, reader: Reader) -> None:
+        for holder in self.holders:
+            if holder.account == reader.account or len(self.holders) >= self._most:
+                holder.hurry()

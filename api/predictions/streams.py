@@ -163,4 +163,5 @@ async def stream(request: Request) -> Response:
         return Response(headers=STREAM)
     if readers.is_full:
         raise too_many_streams(retry_after=RETRY_AFTER_S)
-    return EventStream(partial(readers.read, request.prediction_id, mark, is_over=known.is_terminal))
+    tell = partial(readers.read, request.prediction_id, mark, account=known.account, is_over=known.is_terminal)
+    return EventStream(tell)

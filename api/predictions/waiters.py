@@ -282,13 +282,13 @@ class Waiters:
                 self._wake(text(message["channel"]))
 
     async def _ask_where_it_is_silent(self, pubsub: PubSub) -> None:
-        is_asked = False
+        is_asked, self._is_silent = False, True
         while True:
-            self._is_silent = True
             await asyncio.sleep(SILENCE_S)
             if self._is_silent and is_asked:
                 raise RedisConnectionError("no answer to a ping")
-            is_asked = self._is_silent
+            # set before the ping: its answer may be read before the ping returns
+            is_asked, self._is_silent = self._is_silent, True
             if is_asked:
                 await pubsub.ping()
 

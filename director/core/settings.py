@@ -73,6 +73,10 @@ class ApiSettings(CommonSettings, frozen=True, kw_only=True):
     """Largest request body."""
     max_batch_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
     """Largest body of a batch of predictions."""
+    max_connections: Natural = 0
+    """Connections at once; further ones may only ask for health. 0: nine tenths of the descriptors."""
+    max_peer_connections: Natural = 0
+    """Connections at once of an address that is no trusted proxy; 0: three quarters of all."""
     max_waits: Positive = 10_000
     """Held responses (Prefer: wait) at once; further requests get 201."""
     max_streams: Positive = 10_000

@@ -193,7 +193,9 @@ class Pool:
             task_status.started(port)
 
         app = self.health.app(inbox.routes())
-        await process.serve_http(app, host=settings.health_host, port=settings.health_port, started=started)
+        await process.serve_http(
+            app, host=settings.health_host, port=settings.health_port, started=started, metrics=self.health.metrics
+        )
 
     async def _missing(self, label: str) -> str:
         return self._broken.get(label) or await self.directors[label].missing()

@@ -99,49 +99,69 @@ class Breakers:
 
 
 PLACES: Final = 256
-PLACES_PER_HOST: Final = 8
+PLACES_PER_ENDPOINT: Final = 8
+PLACES_PER_ACCOUNT: Final = 192  # at all its endpoints: the others are for other accounts
 LONGEST_LINE: Final = 248
 
 
 @dataclass(slots=True, eq=False)
-class _HostLine:
+class _Line:
     """`count` includes those with a place and those in line for one."""
 
     count: int = 0
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES_PER_HOST))
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES_PER_ENDPOINT))
 
 
 class Shares:
-    """The courier's places. A silent host fills only its own. A host is forgotten with its last attempt."""
+    """The courier's places, by endpoint: a silent host fills only those of its account, and many silent hosts of one
+    account leave places to others. An endpoint is forgotten with its last attempt. The sender bounds a host over all
+    accounts.
+    """
 
     def __init__(self) -> None:
-        self._hosts: dict[str, _HostLine] = {}
+        self._lines: dict[str, _Line] = {}
+        self._by_account: Counter[str] = Counter()
 
     @property
     def room(self) -> int:
-        """Free places. Attempts in line take none, since they wait for a place of their host."""
-        return PLACES - sum(min(host.count, PLACES_PER_HOST) for host in self._hosts.values())
+        """Free places. Attempts in line take none, since they wait for a place of their endpoint."""
+        held: Counter[str] = Counter()
+        for name, line in self._lines.items():
+            held[_account_of(name)] += min(line.count, PLACES_PER_ENDPOINT)
+        return PLACES - sum(min(count, PLACES_PER_ACCOUNT) for count in held.values())
 
     @property
     def are_empty(self) -> bool:
-        return not self._hosts
+        return not self._lines
 
     def join(self, name: str) -> bool:
-        """Join the line of a host. Return False if it is full. Call `leave` for each join."""
-        host = self._hosts.setdefault(name, _HostLine())
-        if host.count >= PLACES_PER_HOST + LONGEST_LINE:
+        """Join the line of an endpoint. Return False if it, or its account, is full. Call `leave` for each join."""
+        account = _account_of(name)
+        if self._by_account[account] >= PLACES_PER_ACCOUNT + LONGEST_LINE:
             return False
-        host.count += 1
+        line = self._lines.setdefault(name, _Line())
+        if line.count >= PLACES_PER_ENDPOINT + LONGEST_LINE:
+            return False
+        line.count += 1
+        self._by_account[account] += 1
         return True
 
     def leave(self, name: str) -> None:
-        host = self._hosts[name]
-        host.count -= 1
-        if not host.count:
-            del self._hosts[name]
+        line = self._lines[name]
+        line.count -= 1
+        if not line.count:
+            del self._lines[name]
+        account = _account_of(name)
+        self._by_account[account] -= 1
+        if not self._by_account[account]:
+            del self._by_account[account]
 
     def place(self, name: str) -> asyncio.Semaphore:
-        return self._hosts[name].places
+        return self._lines[name].places
+
+
+def _account_of(endpoint: str) -> str:
+    return endpoint.partition(" ")[0]
 
 
 TICK_S: Final = 1.0
@@ -149,7 +169,7 @@ TICK_S: Final = 1.0
 HOLD_S: Final = 30.0
 PATIENCE_S: Final = 25.0
 FIELDS: Final = ("webhook", "account", "owed_since", "completed", "revivals")
-# Per round, while due attempts are left over because the line of their host is full.
+# Per round, while due attempts are left over because the line of their endpoint is full.
 MOST_TAKES: Final = 16
 DRAIN_STEP_S: Final = 0.05
 
@@ -227,7 +247,7 @@ class Courier:
             for _ in range(MOST_TAKES):
                 due = await self._due()
                 may_try = [self._may_try(attempt) for attempt in due]
-                joined = [attempt for attempt in compress(due, may_try) if self._shares.join(attempt.host)]
+                joined = [attempt for attempt in compress(due, may_try) if self._shares.join(attempt.endpoint)]
                 taken += joined
                 put_off += may_try.count(False)
                 self.on_put_off(may_try.count(False))
@@ -236,7 +256,7 @@ class Courier:
                     break
         except BaseException:  # also if canceled: an attempt that is not returned must not keep its place
             for attempt in taken:
-                self._shares.leave(attempt.host)
+                self._shares.leave(attempt.endpoint)
             raise
         return taken, put_off
 
@@ -288,7 +308,7 @@ class Courier:
     async def _deliver(self, attempt: Attempt, outcomes: Counter[str]) -> None:
         try:
             with anyio.CancelScope(deadline=attempt.until_s):
-                async with self._shares.place(attempt.host):
+                async with self._shares.place(attempt.endpoint):
                     if not self._is_draining:
                         noted = await self._webhooks.deliver(attempt.id)
                         outcomes[noted.outcome] += 1
@@ -299,7 +319,7 @@ class Courier:
             # A webhook that cannot be delivered must not stop the others. It is due again when the hold ends.
             log.exception("delivery of a webhook failed", extra={"prediction": attempt.id})
         finally:
-            self._shares.leave(attempt.host)
+            self._shares.leave(attempt.endpoint)
 
     async def _learn(self, attempt: Attempt, noted: Noted) -> None:
         if noted.host_answers is False:

@@ -145,8 +145,8 @@ class Keeper:
         await Pulse(self._metering.registry, self._metering.redis, self._redis).run()
 
     async def serve_health(self, started: Callable[[int], None]) -> None:
-        app = self.health.app([self._scale])
-        await serve_http(app, host=self._settings.host, port=self._settings.port, started=started)
+        app, metrics = self.health.app([self._scale]), self.health.metrics
+        await serve_http(app, host=self._settings.host, port=self._settings.port, started=started, metrics=metrics)
 
     async def drain(self) -> None:
         """Let deliveries under way end, for up to DRAIN_S. The acts of other roles are single scripts."""

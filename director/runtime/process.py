@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 import msgspec
@@ -31,6 +31,7 @@ from director.broker.rights import check_rights
 from director.core.clock import Clock
 from director.core.errors import BackendUnavailable, DirectorError, SettingsError, UnsafeBackend
 from director.core.settings import CommonSettings
+from director.runtime.bounded_http import BoundedHttp, Connections
 from director.runtime.logs import configure
 from director.runtime.metrics import Registry
 from director.runtime.startup import collect_garbage_rarely, release_sigterm
@@ -179,13 +180,16 @@ def redis_check(redis: Redis) -> Check:
     return answers
 
 
-async def serve_http(app: ASGIApp, *, host: str, port: int, started: Callable[[int], None]) -> None:
+async def serve_http(
+    app: ASGIApp, *, host: str, port: int, started: Callable[[int], None], metrics: Registry | None = None
+) -> None:
     """Serve `app` until canceled. `started` gets the port, which is a free one if `port` is 0. Signals stay with the
     process. Raises SettingsError if it cannot listen there.
     """
     listener = _listen(host, port)
     config = uvicorn.Config(
         app,
+        http=cast(Any, partial(BoundedHttp, connections=Connections(metrics=metrics))),
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -144,6 +144,7 @@ class Webhooks:
                 body=msgspec.json.encode(view(stored)),
                 secrets=secrets,
                 now_s=self._clock.now_ms() / 1000,
+                account=record.account,
                 trace=span.headers,
             )
         except ValueError as exc:

@@ -10,8 +10,10 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -37,7 +39,9 @@ CONNECT_S: Final = 3.0
 ANSWER_BYTES: Final = 64 * 1024
 # As many as a courier sends at once (director/keeper/courier.py), so it never waits here for other receivers
 AT_ONCE: Final = 256
-AT_ONCE_PER_HOST: Final = 8
+MOST_OF_ACCOUNT: Final = 192  # of these: its receivers that hang, at however many hosts, leave places to others
+AT_ONCE_PER_HOST: Final = 32  # of all accounts: many send to the same relay
+AT_ONCE_PER_ACCOUNT: Final = 8  # at one host
 
 # a receiver may delay the next attempt, but by no more than the longest step of the retry schedule
 RETRY_AFTER_MAX_S: Final = 86_400.0
@@ -235,6 +239,53 @@ class Delivery(Struct, frozen=True, kw_only=True):
         return self.status is not None and self.status < 500 and self.status != httpx.codes.TOO_MANY_REQUESTS
 
 
+class FairPlaces:
+    """Places for deliveries: `most` at once, and `each` of one account. A free one goes to the account that
+    has the fewest, so receivers of one account that hang delay no other account.
+    """
+
+    def __init__(self, most: int, *, each: int) -> None:
+        self._free = most
+        self._each = each
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def taken(self, account: str) -> AsyncIterator[None]:
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(account, deque()).append(place)
+        self._grant()
+        try:
+            await asyncio.wait([place])  # a canceled wait leaves the future as it is: granted or not
+            yield
+        finally:
+            if place.done():
+                self._free += 1
+                self._held[account] -= 1
+                if not self._held[account]:
+                    del self._held[account]
+            else:
+                self._take_off(account, place)
+            self._grant()
+
+    def _grant(self) -> None:
+        while self._free:
+            may_have = (account for account in self._waiting if self._held[account] < self._each)
+            account = min(may_have, key=self._held.__getitem__, default=None)
+            if account is None:
+                return
+            place = self._waiting[account][0]
+            self._take_off(account, place)
+            self._free -= 1
+            self._held[account] += 1
+            place.set_result(None)
+
+    def _take_off(self, account: str, place: asyncio.Future[None]) -> None:
+        self._waiting[account].remove(place)
+        if not self._waiting[account]:
+            del self._waiting[account]
+
+
 class Sender:
     """Sends for many callers at once. A wait for a free connection takes no time from an attempt.
 
@@ -254,8 +305,8 @@ class Sender:
         self.on_sent: Callable[[bool, float], None] = lambda ok, took_s: None
         self._resolve = resolve
         # Per host, since a dead host fills its own limit, not everyone's. Weak: it is forgotten with its last delivery.
-        self._by_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._all = asyncio.Semaphore(AT_ONCE)
+        self._by_host: WeakValueDictionary[str, FairPlaces] = WeakValueDictionary()
+        self._all = FairPlaces(AT_ONCE, each=MOST_OF_ACCOUNT)
         # a transport, not a client: it has no redirects, cookies, proxies or .netrc that could leak from one receiver
         # to the next. No connection is kept: it belongs to an address, and the next host at the same address would be
         # spoken to under the certificate of the first
@@ -273,9 +324,12 @@ class Sender:
         body: bytes,
         secrets: Sequence[str],
         now_s: float,
+        account: str = "",
         trace: TraceHeaders = NO_TRACE,
     ) -> Delivery:
-        """POST `body` to `url` at the unix time `now_s`. Raises ValueError only for a malformed secret or id."""
+        """POST `body` to `url` at the unix time `now_s`. `account`: whose limits count. Raises ValueError
+        only for a malformed secret or id.
+        """
         try:
             host = read_webhook_url(url).authority
         except ValueError as exc:
@@ -284,8 +338,9 @@ class Sender:
         asked_at_s = clock()
         of_host = self._by_host.get(host)
         if of_host is None:
-            of_host = self._by_host[host] = asyncio.Semaphore(AT_ONCE_PER_HOST)
-        async with of_host, self._all:  # in this order, so that a wait for one host holds nothing of all
+            of_host = self._by_host[host] = FairPlaces(AT_ONCE_PER_HOST, each=AT_ONCE_PER_ACCOUNT)
+        # in this order, so that a wait for one host holds nothing of all
+        async with of_host.taken(account), self._all.taken(account):
             # receivers refuse a timestamp that is five minutes old, and the wait for a connection may be longer
             sent_at_s = now_s + clock() - asked_at_s
             headers = signed_headers(secrets, message_id=message_id, timestamp_s=int(sent_at_s), body=body)

@@ -71,11 +71,18 @@ class LiveApi(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def live_api(
-    redis_url: str, *, env: Mapping[str, str] | None = None, port: int | None = None, log: BinaryIO | None = None
+    redis_url: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    port: int | None = None,
+    log: BinaryIO | None = None,
+    descriptors: int | None = None,
 ) -> AsyncGenerator[LiveApi, None]:
+    """Run `python -m api`, with at most so many `descriptors`."""
     port = port or free_port()
+    limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
     process = await anyio.open_process(
-        [sys.executable, "-m", "api"],
+        [*limited, sys.executable, "-m", "api"],
         env={**os.environ, "DIRECTOR_REDIS_URL": redis_url, "DIRECTOR_PORT": str(port), **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

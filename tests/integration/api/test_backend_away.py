@@ -1,14 +1,17 @@
 """Test an outage of Redis: the API answers 503 with Retry-After, loses nothing accepted and needs no restart."""
 
+import asyncio
 import gc
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 from msgspec.structs import replace
 
+from api import services
 from api.services import Gate
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import client
@@ -75,7 +78,11 @@ async def test_every_route_answers_503_with_retry_after_and_recovers(
         # at the first request: no caller has to try twice
         assert (await api.get(f"/v1/predictions/{made['id']}")).json() == made
         assert (await api.post("/v1/predictions", json=BODY, headers={"Prefer": "wait=1"})).status_code == 202
-        assert (await api.get("/readyz")).status_code == 200
+
+        async def is_ready() -> bool:
+            return (await api.get("/readyz")).status_code == 200
+
+        await eventually(is_ready)
 
 
 async def test_write_that_failed_as_a_whole_is_reported_once(
@@ -120,6 +127,27 @@ async def test_readiness_names_the_durability_level(settings: ApiSettings, token
         ready = (await api.get("/readyz")).json()
     assert (ready["ready"], ready["durability"], ready["reasons"]) == (True, "always", [])
     assert ready["server"].startswith("valkey ")
+
+
+async def test_readiness_is_checked_once_a_second(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, check = 0, services.check
+
+    async def counted(*given: Any) -> Any:
+        nonlocal checks
+        checks += 1
+        return await check(*given)
+
+    async with api_client(settings) as api:
+        monkeypatch.setattr(services, "check", counted)
+        answers = await asyncio.gather(*(api.get("/readyz") for _ in range(50)))
+        assert [answer.status_code for answer in answers] == [200] * 50
+        assert checks <= 2
+        before = checks
+
+        async def is_checked_again() -> bool:
+            return (await api.get("/readyz")).status_code == 200 and checks > before
+
+        await eventually(is_checked_again)
 
 
 async def test_server_that_became_unsafe_is_not_ready(server: RedisServer, settings: ApiSettings, token: str) -> None:

@@ -256,3 +256,9 @@ async def test_head_is_get_without_its_body(api: AsyncClient) -> None:
 async def test_invalid_listing_query_is_422(api: AsyncClient, query: str) -> None:
     document = problem(await api.get(f"/v1/predictions?{query}"))
     assert (document["status"], document["title"]) == (422, "Input validation failed")
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("identity", 422)])
+async def test_compressed_body_is_refused(api: httpx.AsyncClient, encoding: str, status: int) -> None:
+    answer = await api.post("/v1/predictions", json={"input": 7}, headers={"Content-Encoding": encoding})
+    assert answer.status_code == status

@@ -1,5 +1,7 @@
 """Test batches: one request creates many predictions; each is accepted or refused by itself, once."""
 
+import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,9 +9,12 @@ import pytest
 from httpx import AsyncClient
 from redis.asyncio import Redis
 
+from director.core.ids import QueueName
 from director.store.accounts import Accounts
 from tests.integration.api.conftest import Served
+from tests.support.api import live_api
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION
+from tests.support.servers import RedisServer
 
 
 def one(text: str = "hi", **members: Any) -> dict[str, Any]:
@@ -103,3 +108,28 @@ async def test_batch_may_exceed_one_body_within_a_bound(served: Served) -> None:
         assert len(await send(api, [one("x" * 1000) for _ in range(20)])) == 20
         answer = await api.post("/v1/predictions/batch", json={"predictions": [one("x" * 1000)] * 100})
     assert answer.status_code == 413
+
+
+async def slowest_livez(http: AsyncClient, until: "asyncio.Task[object]") -> float:
+    slowest_s = 0.0
+    while not until.done():
+        began = time.monotonic()
+        assert (await http.get("/livez")).status_code == 200
+        slowest_s = max(slowest_s, time.monotonic() - began)
+        await asyncio.sleep(0.005)
+    return slowest_s
+
+
+async def test_large_batch_does_not_hold_up_other_requests(server: RedisServer, token: str, queue: QueueName) -> None:
+    text = b"[%b{}]" % (b"{}," * 310_000)
+    item = b'{"version":"%b","input":{"text":%b}}' % (VERSION.encode(), text)
+    body = b'{"predictions":[%b]}' % b",".join([item] * 15)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    async with live_api(server.url) as live, AsyncClient(base_url=live.url, trust_env=False, timeout=60) as http:
+        quiet_s = await slowest_livez(http, asyncio.create_task(asyncio.sleep(3)))
+        sending = asyncio.create_task(http.post("/v1/predictions/batch", content=body, headers=headers))
+        busy_s = await slowest_livez(http, sending)
+        results = (await sending).json()["results"]
+    assert [result["status"] for result in results] == [201] * 15
+    # one call of the JSON decoder over the whole body takes 0.13 s, and cannot be interrupted
+    assert busy_s <= max(5 * quiet_s, 0.6), f"quiet {quiet_s:.3f} s, during the batch {busy_s:.3f} s"

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from anyio import to_thread
 
-from api.app import MAX_HEAD_BYTES
 from director.core.ids import QueueName
+from director.runtime.bounded_http import MAX_HEAD_BYTES
 from tests.support.api import LiveApi, live_api
 from tests.support.queue_driver import MODEL
 from tests.support.servers import RedisServer, redis_server
@@ -40,6 +41,40 @@ def exchange(url: str, request: bytes) -> bytes:
         while piece := connection.recv(65536):
             answer += piece
     return answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        pytest.param(b"GET /v1/account HTTP/1.1\r\n", 400, id="none"),
+        pytest.param(b"GET /v1/account HTTP/1.1\r\nHost: a\r\nHost: a\r\n", 400, id="two"),
+        pytest.param(b"GET /v1/account HTTP/1.0\r\nHost: a\r\nHost: b\r\n", 400, id="two of an old client"),
+        pytest.param(b"GET /v1/account HTTP/1.0\r\n", 401, id="none of an old client"),
+        pytest.param(b"GET /v1/account HTTP/1.1\r\nHost: a\r\nX: 1\r\nX: 2\r\n", 401, id="one, and two of another"),
+        pytest.param(b"GET /livez HTTP/1.1\r\n", 200, id="none of a probe"),
+        pytest.param(b"GET /readyz HTTP/1.1\r\nHost: a\r\nHost: b\r\n", 200, id="two of a probe"),
+    ],
+)
+async def test_request_names_one_host(live: LiveApi, request_: bytes, status: int) -> None:
+    answer = await to_thread.run_sync(exchange, live.url, request_ + b"Connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(
+    ("env", "is_warned"),
+    [
+        ({"DIRECTOR_HOST": "0.0.0.0"}, True),
+        ({"DIRECTOR_HOST": "0.0.0.0", "DIRECTOR_PUBLIC_URL": "https://api.example"}, False),
+        ({}, False),
+    ],
+)
+async def test_open_address_without_a_public_url_is_warned_of(
+    server: RedisServer, tmp_path: Path, env: dict[str, str], is_warned: bool
+) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        async with live_api(server.url, env=env, log=log):
+            pass
+    assert ("set DIRECTOR_PUBLIC_URL" in (tmp_path / "log").read_text()) is is_warned
 
 
 def create(token: str, framing: bytes) -> bytes:

@@ -312,7 +312,7 @@ async def test_silent_receiver_does_not_delay_others(courier: Courier, past: Que
 async def test_silent_host_fills_only_its_share_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, registry: Registry, webhooks: Webhooks, past: QueueDriver, receiver: Sink
 ) -> None:
-    for name, number in (("PLACES", 4), ("PLACES_PER_HOST", 2), ("LONGEST_LINE", 3)):
+    for name, number in (("PLACES", 4), ("PLACES_PER_ENDPOINT", 2), ("LONGEST_LINE", 3)):
         monkeypatch.setattr(f"director.keeper.courier.{name}", number)
     courier = Courier(past.redis, past.scripts, registry, webhooks, SystemClock())
     async with sink() as silent, anyio.create_task_group() as tasks:

@@ -130,11 +130,12 @@ async def test_durability_level_is_shown_and_a_weakened_one_is_not_ready(
         await eventually(level, "it is looked at", until=lambda shown: shown == "always")
         async with Redis(unix_socket_path=str(server.socket)) as operator:
             await operator.config_set("min-replicas-to-write", 1)
-            assert await level() == "replicated"
+            await eventually(level, "it is looked at again", until=lambda shown: shown == "replicated")
             await operator.config_set("min-replicas-to-write", 0)
             await operator.config_set("appendfsync", "everysec")
-        weak = await http.get("/readyz")
-        assert weak.status_code == 503
+        weak = await eventually(
+            lambda: http.get("/readyz"), "it is refused", until=lambda shown: shown.status_code == 503
+        )
         assert "DIRECTOR_DURABILITY=everysec" in weak.text
 
 

@@ -12,8 +12,16 @@ from replicate.webhook import Webhooks, WebhookSigningSecret
 from standardwebhooks import Webhook
 
 from director.core.webhooks import new_secret
-from director.keeper.courier import PLACES, PLACES_PER_HOST
-from director.webhooks.sender import AT_ONCE, AT_ONCE_PER_HOST, AllowList, Delivery, Resolve, Sender
+from director.keeper.courier import PLACES, PLACES_PER_ENDPOINT
+from director.webhooks.sender import (
+    AT_ONCE,
+    AT_ONCE_PER_ACCOUNT,
+    AT_ONCE_PER_HOST,
+    AllowList,
+    Delivery,
+    Resolve,
+    Sender,
+)
 from tests.support.authority import Authority, secure_sink
 from tests.support.sink import Answer, Sink, sink
 
@@ -35,8 +43,10 @@ async def sender() -> AsyncGenerator[Sender]:
     await sender.aclose()
 
 
-async def deliver(sender: Sender, url: str, *, secrets: Sequence[str] = (SECRET,)) -> Delivery:
-    return await sender.send(url, message_id="p1-completed", body=BODY, secrets=secrets, now_s=time.time())
+async def deliver(sender: Sender, url: str, *, secrets: Sequence[str] = (SECRET,), account: str = "") -> Delivery:
+    return await sender.send(
+        url, message_id="p1-completed", body=BODY, secrets=secrets, now_s=time.time(), account=account
+    )
 
 
 async def test_delivery_has_the_exact_body_and_a_valid_signature(sender: Sender, receiver: Sink) -> None:
@@ -234,20 +244,74 @@ async def test_dead_host_uses_only_its_own_permits(receiver: Sink) -> None:
         sender = Sender(LOOPBACK, resolve=by_name)
         waiting = [
             asyncio.create_task(deliver(sender, dead.url.replace("127.0.0.1", "dead.example")))
-            for _ in range(AT_ONCE_PER_HOST + 4)
+            for _ in range(AT_ONCE_PER_ACCOUNT + 4)
         ]
-        await dead.arrived(AT_ONCE_PER_HOST)
+        await dead.arrived(AT_ONCE_PER_ACCOUNT)
         assert (await deliver(sender, receiver.url)).ok
-        assert dead.open == len(dead.received) == AT_ONCE_PER_HOST
+        assert dead.open == len(dead.received) == AT_ONCE_PER_ACCOUNT
         # the host returns: the waiting deliveries did not fail, and are delivered
         dead.answer = Answer()
         dead.close()
         assert all(delivery.ok for delivery in await asyncio.gather(*waiting))
-        assert len(dead.received) == AT_ONCE_PER_HOST + 4
+        assert len(dead.received) == AT_ONCE_PER_ACCOUNT + 4
+
+
+async def test_hanging_receivers_of_one_account_delay_no_other_at_their_host(receiver: Sink) -> None:
+    async def told(account: str) -> float:
+        began = time.monotonic()
+        delivery = await sender.send(
+            receiver.url, message_id="p1", body=BODY, secrets=[SECRET], now_s=time.time(), account=account
+        )
+        assert delivery.ok
+        return time.monotonic() - began
+
+    sender = Sender(LOOPBACK)
+    control_s = max([await told("b") for _ in range(5)])
+    receiver.answers.extend([Answer(delay_s=10)] * AT_ONCE_PER_ACCOUNT)
+    hanging = [asyncio.create_task(told("a")) for _ in range(32)]
+    await receiver.arrived(5 + AT_ONCE_PER_ACCOUNT)
+    async with asyncio.timeout(5):
+        assert await told("b") <= max(5 * control_s, 0.5)
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    await sender.aclose()
+
+
+async def test_full_host_serves_the_account_with_the_fewest_deliveries_first() -> None:
+    asked: list[str] = []
+    go = asyncio.Event()
+
+    async def held(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        await go.wait()
+        return ["10.0.0.1"]
+
+    sender = Sender(AllowList(), resolve=held)
+
+    def send(account: str) -> "asyncio.Task[Delivery]":
+        url = "https://relay.example/"
+        sending = sender.send(url, message_id="p1", body=BODY, secrets=[SECRET], now_s=0, account=account)
+        return asyncio.create_task(sending)
+
+    tasks = [send(account) for account in "acde" for _ in range(AT_ONCE_PER_ACCOUNT + 8)]
+    await asyncio.sleep(0.05)
+    assert len(asked) == AT_ONCE_PER_HOST
+    last = send("b")
+    await asyncio.sleep(0.05)
+    tasks[0].cancel()
+    await asyncio.sleep(0.05)
+    assert len(asked) == AT_ONCE_PER_HOST + 1
+    [places] = sender._by_host.values()
+    assert places._held["b"] == 1
+    go.set()
+    assert (await last).refused
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not places._held
 
 
 async def test_wait_for_a_connection_takes_no_time_of_an_attempt(receiver: Sink) -> None:
-    before = 2 * AT_ONCE_PER_HOST  # two rounds of attempts, each as long as an attempt may take
+    before = 2 * AT_ONCE_PER_ACCOUNT  # two rounds of attempts, each as long as an attempt may take
     lookups = 0
 
     async def silent_at_first(host: str, port: int) -> Sequence[str]:
@@ -269,7 +333,7 @@ async def test_wait_for_a_connection_takes_no_time_of_an_attempt(receiver: Sink)
     assert int(receiver.received[0].headers["webhook-timestamp"]) > 1_000_000
 
 
-async def test_silent_hosts_leave_connections_for_other_hosts(receiver: Sink) -> None:
+async def test_silent_hosts_of_one_account_leave_connections_for_others(receiver: Sink) -> None:
     async def silent(host: str, port: int) -> Sequence[str]:
         if host == "living.example":
             return ["127.0.0.1"]
@@ -277,11 +341,11 @@ async def test_silent_hosts_leave_connections_for_other_hosts(receiver: Sink) ->
         raise AssertionError
 
     sender = Sender(LOOPBACK, resolve=silent)
-    hosts = [f"https://h{number // PLACES_PER_HOST}.example/" for number in range(PLACES - 1)]
-    sending = [asyncio.create_task(deliver(sender, host)) for host in hosts]
-    await asyncio.sleep(0)
+    hosts = [f"https://h{number // PLACES_PER_ENDPOINT}.example/" for number in range(2 * PLACES)]
+    sending = [asyncio.create_task(deliver(sender, host, account="a")) for host in hosts]
+    await asyncio.sleep(0.05)
     async with asyncio.timeout(5):
-        assert (await deliver(sender, receiver.url.replace("127.0.0.1", "living.example"))).ok
+        assert (await deliver(sender, receiver.url.replace("127.0.0.1", "living.example"), account="b")).ok
     for task in sending:
         task.cancel()
 
@@ -301,7 +365,7 @@ async def test_deliveries_beyond_all_permits_wait_and_none_fails() -> None:
 
     sender = Sender(AllowList(), resolve=counted)
     hosts = [f"https://h{number}.example/" for number in range(AT_ONCE + 16)]
-    sending = asyncio.gather(*(deliver(sender, host) for host in hosts))
+    sending = asyncio.gather(*(deliver(sender, host, account="ab"[number % 2]) for number, host in enumerate(hosts)))
     await full.wait()
     go.set()
     assert all(delivery.refused for delivery in await sending)  # each got its attempt

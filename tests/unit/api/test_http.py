@@ -1,5 +1,7 @@
 import json
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -92,10 +94,31 @@ def test_invalid_utf8_is_refused_even_in_raw_members(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("levels", [MAX_NESTING + 1, 1_000, 100_000])
 @pytest.mark.parametrize(
-    ("opening", "inside", "closing"), [(b"[", b"", b"]"), (b'{"a":', b"1", b"}"), (b"[", b"", b"")]
+    ("opening", "inside", "closing"),
+    [(b"[", b"", b"]"), (b'{"a":', b"1", b"}"), (b"[", b"", b""), (b'{"a":[{},', b"1", b"]}")],
 )
 def test_nesting_too_deeply_is_refused(levels: int, opening: bytes, inside: bytes, closing: bytes) -> None:
     assert "nested too deeply" in detail_of_refusal(opening * levels + inside + closing * levels)
+
+
+def test_nesting_of_different_kinds_counts_each_level() -> None:
+    for levels in (MAX_NESTING - 1, MAX_NESTING + 1):
+        pairs, odd = divmod(levels, 2)
+        text = b'[{"a":' * pairs + b"[]" * odd + b"}]" * pairs
+        padded = b"[%b%b]" % (text, b",[],{}" * 200_000)
+        if levels < MAX_NESTING:
+            decode_json(padded, object)
+        else:
+            assert "nested too deeply" in detail_of_refusal(padded)
+
+
+def test_depth_of_a_body_takes_linear_time() -> None:
+    bodies = [b"[" * 500_000 + b"]" * 500_000, b"[[]," * 250_000, b"[[[]]," * 170_000, b"{},[{}]," * 125_000]
+    for body in bodies:
+        began = time.process_time()
+        with suppress(Problem):
+            decode_json(body, object)
+        assert time.process_time() - began < 1  # about 0.05 s; it took 5 s where each level was a pass
 
 
 def test_brackets_side_by_side_or_inside_strings_are_no_nesting() -> None:

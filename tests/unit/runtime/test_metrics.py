@@ -13,8 +13,8 @@ from director.runtime.metrics import OPEN_METRICS, PLAIN, RedisMeter, Registry
 
 ROOT = Path(__file__).parents[3]
 LABELS = {
-    *("account", "attempt", "became", "code", "error", "how", "kind", "lane", "method", "ok", "outcome", "process"),
-    *("queue", "repair", "route", "script", "side", "site", "state", "status", "version", "window"),
+    *("account", "attempt", "became", "code", "error", "how", "kind", "lane", "limit", "method", "ok", "outcome"),
+    *("process", "queue", "repair", "route", "script", "side", "site", "state", "status", "version", "window"),
 }
 
 
