@@ -47,13 +47,14 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class _Create(Struct, omit_defaults=True):
+    id: str  # Cog 0.10 refuses a body without it
     input: Raw
     webhook: str | None = None
     webhook_events_filter: tuple[str, ...] = ()
 
 
 def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...] = ()) -> bytes:
-    return msgspec.json.encode(_Create(run.request.input, webhook, events))
+    return msgspec.json.encode(_Create(run.request.id, run.request.input, webhook, events))
 
 
 async def read_whole(run: Run, response: Exchange) -> Ended | cog_answers.Again:

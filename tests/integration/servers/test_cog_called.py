@@ -55,6 +55,11 @@ async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
             await client.post(asked["webhook"], json={**TAKEN, **snapshot})
 
 
+async def test_body_has_the_id(old: ScriptedCog, runner: CogRunner) -> None:
+    await asyncio.gather(follow(runner, REQUEST), callbacks(old, {"status": "canceled"}))
+    assert [msgspec.json.decode(put.body)["id"] for put in old.asked("PUT")] == [ID]
+
+
 async def test_last_callback_is_the_end_and_no_request_stays_open(old: ScriptedCog, runner: CogRunner) -> None:
     told = [{"output": ["a"]}, {"output": ["a", "b"], "status": "succeeded", "metrics": {"predict_time": 1}}]
     events, _ = await asyncio.gather(follow(runner, REQUEST), callbacks(old, *told))
