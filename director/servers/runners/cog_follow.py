@@ -185,7 +185,8 @@ class _Callbacks:
                 self._last = snapshot
                 self._completed.set()
             else:
-                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
+                output = snapshot.output_or_none if self._run.known.shows_output else None
+                self.report(output, snapshot.logs, size=len(body))
 
     async def complete(self, ended: Ended) -> Ended:
         if self.url is None or ended.outcome is Outcome.SUCCEEDED:
