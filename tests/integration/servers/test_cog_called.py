@@ -60,6 +60,22 @@ async def test_body_has_the_id(old: ScriptedCog, runner: CogRunner) -> None:
     assert [msgspec.json.decode(put.body)["id"] for put in old.asked("PUT")] == [ID]
 
 
+@pytest.mark.parametrize(
+    ("version", "path"), [("", "/predictions"), ("0.12.1", "/predictions"), ("0.13.7", "/trainings")]
+)
+async def test_training_goes_where_the_version_of_the_server_accepts_it(
+    old: ScriptedCog, inbox: Inbox, version: str, path: str
+) -> None:
+    old.on("GET", "/", answer(200, {"cog_version": version} if version else {}))
+    old.on("POST", f"{path}/{ID}/cancel", answer(404, b"{}"))
+    old.on("PUT", f"{path}/{ID}", answer(200, {**TAKEN, "status": "succeeded", "output": "weights"}))
+    async with opened(CogRunner(CogConfig(), RunnerOptions(url=old.url, inbox=inbox, trains=True))) as runner:
+        await runner.health()
+        assert (await follow(runner, REQUEST))[-1].outcome is Outcome.SUCCEEDED
+        await runner.cancel(ID)
+    assert old.asked("POST", "/")[-1].path == f"{path}/{ID}/cancel"
+
+
 @pytest.mark.parametrize("version", ["", "0.12.1", "0.13.7", "0.16.12"])
 async def test_path_on_the_disk_of_the_server_is_never_shown(old: ScriptedCog, inbox: Inbox, version: str) -> None:
     output = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-array-type": "iterator"}

@@ -102,3 +102,11 @@ async def test_files_are_never_shown_as_paths_on_the_disk_of_the_server(
     assert outcomes[:2] == [Outcome.SUCCEEDED, Outcome.FAILED]
     assert len(msgspec.json.decode(the_end(succeeded).output or b"")) == 3
     assert [file for events in (succeeded, failed, canceled) for file in shown(events) if file[:5] != "data:"] == []
+
+
+@pytest.mark.parametrize("version", COGS)
+async def test_training_returns_its_weights(version: str, tmp_path: Path, inbox: Inbox) -> None:
+    async with old_cog(version, tmp_path, inbox, stub="train", trains=True) as runner:
+        ended = the_end(await follow(runner, request(data="poems")))
+    assert (ended.outcome, ended.error) == (Outcome.SUCCEEDED, None)
+    assert msgspec.json.decode(ended.output or b"")["weights"].startswith("data:")
