@@ -197,7 +197,9 @@ class _Callbacks:
         last = self._last
         if last is None or cog_answers.OUTCOMES[last.status] is Outcome.SUCCEEDED:
             return ended
-        return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
+        # coglet's callbacks have a list of items, also of a model that yields nothing
+        output = ended.output or (last.output_or_none if self._run.known.is_array else None)
+        return replace(ended, logs=ended.logs or last.logs, output=output)
 
     async def end(self, look: Callable[[], Awaitable[cog_answers.Sighting]]) -> Ended:
         now = asyncio.get_running_loop().time
