@@ -8,6 +8,7 @@ server that needs a restart is in doubt until the watch has seen to that, and ne
 import asyncio
 import logging
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -39,6 +40,8 @@ MOST_DOUBLINGS: Final = 10  # long past LONGEST_S, and far from what a float can
 
 # The outcomes that count against a server. A refused input does not, nor does a run that was asked to stop
 AGAINST: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST, Outcome.REFUSED})
+# Words of an error that may mean a sick accelerator. A model may also raise them because of an input
+SICKNESS: Final = re.compile(r"\b(?:CUDA|cuDNN|cuBLAS|NCCL|HIP) |out of memory|device-side assert", re.IGNORECASE)
 # The outcomes that a restart may help against. A server that refuses has no room, or lets others go first
 MENDED_BY_A_START: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST})
 
@@ -53,12 +56,16 @@ class Trust:
 
     Some servers answer health checks well and fail every run at once: one with a broken GPU would drain a queue. Each
     rest is twice as long as the last, and after it the server runs one prediction at a time until a run succeeds.
-    Failures of a single account count once, so that no account can make a server rest for all the others.
+
+    Errors that the model's own code raises mostly come from inputs, so they count only if they have words of sickness
+    and come from two accounts. With `counts_failed` they all count. Failures of a single account then count once, so
+    that no account can make a server rest for all the others.
     """
 
-    def __init__(self, most: int = 0) -> None:
+    def __init__(self, most: int = 0, *, counts_failed: bool = False) -> None:
         self.failures = 0
         self._most = most
+        self._counts_failed = counts_failed
         self._rests = 0
         self._died = ""
         self._accused_by = ""
@@ -68,16 +75,30 @@ class Trust:
     def is_on_trial(self) -> bool:
         return self._rests > 0
 
-    def note(self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "") -> Rest | None:
+    @property
+    def counts_failed(self) -> bool:
+        return self._counts_failed
+
+    def note(
+        self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "", error: str = ""
+    ) -> Rest | None:
         """Count the end of a run on the start `since` of the server: all runs that one death ends are one failure.
-        `account`: whose run it was; '' if no other account could suffer by its failures. Returns a rest if one is due.
+        `account`: whose run it was. With `counts_failed` it is '' if no other account could suffer by its failures.
+        Returns a rest if one is due.
         """
         if outcome is Outcome.SUCCEEDED:
             self.failures = self._rests = 0
             self._is_restarted = False
             self._accused_by = ""
             return None
-        if outcome is Outcome.FAILED and account:
+        if outcome is Outcome.FAILED and not self._counts_failed:
+            if not SICKNESS.search(error):
+                self._rests = 0  # the server brought a run to its end
+                return None
+            is_first, self._accused_by = account == self._accused_by or not self._accused_by, account
+            if is_first:
+                return None
+        elif outcome is Outcome.FAILED and account:
             if account == self._accused_by:
                 return None
             self._accused_by = account
@@ -98,7 +119,7 @@ class Trust:
 
     def went_well_elsewhere(self, account: str) -> None:
         """Note a success on another server: failures here may not come from what the account sends."""
-        if account == self._accused_by:
+        if account == self._accused_by and self._counts_failed:
             self._accused_by = ""
 
 
@@ -397,18 +418,25 @@ class Servers:
             batch.ends.add(ended.outcome)
         # A run that fails while the server rests began before: runs that fail together are one reason to rest
         counts = counts and (ended.outcome is Outcome.SUCCEEDED or not server.is_resting)
-        account = self._unless_alone(account)
+        suspect = self._unless_alone(account)
         if ended.outcome is Outcome.SUCCEEDED:
             took_s = self._now() - permit.started_at
             server.run_s = took_s if server.run_s == math.inf else server.run_s + (took_s - server.run_s) / 5
             for other in self.all:
-                other.trust.went_well_elsewhere(account)
+                other.trust.went_well_elsewhere(suspect)
         if ended.is_locked:
             if not server.is_resting:
                 self._lock(server, ended.error or "")
             return
-        dead = ended.server_is_dead
-        rest = server.trust.note(ended.outcome, since=permit.since, is_dead=dead, account=account) if counts else None
+        if not counts:
+            return
+        rest = server.trust.note(
+            ended.outcome,
+            since=permit.since,
+            is_dead=ended.server_is_dead,
+            account=suspect if server.trust.counts_failed else account,
+            error=ended.error or "",
+        )
         if rest is None:
             return
         facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest.seconds}

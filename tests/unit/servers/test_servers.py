@@ -20,7 +20,7 @@ def server(
 ) -> Server:
     server = Server(ScriptedRunner(), slots, health=health, since="first", places=places, run_s=run_s)
     if rests_after is not None:
-        server.trust = Trust(rests_after)
+        server.trust = Trust(rests_after, counts_failed=True)
     return server
 
 
