@@ -6,6 +6,7 @@ server that needs a restart is in doubt until the watch has seen to that, and ne
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
@@ -32,6 +33,8 @@ TURN_WITHIN_S: Final = 0.5
 # A claim takes some ms. Of longer runs that is too little to hold what another director may have a free slot for
 SHORT_S: Final = 0.25
 ONE_AHEAD_OF: Final = 4  # slots
+ALONE_WAIT_S: Final = 30.0  # for other runs to end before a run that was lost runs alone
+ALONE_RUN_S: Final = 60.0  # a run that kills its server mostly does so soon: then others may run beside it
 UNSEEN: Final = Health(status=HealthStatus.STARTING)
 
 FIRST_S: Final = 1.0
@@ -130,6 +133,7 @@ class Server(Struct, eq=False):
     `waiting`: permits given ahead, in order. `places`: predictions in one batch. `runs`: all runs ever started.
     `running`: those that have not ended. `full_at`: the value of `runs` when it was last full against our count.
     `run_s`: the recent average duration of successful runs. `since`: its last start. `failed_starts`: in a row.
+    `is_reserved`: for one run alone, so that it gives no permits.
     `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
     let the director in; '' otherwise.
     """
@@ -151,6 +155,7 @@ class Server(Struct, eq=False):
     run_s: float = math.inf
     waiting: deque["Permit"] = msgspec.field(default_factory=deque)
     failed_starts: int = 0
+    is_reserved: bool = False
 
     @property
     def can_run(self) -> bool:
@@ -162,12 +167,12 @@ class Server(Struct, eq=False):
 
     @property
     def free(self) -> int:
-        return max(0, self.usable - self.busy) if self.can_run else 0
+        return max(0, self.usable - self.busy) if self.can_run and not self.is_reserved else 0
 
     @property
     def ahead(self) -> int:
         is_short = self.run_s < SHORT_S and not self.places and not self.trust.is_on_trial
-        return max(1, self.usable // ONE_AHEAD_OF) if is_short and self.can_run else 0
+        return max(1, self.usable // ONE_AHEAD_OF) if is_short and self.can_run and not self.is_reserved else 0
 
     @property
     def is_locked(self) -> bool:
@@ -247,6 +252,7 @@ class Permits:
         self._servers = servers
         self._now = now
         self._changed = asyncio.Event()
+        self._alone: Permit | None = None
 
     @property
     def busy(self) -> int:
@@ -291,6 +297,28 @@ class Permits:
                 return False
         return True
 
+    async def be_alone(self, permit: Permit) -> bool:
+        """Reserve the permit's server for its run, and wait until no other run is there, at most 30 s. The reservation
+        ends with the permit, or 60 s later. False if another run of this pool has one: poison must not idle the pool.
+        """
+        server = permit.server
+        if permit.place is not None or server.slots == 1:
+            return True
+        if self._alone is not None:
+            return False
+        self._alone, server.is_reserved = permit, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALONE_WAIT_S):
+                while server.busy > 1:
+                    await self.changed()
+        asyncio.get_running_loop().call_later(ALONE_RUN_S, self._end_alone, permit)
+        return True
+
+    def _end_alone(self, permit: Permit) -> None:
+        if self._alone is permit:
+            self._alone, permit.server.is_reserved = None, False
+            self.refresh(permit.server)
+
     def start(self, permit: Permit) -> None:
         permit.is_running = True
         permit.started_at = self._now()
@@ -322,7 +350,10 @@ class Permits:
 
     def release(self, *permits: Permit) -> None:
         """Free the slots of these permits. A permit that was released before is passed over."""
-        self.refresh(*dict.fromkeys([permit.server for permit in permits if permit.release()]))
+        freed = dict.fromkeys([permit.server for permit in permits if permit.release()])
+        if self._alone is not None and self._alone in permits:
+            self._end_alone(self._alone)
+        self.refresh(*freed)
 
     def refresh(self, *servers: Server) -> None:
         for server in servers:
