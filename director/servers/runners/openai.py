@@ -67,6 +67,7 @@ NAMES: Final[dict[Endpoint, tuple[str, ...]]] = {"chat": (*CHAT_ONLY, *COMMON), 
 BUILT_OF: Final = frozenset({"messages", "prompt", "system_prompt"})
 # Names of text models on Replicate, which LiteLLM and LlamaIndex send to all of them; the first that is given is used
 ALIASES: Final = {"max_tokens": ("max_new_tokens", "max_length"), "stop": ("stop_sequences",)}
+UNSET: Final = Raw(b'""')  # their default for stop_sequences, which vLLM refuses as a stop
 
 DONE: Final = b"[DONE]"
 MOST_MODELS_BYTES: Final = 1 << 20
@@ -128,7 +129,8 @@ def create_body(given: Raw, config: OpenAiConfig, *, model: str) -> bytes:
         name: value for name, value in msgspec.json.decode(given, type=dict[str, Raw]).items() if value != answers.NULL
     }
     for name, aliases in ALIASES.items():
-        alias = next((alias for alias in aliases if alias in fields and alias not in config.passed), None)
+        asked = (alias for alias in aliases if fields.get(alias, UNSET) != UNSET and alias not in config.passed)
+        alias = next(asked, None)
         if alias is not None and name not in fields:
             fields[name] = _stops(fields[alias]) if name == "stop" else fields[alias]
     body: dict[str, Any] = {"model": model} if model else {}

@@ -119,6 +119,7 @@ async def test_request_to_the_server_has_the_expected_fields(
         ([], {"stop_sequences": ["a", "b"]}, {"stop": ["a", "b"]}),
         ([], {"stop_sequences": "<end>,<stop>"}, {"stop": ["<end>", "<stop>"]}),
         ([], {"stop_sequences": ","}, {"stop": ","}),
+        ([], {"stop_sequences": ""}, {}),
         ([], {"stop": "x", "stop_sequences": "y"}, {"stop": "x"}),
     ],
 )
