@@ -44,7 +44,9 @@ MOST_DOUBLINGS: Final = 10  # long past LONGEST_S, and far from what a float can
 # The outcomes that count against a server. A refused input does not, nor does a run that was asked to stop
 AGAINST: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST, Outcome.REFUSED})
 # Words of an error that may mean a sick accelerator. A model may also raise them because of an input
-SICKNESS: Final = re.compile(r"\b(?:CUDA|cuDNN|cuBLAS|NCCL|HIP) |out of memory|device-side assert", re.IGNORECASE)
+SICKNESS: Final = re.compile(
+    r"\b(?:CUDA|cuDNN|cuBLAS|NCCL)[ _]|\bHIP error|out of memory|device-side assert", re.IGNORECASE
+)
 # The outcomes that a restart may help against. A server that refuses has no room, or lets others go first
 MENDED_BY_A_START: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST})
 
@@ -68,7 +70,7 @@ class Trust:
     def __init__(self, most: int = 0, *, counts_failed: bool = False) -> None:
         self.failures = 0
         self._most = most
-        self._counts_failed = counts_failed
+        self.counts_failed = counts_failed
         self._rests = 0
         self._died = ""
         self._accused_by = ""
@@ -77,10 +79,6 @@ class Trust:
     @property
     def is_on_trial(self) -> bool:
         return self._rests > 0
-
-    @property
-    def counts_failed(self) -> bool:
-        return self._counts_failed
 
     def note(
         self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "", error: str = ""
@@ -94,12 +92,12 @@ class Trust:
             self._is_restarted = False
             self._accused_by = ""
             return None
-        if outcome is Outcome.FAILED and not self._counts_failed:
+        if outcome is Outcome.FAILED and not self.counts_failed:
             if not SICKNESS.search(error):
                 self._rests = 0  # the server brought a run to its end
                 return None
-            is_first, self._accused_by = account == self._accused_by or not self._accused_by, account
-            if is_first:
+            before, self._accused_by = self._accused_by, account
+            if before in ("", account):
                 return None
         elif outcome is Outcome.FAILED and account:
             if account == self._accused_by:
@@ -122,7 +120,7 @@ class Trust:
 
     def went_well_elsewhere(self, account: str) -> None:
         """Note a success on another server: failures here may not come from what the account sends."""
-        if account == self._accused_by and self._counts_failed:
+        if self.counts_failed and account == self._accused_by:
             self._accused_by = ""
 
 

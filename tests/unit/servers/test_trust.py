@@ -89,6 +89,25 @@ def test_words_of_sickness_count_from_two_accounts_only() -> None:
     assert rests == [None] * 6 + [Rest(seconds=1, restart=True)]
 
 
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("No CUDA GPUs are available", True),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", True),
+        ("CUDA_ERROR_ILLEGAL_ADDRESS", True),
+        ("HIP error: invalid device function", True),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate", True),
+        ("no picture of a hip person", False),
+        ("barracuda was not found", False),
+    ],
+)
+def test_words_of_a_sick_accelerator_are_known(error: str, counts: bool) -> None:
+    trust = Trust(1)
+    rests = [trust.note(FAILED, since="first", account=each, error=error) for each in "ab"]
+    assert (rests[-1] is not None) == counts
+
+
 def test_words_that_one_account_echoes_count_never() -> None:
     trust = Trust(1)
     for error in ("CUDA error", "out of memory") * 10:
