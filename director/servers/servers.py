@@ -35,6 +35,8 @@ SHORT_S: Final = 0.25
 ONE_AHEAD_OF: Final = 4  # slots
 ALONE_WAIT_S: Final = 30.0  # for other runs to end before a run that was lost runs alone
 ALONE_RUN_S: Final = 60.0  # a run that kills its server mostly does so soon: then others may run beside it
+# In a row, then half of the time: one death may end a hundred runs, and the pool has others to run
+MOST_ALONE_S: Final = 120.0
 UNSEEN: Final = Health(status=HealthStatus.STARTING)
 
 FIRST_S: Final = 1.0
@@ -251,6 +253,8 @@ class Permits:
         self._now = now
         self._changed = asyncio.Event()
         self._alone: Permit | None = None
+        self._alone_left_s = MOST_ALONE_S
+        self._alone_changed_at = now()
 
     @property
     def busy(self) -> int:
@@ -298,12 +302,17 @@ class Permits:
     async def be_alone(self, permit: Permit) -> bool:
         """Reserve the permit's server for its run, and wait until no other run is there, at most 30 s. The reservation
         ends with the permit, or 60 s later. False if another run of this pool has one: poison must not idle the pool.
+        True without a reservation if the pool has had too many of them recently.
         """
-        server = permit.server
+        server, now = permit.server, self._now()
         if permit.place is not None or server.slots == 1:
             return True
         if self._alone is not None:
             return False
+        self._alone_left_s = min(MOST_ALONE_S, self._alone_left_s + now - self._alone_changed_at)
+        self._alone_changed_at = now
+        if self._alone_left_s <= 0:
+            return True
         self._alone, server.is_reserved = permit, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ALONE_WAIT_S):
@@ -314,6 +323,9 @@ class Permits:
 
     def _end_alone(self, permit: Permit) -> None:
         if self._alone is permit:
+            now = self._now()
+            self._alone_left_s -= now - self._alone_changed_at
+            self._alone_changed_at = now
             self._alone, permit.server.is_reserved = None, False
             self.refresh(permit.server)
 

@@ -404,3 +404,17 @@ async def test_wait_to_be_alone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.free == 1
     servers.permits.release(lost, other)
     assert one.free == 3
+
+
+async def test_pool_that_is_reserved_for_long_runs_others_half_of_the_time() -> None:
+    one, clock = server(2), FakeClock()
+    servers = Servers([one], clock.monotonic)
+    reserved = []
+    for seconds in (90, 90, 50, 50, 90):
+        lost, other = await taken(servers)
+        servers.permits.release(other)
+        assert await asyncio.wait_for(servers.permits.be_alone(lost), 5)
+        reserved.append(one.is_reserved)
+        clock.pass_time(seconds)
+        servers.permits.release(lost)
+    assert reserved == [True, True, False, False, True]
