@@ -115,6 +115,13 @@ def test_words_that_one_account_echoes_count_never() -> None:
         trust.went_well_elsewhere("a")
 
 
+def test_success_elsewhere_does_not_acquit_a_sick_server() -> None:
+    trust = Trust(1)
+    assert trust.note(FAILED, since="first", account="a", error="CUDA error") is None
+    trust.went_well_elsewhere("a")
+    assert trust.note(FAILED, since="first", account="b", error="CUDA error") == Rest(seconds=1, restart=True)
+
+
 def test_error_of_the_model_ends_the_trial_of_a_server() -> None:
     trust = Trust(1)
     assert noted(trust, Outcome.LOST) == [Rest(seconds=1, restart=True)]
