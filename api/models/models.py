@@ -38,6 +38,8 @@ from director.store.models import Model, Order, Visibility
 # A model is shown with its latest version's schema and an example: their sizes are read before a list of them is.
 HEAVY_BYTES: Final = 4 << 20  # of one response
 
+COG_VERSION: Final = re.compile(r"cog(?:let)? (\d\S*)")
+
 
 class VersionView(Struct, frozen=True):
     """A version on the wire. Official clients need all four, none of them null."""
@@ -83,7 +85,13 @@ class ModelView(Struct, frozen=True, kw_only=True):
 
 
 def shown_version(version: Version) -> VersionView:
-    return VersionView(version.id, iso(version.created_ms), version.server, version.schema)
+    return VersionView(version.id, iso(version.created_ms), cog_version(version.server), version.schema)
+
+
+def cog_version(server: str) -> str:
+    """Return the number alone, as Replicate shows it: older official clients compare it. Else the kind of server."""
+    found = COG_VERSION.match(server)
+    return found[1] if found else server
 
 
 async def fitting(request: Request, models: Sequence[Model]) -> Sequence[Model]:

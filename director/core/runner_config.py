@@ -238,7 +238,7 @@ class PollingConfig(MappedConfig, frozen=True, kw_only=True, tag="polling"):
 class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):
     """A server with OpenAI's text API, such as vLLM, TGI or llama.cpp. `endpoint`: chat, or completions of a prompt.
     `model`: the server's name for it; empty for its first model. `include_usage`: ask for token counts, which old
-    servers refuse.
+    servers refuse. `pass`: more inputs that go to the server as they are, such as vLLM's top_k.
     """
 
     endpoint: Literal["chat", "completions"] = "chat"
@@ -246,6 +246,11 @@ class OpenAiConfig(_Config, frozen=True, kw_only=True, tag="openai"):
     model: ModelName = ""
     include_usage: bool = True
     health: UrlPath = "/health"
+    passed: Words = msgspec.field(default=(), name="pass")
+
+    def __post_init__(self) -> None:
+        if wrong := next((name for name in self.passed if name in ("model", "stream", "stream_options")), None):
+            raise ValueError(f"`pass` has {wrong!r} in it, which the runner sets itself")
 
 
 RunnerConfig = CogConfig | HttpConfig | PollingConfig | OpenAiConfig

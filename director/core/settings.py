@@ -143,7 +143,9 @@ class DirectorSettings(CommonSettings, frozen=True, kw_only=True):
     concurrent_predictions: Positive = 1
     """Predictions that one model server runs at once."""
     max_failures: Natural = 5
-    """Failed runs in a row after which a server rests and restarts; 0: never."""
+    """Lost or refused runs in a row after which a server rests and restarts; 0: never."""
+    count_model_failures: bool = False
+    """Whether errors that the model's own code raises count for DIRECTOR_MAX_FAILURES too."""
     setup_retry_s: Seconds = 0
     """Time after which a Cog server with a failed setup is restarted; 0: never."""
     batch_cost: Seconds = 0

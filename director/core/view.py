@@ -44,7 +44,7 @@ def view(stored: Stored) -> Prediction:
         destination=record.destination or UNSET,
         deadline=iso(record.deadline) if record.deadline and record.late else UNSET,
         code=record.code or UNSET,
-        queue=place(stored.outlook) if stored.outlook else UNSET,
+        queue=place(stored.outlook, stored.record) if stored.outlook else UNSET,
         webhook=record.webhook or UNSET,
         webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
     )
@@ -67,6 +67,7 @@ REASONS: Final = {
     "breaker_open": "The model's servers failed several times in a row: nothing starts until one run has succeeded.",
     "limit_reached": "This account runs as many as it may at once: {}.",
     "backing_off": "Its last attempt was lost; the next one may start at {}.",
+    "overloaded": "No server took it, for example because it was overloaded; it may start at {}.",
 }
 
 
@@ -74,10 +75,12 @@ REASONS: Final = {
 PAUSED: Final = {1: "account_paused", 2: "account_suspended"}
 
 
-def place(outlook: Outlook) -> Place:
+def place(outlook: Outlook, record: Record) -> Place:
     known = outlook.p50_ms is not None and outlook.p90_ms is not None
     detail = outlook.detail
     words = PAUSED.get(detail or 0, "paused") if outlook.reason == "paused" else outlook.reason
+    if words == "backing_off" and not record.history:  # an attempt that was lost is in the history
+        words = "overloaded"
     shown = "" if detail is None else iso(detail) if outlook.reason == "backing_off" else str(detail)
     return Place(
         position=outlook.position,

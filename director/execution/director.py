@@ -270,7 +270,8 @@ class Director:
         runner = make_runner(driven.config, options)
         together = runner.capabilities.batches
         places = together and min(together, self._settings.batch_size or together)
-        return Server(runner, slots, trust=Trust(self._settings.max_failures), places=places)
+        trust = Trust(self._settings.max_failures, counts_failed=self._settings.count_model_failures)
+        return Server(runner, slots, trust=trust, places=places)
 
     def _make_parts(self) -> tuple[Heartbeat, Consumer]:
         settings, queue = self._settings, self._queue

@@ -56,6 +56,9 @@ FAULT: Final = Ended(outcome=Outcome.LOST, error="Following the run failed insid
 NO_INPUT: Final = Ended(outcome=Outcome.REFUSED, error="The files of its input could not be looked up")
 LEFT: Final = Ended(outcome=Outcome.LOST, error="It was left on its server, for another director to follow")
 NO_TURN: Final = Ended(outcome=Outcome.REFUSED, code=tracker.CLAIMED_AHEAD)
+ONE_ALONE: Final = Ended(
+    outcome=Outcome.REFUSED, error="Another prediction that was lost runs alone here", retry_after_s=2
+)
 NEVER_BEGAN: Final = Ended(outcome=Outcome.REFUSED, error="It was asked to stop before it was started")
 GONE: Final = "The destination of this training is gone, or the version that it trained is."
 
@@ -169,8 +172,12 @@ class Run:
                 self._apply(NO_TURN)
                 return
             self._ahead_s = self._now() - waits_since
-        crash.at("before_put")
         record = self._claim.record
+        # Its last run was lost with its server, and may have taken others along
+        if record.history.endswith(" server_lost") and not await self._servers.permits.be_alone(self._permit):
+            self._apply(ONE_ALONE)
+            return
+        crash.at("before_put")
         request = RunRequest(
             id=record.id,
             input=given,

@@ -6,8 +6,10 @@ server that needs a restart is in doubt until the watch has seen to that, and ne
 """
 
 import asyncio
+import contextlib
 import logging
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +33,10 @@ TURN_WITHIN_S: Final = 0.5
 # A claim takes some ms. Of longer runs that is too little to hold what another director may have a free slot for
 SHORT_S: Final = 0.25
 ONE_AHEAD_OF: Final = 4  # slots
+ALONE_WAIT_S: Final = 30.0  # for other runs to end before a run that was lost runs alone
+ALONE_RUN_S: Final = 60.0  # a run that kills its server mostly does so soon: then others may run beside it
+# In a row, then half of the time: one death may end a hundred runs, and the pool has others to run
+MOST_ALONE_S: Final = 120.0
 UNSEEN: Final = Health(status=HealthStatus.STARTING)
 
 FIRST_S: Final = 1.0
@@ -39,6 +45,10 @@ MOST_DOUBLINGS: Final = 10  # long past LONGEST_S, and far from what a float can
 
 # The outcomes that count against a server. A refused input does not, nor does a run that was asked to stop
 AGAINST: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST, Outcome.REFUSED})
+# Words of an error that may mean a sick accelerator. A model may also raise them because of an input
+SICKNESS: Final = re.compile(
+    r"\b(?:CUDA|cuDNN|cuBLAS|NCCL)[ _]|\bHIP error|out of memory|device-side assert", re.IGNORECASE
+)
 # The outcomes that a restart may help against. A server that refuses has no room, or lets others go first
 MENDED_BY_A_START: Final = frozenset({Outcome.FAILED, Outcome.CANCELED, Outcome.LOST})
 
@@ -53,12 +63,16 @@ class Trust:
 
     Some servers answer health checks well and fail every run at once: one with a broken GPU would drain a queue. Each
     rest is twice as long as the last, and after it the server runs one prediction at a time until a run succeeds.
-    Failures of a single account count once, so that no account can make a server rest for all the others.
+
+    Errors that the model's own code raises mostly come from inputs, so they count only if they have words of sickness
+    and come from two accounts. With `counts_failed` they all count. Failures of a single account then count once, so
+    that no account can make a server rest for all the others.
     """
 
-    def __init__(self, most: int = 0) -> None:
+    def __init__(self, most: int = 0, *, counts_failed: bool = False) -> None:
         self.failures = 0
         self._most = most
+        self.counts_failed = counts_failed
         self._rests = 0
         self._died = ""
         self._accused_by = ""
@@ -68,16 +82,26 @@ class Trust:
     def is_on_trial(self) -> bool:
         return self._rests > 0
 
-    def note(self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "") -> Rest | None:
+    def note(
+        self, outcome: Outcome, *, since: str, is_dead: bool = False, account: str = "", error: str = ""
+    ) -> Rest | None:
         """Count the end of a run on the start `since` of the server: all runs that one death ends are one failure.
-        `account`: whose run it was; '' if no other account could suffer by its failures. Returns a rest if one is due.
+        `account`: whose run it was. With `counts_failed` it is '' if no other account could suffer by its failures.
+        Returns a rest if one is due.
         """
         if outcome is Outcome.SUCCEEDED:
             self.failures = self._rests = 0
             self._is_restarted = False
             self._accused_by = ""
             return None
-        if outcome is Outcome.FAILED and account:
+        if outcome is Outcome.FAILED and not self.counts_failed:
+            if not SICKNESS.search(error):
+                self._rests = 0  # the server brought a run to its end
+                return None
+            before, self._accused_by = self._accused_by, account
+            if before in ("", account):
+                return None
+        elif outcome is Outcome.FAILED and account:
             if account == self._accused_by:
                 return None
             self._accused_by = account
@@ -98,7 +122,7 @@ class Trust:
 
     def went_well_elsewhere(self, account: str) -> None:
         """Note a success on another server: failures here may not come from what the account sends."""
-        if account == self._accused_by:
+        if self.counts_failed and account == self._accused_by:
             self._accused_by = ""
 
 
@@ -109,6 +133,7 @@ class Server(Struct, eq=False):
     `waiting`: permits given ahead, in order. `places`: predictions in one batch. `runs`: all runs ever started.
     `running`: those that have not ended. `full_at`: the value of `runs` when it was last full against our count.
     `run_s`: the recent average duration of successful runs. `since`: its last start. `failed_starts`: in a row.
+    `is_reserved`: for one run alone, so that it gives no permits.
     `doubt`: set when it needs a restart; it gets no work until the watch has seen to that. `refusal`: why it did not
     let the director in; '' otherwise.
     """
@@ -130,6 +155,7 @@ class Server(Struct, eq=False):
     run_s: float = math.inf
     waiting: deque["Permit"] = msgspec.field(default_factory=deque)
     failed_starts: int = 0
+    is_reserved: bool = False
 
     @property
     def can_run(self) -> bool:
@@ -141,12 +167,12 @@ class Server(Struct, eq=False):
 
     @property
     def free(self) -> int:
-        return max(0, self.usable - self.busy) if self.can_run else 0
+        return max(0, self.usable - self.busy) if self.can_run and not self.is_reserved else 0
 
     @property
     def ahead(self) -> int:
         is_short = self.run_s < SHORT_S and not self.places and not self.trust.is_on_trial
-        return max(1, self.usable // ONE_AHEAD_OF) if is_short and self.can_run else 0
+        return max(1, self.usable // ONE_AHEAD_OF) if is_short and self.can_run and not self.is_reserved else 0
 
     @property
     def is_locked(self) -> bool:
@@ -226,6 +252,9 @@ class Permits:
         self._servers = servers
         self._now = now
         self._changed = asyncio.Event()
+        self._alone: Permit | None = None
+        self._alone_left_s = MOST_ALONE_S
+        self._alone_changed_at = now()
 
     @property
     def busy(self) -> int:
@@ -275,6 +304,36 @@ class Permits:
                 return False
         return True
 
+    async def be_alone(self, permit: Permit) -> bool:
+        """Reserve the permit's server for its run, and wait until no other run is there, at most 30 s. The reservation
+        ends with the permit, or 60 s later. False if another run of this pool has one: poison must not idle the pool.
+        True without a reservation if the pool has had too many of them recently.
+        """
+        server, now = permit.server, self._now()
+        if permit.place is not None or server.slots == 1:
+            return True
+        if self._alone is not None:
+            return False
+        self._alone_left_s = min(MOST_ALONE_S, self._alone_left_s + now - self._alone_changed_at)
+        self._alone_changed_at = now
+        if self._alone_left_s <= 0:
+            return True
+        self._alone, server.is_reserved = permit, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALONE_WAIT_S):
+                while server.busy > 1:
+                    await self.changed()
+        asyncio.get_running_loop().call_later(ALONE_RUN_S, self._end_alone, permit)
+        return True
+
+    def _end_alone(self, permit: Permit) -> None:
+        if self._alone is permit:
+            now = self._now()
+            self._alone_left_s -= now - self._alone_changed_at
+            self._alone_changed_at = now
+            self._alone, permit.server.is_reserved = None, False
+            self.refresh(permit.server)
+
     def start(self, permit: Permit) -> None:
         permit.is_running = True
         permit.started_at = self._now()
@@ -309,6 +368,8 @@ class Permits:
         for permit in permits:
             if permit.release():
                 permit.server.hand_on()
+        if self._alone is not None and self._alone in permits:
+            self._end_alone(self._alone)
         self._changed.set()
 
     def refresh(self, *servers: Server) -> None:
@@ -405,18 +466,25 @@ class Servers:
             batch.ends.add(ended.outcome)
         # A run that fails while the server rests began before: runs that fail together are one reason to rest
         counts = counts and (ended.outcome is Outcome.SUCCEEDED or not server.is_resting)
-        account = self._unless_alone(account)
+        suspect = self._unless_alone(account)
         if ended.outcome is Outcome.SUCCEEDED:
             took_s = self._now() - permit.started_at
             server.run_s = took_s if server.run_s == math.inf else server.run_s + (took_s - server.run_s) / 5
             for other in self.all:
-                other.trust.went_well_elsewhere(account)
+                other.trust.went_well_elsewhere(suspect)
         if ended.is_locked:
             if not server.is_resting:
                 self._lock(server, ended.error or "")
             return
-        dead = ended.server_is_dead
-        rest = server.trust.note(ended.outcome, since=permit.since, is_dead=dead, account=account) if counts else None
+        if not counts:
+            return
+        rest = server.trust.note(
+            ended.outcome,
+            since=permit.since,
+            is_dead=ended.server_is_dead,
+            account=suspect if server.trust.counts_failed else account,
+            error=ended.error or "",
+        )
         if rest is None:
             return
         facts = {"server": server.runner.url, "failures": server.trust.failures, "rest_s": rest.seconds}

@@ -84,14 +84,18 @@ async def cog_process(
     trains: bool = False,
     python: str = sys.executable,
     upload_url: str = "",
+    takes_host: bool = True,
 ) -> AsyncGenerator[CogServer, None]:
-    """Yield the process of `cog_server`. `trains`: the stub is a function that trains, and nothing else runs."""
+    """Yield the process of `cog_server`. `trains`: the stub is a function that trains, and nothing else runs.
+    `takes_host`: False for a version that has no such option, and listens on every address.
+    """
     port = port or free_port()
     with tempfile.TemporaryFile() as log:
         # --await-explicit-shutdown is how a director runs Cog: SIGTERM goes to the director first, which drains
         process = await anyio.open_process(
             [
-                *(python, "-m", "cog.server.http", "--host", "127.0.0.1", "--await-explicit-shutdown=true"),
+                *(python, "-m", "cog.server.http", "--await-explicit-shutdown=true"),
+                *(("--host", "127.0.0.1") if takes_host else ()),
                 *(("--x-mode", "train") if trains else ()),
                 *(("--upload-url", upload_url) if upload_url else ()),
             ],

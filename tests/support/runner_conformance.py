@@ -29,8 +29,9 @@ MOST_BYTES: Final = 256 * 1024
 LIMIT_S: Final = 30.0
 
 # Cog versions written in Python, from the first supported one on; each needs an environment of its own
-OLD_COGS: Final = ("0.9", "0.12", "0.14", "0.16")
-NAMELESS: Final = ("0.9",)  # they do not report their version
+OLD_COGS: Final = ("0.9", "0.10.0a27", "0.12", "0.14", "0.16")
+NAMELESS: Final = ("0.9", "0.10.0a27")  # they do not report their version
+HOSTLESS: Final = ("0.10.0a27",)  # they have no --host
 
 COG_MODEL: Final = """
     import os, time
@@ -119,12 +120,14 @@ async def _coglet(*, streams: bool, folder: Path, port: int | None = None) -> As
 
 
 @cache
-def _python_with(version: str) -> str:
+def python_with(version: str) -> str:
+    """Return a Python that has this Cog, or the last release of it if `version` has two numbers."""
     folder = Path(tempfile.mkdtemp(prefix=f"cog-{version}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     venv.create(folder)
     python = str(folder / "bin" / "python")
-    install = (sys.executable, "-m", "pip", "--python", python, "install", "-q", f"cog=={version}.*")
+    wanted = f"cog=={version}.*" if version.count(".") == 1 else f"cog=={version}"
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "-q", wanted)
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"Cog {version} cannot be installed here: {done.stderr[-300:]}")
@@ -133,11 +136,11 @@ def _python_with(version: str) -> str:
 
 @asynccontextmanager
 async def _old_cog(version: str, *, folder: Path, port: int | None = None) -> AsyncGenerator[LiveServer, None]:
-    python = await anyio.to_thread.run_sync(_python_with, version)
+    python = await anyio.to_thread.run_sync(python_with, version)
     model = write_model(folder / "model", COG_MODEL)
     (model / "cog.yaml").write_text('predict: "predict.py:Predictor"\n')
     every = {"COG_THROTTLE_RESPONSE_INTERVAL": "0"}  # otherwise it reports output at most twice a second
-    async with cog_process(model, port=port, python=python, env=every) as server:
+    async with cog_process(model, port=port, python=python, env=every, takes_host=version not in HOSTLESS) as server:
         yield LiveServer(url=server.url, kill=server.kill)
 
 

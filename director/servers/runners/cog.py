@@ -201,7 +201,8 @@ class CogRunner(HttpBase):
             self._sent_at.pop(request.id, None)
 
     def _path(self, prediction_id: str) -> str:
-        return f"/{'trainings' if self._trains else 'predictions'}/{prediction_id}"
+        known = self._known or cog_answers.UNKNOWN
+        return f"{known.kind.trains_at if self._trains else '/predictions'}/{prediction_id}"
 
     async def _evict(self, prediction_id: str, patience: Patience) -> bool:
         """End any run of this id: a stream would quietly attach to a run that a dead director left behind."""

@@ -155,19 +155,23 @@ class Kind(Struct, frozen=True, kw_only=True):
 
     `hears_meanwhile`: while a PUT is held open, it answers other requests. `cancels_again`: if a cancel got lost in the
     first ms of a run, it acts on the next one. `tells_all_at_end`: the answer to that PUT has the logs and the partial
-    output of a failure.
+    output of a failure. `sends_files`: its callbacks have files themselves, and not their paths on its disk.
+    `trains_at`: the path of a training, on a server that was started to train.
     """
 
     hears_meanwhile: bool = True
     cancels_again: bool = True
     tells_all_at_end: bool = True
+    sends_files: bool = False
+    trains_at: str = "/trainings"
 
 
-COGLET: Final = Kind(tells_all_at_end=False)
+COGLET: Final = Kind(tells_all_at_end=False, sends_files=True)
 # The Python servers from the newest on: the first version and its kind. Those before 0.12 do not report a version
 PYTHON: Final = (
     ((0, 13), Kind(cancels_again=False)),
-    ((0, 0), Kind(cancels_again=False, hears_meanwhile=False)),
+    # 0.9 and 0.10 answer 500 to PUT /trainings, since that handler does not await the run
+    ((0, 0), Kind(cancels_again=False, hears_meanwhile=False, trains_at="/predictions")),
 )
 
 
@@ -179,6 +183,11 @@ class Known(Struct, frozen=True, kw_only=True):
     streams: bool
     is_array: bool
     may_have_files: bool
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether output that it reports before the end can be shown."""
+        return self.kind.sends_files or not self.may_have_files
 
 
 # Safe to assume of a server that has not been READY yet

@@ -47,13 +47,14 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class _Create(Struct, omit_defaults=True):
+    id: str  # Cog 0.10 refuses a body without it
     input: Raw
     webhook: str | None = None
     webhook_events_filter: tuple[str, ...] = ()
 
 
 def create_body(run: Run, *, webhook: str | None = None, events: tuple[str, ...] = ()) -> bytes:
-    return msgspec.json.encode(_Create(run.request.input, webhook, events))
+    return msgspec.json.encode(_Create(run.request.id, run.request.input, webhook, events))
 
 
 async def read_whole(run: Run, response: Exchange) -> Ended | cog_answers.Again:
@@ -184,7 +185,8 @@ class _Callbacks:
                 self._last = snapshot
                 self._completed.set()
             else:
-                self.report(snapshot.output_or_none, snapshot.logs, size=len(body))
+                output = snapshot.output_or_none if self._run.known.shows_output else None
+                self.report(output, snapshot.logs, size=len(body))
 
     async def complete(self, ended: Ended) -> Ended:
         if self.url is None or ended.outcome is Outcome.SUCCEEDED:
@@ -195,7 +197,9 @@ class _Callbacks:
         last = self._last
         if last is None or cog_answers.OUTCOMES[last.status] is Outcome.SUCCEEDED:
             return ended
-        return replace(ended, logs=ended.logs or last.logs, output=ended.output or last.output_or_none)
+        # coglet's callbacks have a list of items, also of a model that yields nothing
+        output = ended.output or (last.output_or_none if self._run.known.is_array else None)
+        return replace(ended, logs=ended.logs or last.logs, output=output)
 
     async def end(self, look: Callable[[], Awaitable[cog_answers.Sighting]]) -> Ended:
         now = asyncio.get_running_loop().time

@@ -1,10 +1,11 @@
 """Run predictions on a server with OpenAI's API for text: vLLM, TGI, llama.cpp and others.
 
-The text is streamed, each piece an output of its own. A run is stopped by hanging up. Names of an input that the API
-lacks are refused here. A stream that breaks off is not an end, and a run is never sent twice.
+The text is streamed, each piece an output of its own. A run is stopped by hanging up. Inputs that the API lacks are
+left out, as Cog does. A stream that breaks off is not an end, and a run is never sent twice.
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Literal
 
@@ -64,13 +65,20 @@ OUTPUT: Final[dict[str, Any]] = {
 }
 NAMES: Final[dict[Endpoint, tuple[str, ...]]] = {"chat": (*CHAT_ONLY, *COMMON), "completions": tuple(COMMON)}
 BUILT_OF: Final = frozenset({"messages", "prompt", "system_prompt"})
+# Names of text models on Replicate, which LiteLLM and LlamaIndex send to all of them; the first that is given is used
+ALIASES: Final = {"max_tokens": ("max_new_tokens", "max_length"), "stop": ("stop_sequences",)}
+UNSET: Final = Raw(b'""')  # their default for stop_sequences, which vLLM refuses as a stop
 
 DONE: Final = b"[DONE]"
 MOST_MODELS_BYTES: Final = 1 << 20
 PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
 NO_OUTPUT: Final = Raw(b"[]")
 
-NOT_STREAMED: Final = Ended(outcome=Outcome.LOST, error="The model server answered without an event stream")
+# Every attempt would end like this
+NOT_STREAMED: Final = Ended(
+    outcome=Outcome.FAILED,
+    error="The model server ignores `stream`: it answered neither an event stream nor a completion",
+)
 CUT_OFF: Final = Ended(outcome=Outcome.LOST, error="The model server's event stream stopped before the run had ended")
 
 
@@ -85,6 +93,7 @@ class _Delta(Struct):
 class _Choice(Struct):
     index: int = 0
     delta: _Delta | None = None
+    message: _Delta | None = None  # in place of a delta in an answer that is not streamed
     text: str | None = None
     finish_reason: str | None = None
 
@@ -113,16 +122,21 @@ class Chunk(Struct, frozen=True, kw_only=True):
     code: int = 0
 
 
-def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bool) -> bytes:
+def create_body(given: Raw, config: OpenAiConfig, *, model: str) -> bytes:
     """Return the request for an input. Raises `InvalidInput`."""
+    endpoint = config.endpoint
     fields = {
         name: value for name, value in msgspec.json.decode(given, type=dict[str, Raw]).items() if value != answers.NULL
     }
-    if unknown := next((name for name in fields if name not in NAMES[endpoint]), None):
-        raise InvalidInput(f"There is no input {answers.one_line(unknown)!r}")
+    for name, aliases in ALIASES.items():
+        asked = (alias for alias in aliases if fields.get(alias, UNSET) != UNSET and alias not in config.passed)
+        alias = next(asked, None)
+        if alias is not None and name not in fields:
+            fields[name] = _stops(fields[alias]) if name == "stop" else fields[alias]
     body: dict[str, Any] = {"model": model} if model else {}
-    body |= {"stream": True, "stream_options": {"include_usage": True}} if include_usage else {"stream": True}
-    body |= {name: value for name, value in fields.items() if name not in BUILT_OF}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if config.include_usage else {"stream": True}
+    sent = {*NAMES[endpoint], *config.passed} - BUILT_OF
+    body |= {name: value for name, value in fields.items() if name in sent}
     if endpoint == "chat" and "messages" in fields:
         body["messages"] = fields["messages"]
     elif "prompt" not in fields:
@@ -133,6 +147,13 @@ def create_body(given: Raw, *, endpoint: Endpoint, model: str, include_usage: bo
     else:
         body["prompt"] = fields["prompt"]
     return msgspec.json.encode(body)
+
+
+def _stops(given: Raw) -> Raw:
+    """Return the stops of `stop_sequences`: Replicate's text models have them in one text, separated by commas."""
+    said = msgspec.json.decode(given)
+    parts = [part for part in said.split(",") if part] if isinstance(said, str) else []
+    return Raw(msgspec.json.encode(parts)) if parts else given
 
 
 def read_chunk(data: bytes) -> Chunk:
@@ -147,18 +168,19 @@ def read_chunk(data: bytes) -> Chunk:
     usage = chunk.usage
     counts = {} if usage is None else {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
     first = next((choice for choice in chunk.choices if choice.index == 0), None) or _Choice()
+    said = first.delta or first.message
     return Chunk(
-        text=(first.delta.content if first.delta is not None else first.text) or "",
+        text=(said.content if said is not None else first.text) or "",
         is_finished=first.finish_reason is not None,
         tokens={name: count for name, count in counts.items() if count is not None},
     )
 
 
-def schemas(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+def schemas(endpoint: Endpoint, passed: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     known = CHAT_ONLY | COMMON
     properties = {
-        name: {"title": name.replace("_", " ").title(), "x-order": order, **known[name]}
-        for order, name in enumerate(NAMES[endpoint])
+        name: {"title": name.replace("_", " ").title(), "x-order": order, **known.get(name, {})}
+        for order, name in enumerate(dict.fromkeys((*NAMES[endpoint], *passed)))
     }
     required = {} if endpoint == "chat" else {"required": ["prompt"]}
     return {"type": "object", "title": "Input", "properties": properties, **required}, OUTPUT
@@ -177,7 +199,7 @@ class OpenAiRunner(HttpBase, OneAnswer):
 
     def __init__(self, config: OpenAiConfig, options: RunnerOptions) -> None:
         base = config.path.rstrip("/")
-        schema = openapi(*schemas(config.endpoint), title=config.model)
+        schema = openapi(*schemas(config.endpoint, config.passed), title=config.model)
         super().__init__(options, name="openai", health_paths=[config.health, f"{base}/models"], schema=schema)
         self._config = config
         self._path = base + PATHS[config.endpoint]
@@ -206,7 +228,7 @@ class OpenAiRunner(HttpBase, OneAnswer):
         config = self._config
         try:
             model = self._model or await self._first_model()
-            body = create_body(request.input, endpoint=config.endpoint, model=model, include_usage=config.include_usage)
+            body = create_body(request.input, config, model=model)
         except (InvalidInput, msgspec.DecodeError) as exc:
             return Ended(outcome=Outcome.INVALID, error=str(exc))
         reader = _Reader(request, feed, self._max_body)
@@ -223,9 +245,9 @@ class OpenAiRunner(HttpBase, OneAnswer):
             feed.answered()
             if not response.is_success:
                 return answers.refused(await receive(response, self._max_body))
-            if not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
-                return NOT_STREAMED
             feed.begin()
+            if not response.headers.get("content-type", "").startswith(answers.EVENT_STREAM):
+                return reader.with_output(reader.whole(await receive(response, self._max_body)))
             return reader.with_output(await reader.follow(response.chunks()) or reader.closed())
 
 
@@ -245,6 +267,16 @@ class _Reader(StreamReader[Ended]):
     def closed(self) -> Ended:
         """Return the end for a stream that stopped. Some servers send no DONE, but all send a reason to finish."""
         return Ended(outcome=Outcome.SUCCEEDED) if self._is_finished else CUT_OFF
+
+    def whole(self, answer: answers.Answer) -> Ended:
+        """Return the end by the answer of a server that does not stream."""
+        if not answer.complete:
+            return answers.too_large(self._max_body)
+        try:
+            ended = self._take(answers.Frame("message", answer.body))
+        except answers.Unreadable:
+            return NOT_STREAMED
+        return ended or (self.closed() if self._is_finished else NOT_STREAMED)
 
     def with_output(self, ended: Ended) -> Ended:
         output = joined(self._items)

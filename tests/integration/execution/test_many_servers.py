@@ -52,7 +52,7 @@ async def test_server_that_fails_every_run_rests_while_the_other_works(
         asked = [caller.new_id() for _ in range(12)]
         for each in asked:
             broken.on("PUT", f"/predictions/{each}", answer(200, {"status": "failed", "error": "CUDA error"}))
-        async with live.director(broken.url, cog_url, max_failures=3) as director:
+        async with live.director(broken.url, cog_url, max_failures=3, count_model_failures=True) as director:
             await eventually(lambda: all(each.can_run for each in director.servers.all), "both are ready")
             ends = []
             for each in asked:
@@ -63,9 +63,22 @@ async def test_server_that_fails_every_run_rests_while_the_other_works(
         assert broken.asked("POST", "/shutdown"), "a new start may help it"
 
 
+async def test_errors_of_the_model_delay_no_run_and_restart_no_server(caller: Caller, live: Live) -> None:
+    async with scripted_cog() as raising:
+        asked = [caller.new_id() for _ in range(12)]
+        for each in asked:
+            raising.on("PUT", f"/predictions/{each}", answer(200, {"status": "failed", "error": "CUDA error"}))
+        async with live.director(raising.url) as director:
+            for each in asked:
+                await caller.submit(each)
+            assert {(await caller.ended(each))["code"] for each in asked} == {"model_failed"}
+            assert director.servers.all[0].can_run
+        assert not raising.asked("POST", "/shutdown")
+
+
 async def test_failing_inputs_of_one_account_delay_no_other(caller: Caller, live: Live, cog_url: str) -> None:
     other = Caller(caller.redis, caller.scripts, account="other")
-    async with live.director(max_failures=2) as director:
+    async with live.director(max_failures=2, count_model_failures=True) as director:
         await caller.ended(await caller.submit(n=1))
         await other.ended(await other.submit(n=1))
         failing = [await caller.submit(then="raise") for _ in range(6)]

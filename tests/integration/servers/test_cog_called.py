@@ -15,7 +15,7 @@ from director.servers.runners import RunnerOptions
 from director.servers.runners import cog_follow as cog_called
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.inbox import Inbox
-from director.servers.runners.runner import Began, Ended, HealthStatus, Outcome, Produced, RunRequest
+from director.servers.runners.runner import Began, Ended, HealthStatus, Logged, Outcome, Produced, RunRequest
 from tests.support.eventually import eventually
 from tests.support.runner_conformance import follow, opened
 from tests.support.scripted_cog import Exchange, Script, ScriptedCog, answer, scripted_cog
@@ -53,6 +53,53 @@ async def callbacks(old: ScriptedCog, *snapshots: dict[str, Any]) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
         for snapshot in snapshots:
             await client.post(asked["webhook"], json={**TAKEN, **snapshot})
+
+
+async def test_body_has_the_id(old: ScriptedCog, runner: CogRunner) -> None:
+    await asyncio.gather(follow(runner, REQUEST), callbacks(old, {"status": "canceled"}))
+    assert [msgspec.json.decode(put.body)["id"] for put in old.asked("PUT")] == [ID]
+
+
+@pytest.mark.parametrize(
+    ("version", "path"), [("", "/predictions"), ("0.12.1", "/predictions"), ("0.13.7", "/trainings")]
+)
+async def test_training_goes_where_the_version_of_the_server_accepts_it(
+    old: ScriptedCog, inbox: Inbox, version: str, path: str
+) -> None:
+    old.on("GET", "/", answer(200, {"cog_version": version} if version else {}))
+    old.on("POST", f"{path}/{ID}/cancel", answer(404, b"{}"))
+    old.on("PUT", f"{path}/{ID}", answer(200, {**TAKEN, "status": "succeeded", "output": "weights"}))
+    async with opened(CogRunner(CogConfig(), RunnerOptions(url=old.url, inbox=inbox, trains=True))) as runner:
+        await runner.health()
+        assert (await follow(runner, REQUEST))[-1].outcome is Outcome.SUCCEEDED
+        await runner.cancel(ID)
+    assert old.asked("POST", "/")[-1].path == f"{path}/{ID}/cancel"
+
+
+@pytest.mark.parametrize("version", ["", "0.12.1", "0.13.7", "0.16.12"])
+async def test_path_on_the_disk_of_the_server_is_never_shown(old: ScriptedCog, inbox: Inbox, version: str) -> None:
+    output = {"type": "array", "items": {"type": "string", "format": "uri"}, "x-cog-array-type": "iterator"}
+    old.on("GET", "/", answer(200, {"cog_version": version} if version else {}))
+    old.on("GET", "/openapi.json", answer(200, {"components": {"schemas": {"Output": output}}}))
+    told = asyncio.Event()
+
+    async def act(exchange: Exchange) -> None:
+        await told.wait()
+        await answer(200, {**TAKEN, "status": "succeeded", "output": ["data:,a"], "logs": "one"}).act(exchange)
+
+    old.on("PUT", PATH, Script(act))
+    async with opened(CogRunner(CogConfig(), RunnerOptions(url=old.url, inbox=inbox))) as runner:
+        await runner.health()
+        async with aclosing(runner.run(REQUEST)) as run:
+            assert await anext(run) == Began()
+            await callbacks(old, {"output": ["/tmp/a.bin"], "logs": "one"})
+            assert await anext(run) == Logged("one")
+            told.set()
+            rest = [event async for event in run]
+    assert rest == [
+        Produced(Raw(b'"data:,a"'), 0),
+        Ended(outcome=Outcome.SUCCEEDED, output=Raw(b'["data:,a"]'), logs="one"),
+    ]
 
 
 async def test_last_callback_is_the_end_and_no_request_stays_open(old: ScriptedCog, runner: CogRunner) -> None:

@@ -68,6 +68,11 @@ MODEL = """
             wait_for(gate)
             if then == "raise":
                 raise ValueError("it went wrong")
+            if then == "swallow":
+                try:
+                    time.sleep(30)
+                except BaseException:
+                    pass
             return text * n
 
     class Metered(BasePredictor):
@@ -191,6 +196,17 @@ async def test_failure_has_its_error_its_logs_and_its_partial_output(runner: Cog
     assert ended.logs == "token 0\ntoken 1\n"
     assert ended.output == Raw(b'["a0","a1"]')
     assert not ended.server_is_dead
+
+
+async def test_canceled_run_of_a_text_model_has_no_list_of_texts(scalar_url: str, inbox: Inbox) -> None:
+    async with runner_for(scalar_url, inbox=inbox) as runner:
+        await ready(runner)
+        async with aclosing(runner.run(request(then="swallow"))) as run:
+            assert await anext(run) == Began()
+            await asyncio.sleep(0.1)
+            await runner.cancel(ID)
+            ended = [event async for event in run][-1]
+    assert (getattr(ended, "outcome", None), getattr(ended, "output", b"")) == (Outcome.CANCELED, None)
 
 
 async def test_run_without_progress_still_reports_a_complete_failure(runner: CogRunner) -> None:

@@ -108,13 +108,74 @@ async def test_request_to_the_server_has_the_expected_fields(
 
 
 @pytest.mark.parametrize(
+    ("passed", "given", "sent"),
+    [
+        ([], {"top_k": 5, "stream": False, "model": "another", "max_tokens": None}, {}),
+        (["top_k", "tools"], {"top_k": 5, "min_p": 0.1, "tools": [{"a": 1}]}, {"top_k": 5, "tools": [{"a": 1}]}),
+        ([], {"max_new_tokens": 7, "max_length": 9}, {"max_tokens": 7}),
+        ([], {"max_length": 9}, {"max_tokens": 9}),
+        ([], {"max_tokens": 5, "max_length": 9}, {"max_tokens": 5}),
+        (["max_length"], {"max_length": 9}, {"max_length": 9}),
+        ([], {"stop_sequences": ["a", "b"]}, {"stop": ["a", "b"]}),
+        ([], {"stop_sequences": "<end>,<stop>"}, {"stop": ["<end>", "<stop>"]}),
+        ([], {"stop_sequences": ","}, {"stop": ","}),
+        ([], {"stop_sequences": ""}, {}),
+        ([], {"stop": "x", "stop_sequences": "y"}, {"stop": "x"}),
+    ],
+)
+async def test_inputs_that_the_api_lacks_are_left_out_unless_they_are_to_pass(
+    scripted: ScriptedCog, passed: list[str], given: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    scripted.on("POST", CHAT, stream(piece("ok", "stop"), DONE))
+    ended = await end_of(request(prompt="a", **given), scripted.url, **{"pass": passed})
+    assert ended.outcome is Outcome.SUCCEEDED
+    (exchange,) = scripted.asked("POST", CHAT)
+    always = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}}
+    assert json.loads(exchange.body) == {**always, "messages": [{"role": "user", "content": "a"}], **sent}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "choice"),
+    [("chat", {"message": {"role": "assistant", "content": "Hi"}}), ("completions", {"text": "Hi"})],
+)
+async def test_answer_of_a_server_that_ignores_stream_is_taken(
+    scripted: ScriptedCog, endpoint: str, choice: dict[str, Any]
+) -> None:
+    whole = {"choices": [{"index": 0, "finish_reason": "stop", **choice}], "usage": {"prompt_tokens": 5}}
+    path = CHAT if endpoint == "chat" else "/v1/completions"
+    scripted.on("POST", path, answer(200, whole, content_type="application/json"))
+    ended = await end_of(request(prompt="a"), scripted.url, endpoint=endpoint)
+    assert (ended.outcome, ended.output) == (Outcome.SUCCEEDED, Raw(b'["Hi"]'))
+    assert ended.metrics["input_tokens"] == Raw(b"5")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"choices": []}'])
+async def test_answer_that_is_no_completion_fails_with_the_reason(scripted: ScriptedCog, body: bytes) -> None:
+    scripted.on("POST", CHAT, answer(200, body, content_type="application/json"))
+    ended = await end_of(request(prompt="a"), scripted.url)
+    assert ended.outcome is Outcome.FAILED
+    assert "ignores `stream`" in (ended.error or "")
+
+
+async def test_inputs_that_pass_are_in_the_schema(scripted: ScriptedCog) -> None:
+    async with opened(runner_of(scripted.url, **{"pass": ["top_k"]})) as runner:
+        document = msgspec.json.decode(await runner.openapi_schema() or b"")
+    assert "top_k" in document["components"]["schemas"]["Input"]["properties"]
+
+
+@pytest.mark.parametrize("name", ["model", "stream", "stream_options"])
+def test_what_the_runner_sets_cannot_pass(name: str) -> None:
+    with pytest.raises(ValueError, match="which the runner sets itself"):
+        runner_of("http://127.0.0.1:1", **{"pass": [name]})
+
+
+@pytest.mark.parametrize(
     ("given", "why"),
     [
         ({}, "It needs a prompt, or messages"),
-        ({"prompt": "a", "stream": False}, "There is no input 'stream'"),
-        ({"prompt": "a", "model": "another"}, "There is no input 'model'"),
+        ({"top_k": 5}, "It needs a prompt, or messages"),
     ],
-    ids=["nothing", "stream", "model"],
+    ids=["nothing", "unknown"],
 )
 async def test_invalid_request_is_never_sent(scripted: ScriptedCog, given: dict[str, Any], why: str) -> None:
     async with opened(runner_of(scripted.url)) as runner:

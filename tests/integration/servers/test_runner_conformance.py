@@ -233,6 +233,8 @@ async def test_killed_server_loses_its_run_and_returns_as_another(kind: Kind, tm
 
 
 async def test_model_that_ends_its_process_loses_run_and_server(kind: Kind, tmp_path: Path) -> None:
+    if kind.name == "cog 0.10.0a27":
+        pytest.xfail("it holds both ends of its worker's pipe, never sees the death, and stays BUSY")
     async with kind.serve(folder=tmp_path) as server, opened(kind.runner(server.url, INBOX)) as runner:
         await healthy(runner)
         events = await follow(runner, kind.request(n=1, then="exit"))

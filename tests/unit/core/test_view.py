@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from director.core.ids import QueueName, new_prediction_id
-from director.core.schema import Event, Record, Stored
+from director.core.schema import Event, Outlook, Record, Stored
 from director.core.states import Status
 from director.core.view import fold, iso, view
 
@@ -51,6 +51,20 @@ def test_what_waits_looks_as_official_clients_expect() -> None:
             "web": f"https://api.example.com/p/{ID}",
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("history", "why"),
+    [
+        ("", "No server took it, for example because it was overloaded; it may start at 2027-01-15T08:00:05.000Z."),
+        ("1 d 1 2 server_lost", "Its last attempt was lost; the next one may start at 2027-01-15T08:00:05.000Z."),
+    ],
+)
+def test_refused_prediction_is_not_shown_as_lost(history: str, why: str) -> None:
+    outlook = Outlook(1, 0, 5_000, 5_000, "backing_off", MADE.created + 5_000)
+    queue = shown(msgspec.structs.replace(MADE, history=history), outlook=outlook)["queue"]
+    assert isinstance(queue, dict)
+    assert (queue["reason"], queue["detail"]) == ("backing_off", why)
 
 
 def test_an_end_has_our_times_and_what_the_model_measured() -> None:

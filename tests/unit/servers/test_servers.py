@@ -20,7 +20,7 @@ def server(
 ) -> Server:
     server = Server(ScriptedRunner(), slots, health=health, since="first", places=places, run_s=run_s)
     if rests_after is not None:
-        server.trust = Trust(rests_after)
+        server.trust = Trust(rests_after, counts_failed=True)
     return server
 
 
@@ -373,3 +373,48 @@ def test_locked_health_check_shows_unless_another_server_starts() -> None:
     assert one.trouble == "server_auth: it answered 403"
     assert Servers([one]).standing == Standing(0, "server_auth")
     assert Servers([one, server(1, health=Health(status=HealthStatus.STARTING))]).standing == Standing(0, "starting")
+
+
+async def test_run_that_was_lost_waits_to_be_alone_and_keeps_others_out() -> None:
+    one, servers = alone(3)
+    lost, other, third = await taken(servers)
+    waiting = asyncio.create_task(servers.permits.be_alone(lost))
+    await asyncio.sleep(0)
+    assert not await servers.permits.be_alone(third), "one at a time in a pool"
+    servers.permits.release(third)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert one.free == 0
+    servers.permits.release(other)
+    assert await asyncio.wait_for(waiting, 5)
+    assert servers.permits.take() == []
+    servers.permits.release(lost)
+    assert one.free == 3
+
+
+async def test_wait_to_be_alone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("director.servers.servers.ALONE_WAIT_S", 0.01)
+    monkeypatch.setattr("director.servers.servers.ALONE_RUN_S", 0.02)
+    one, servers = alone(3)
+    lost, other, third = await taken(servers)
+    servers.permits.release(third)
+    assert await servers.permits.be_alone(lost)
+    assert one.free == 0
+    await asyncio.sleep(0.1)
+    assert one.free == 1
+    servers.permits.release(lost, other)
+    assert one.free == 3
+
+
+async def test_pool_that_is_reserved_for_long_runs_others_half_of_the_time() -> None:
+    one, clock = server(2), FakeClock()
+    servers = Servers([one], clock.monotonic)
+    reserved = []
+    for seconds in (90, 90, 50, 50, 90):
+        lost, other = await taken(servers)
+        servers.permits.release(other)
+        assert await asyncio.wait_for(servers.permits.be_alone(lost), 5)
+        reserved.append(one.is_reserved)
+        clock.pass_time(seconds)
+        servers.permits.release(lost)
+    assert reserved == [True, True, False, False, True]
