@@ -53,6 +53,7 @@ class Code(StrEnum):
     NOT_TERMINAL = "not_terminal"
     QUEUE_FULL = "queue_full"
     RATE_LIMITED = "rate_limited"
+    SECRETS_GONE = "secrets_gone"
     STORAGE_FULL = "storage_full"
     TOO_LARGE = "too_large"
     TOO_MANY_QUEUED = "too_many_queued"
@@ -174,6 +175,13 @@ not_terminal = Refusal(
 )
 no_webhook = Refusal(
     409, "It was made without a webhook that is told of its end.", "Conflict", Code.NO_WEBHOOK, DO_NOT_RETRY
+)
+secrets_gone = Refusal(
+    409,
+    "It had secret inputs, which were removed at its end: its caller must create it again.",
+    "Conflict",
+    Code.SECRETS_GONE,
+    DO_NOT_RETRY,
 )
 data_removed = Refusal(
     410, "Its input and output were removed: there is nothing left to tell.", "Gone", Code.DATA_REMOVED

@@ -7,14 +7,14 @@
 --   ARGV[1]  id
 --   ARGV[2]  now_ms   '' for the server's clock
 --   Returns  1  it waits again, without a deadline
---            0  it is no dead letter, or its input was removed: nothing was written
+--            0  it is no dead letter, or its input or the secret values in it were removed: nothing was written
 
 local id, now = ARGV[1], clock(ARGV[2])
 
 local r = read(id)
 if not r or r.status ~= 'failed' then return 0 end
 if not redis.call('ZSCORE', queue_key(r.queue, 'dead'), id) then return 0 end
-if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
+if r.secret ~= '' or redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 
 r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
 local placed = file(id, r)

@@ -20,6 +20,7 @@ from api import bodies, errors
 from api.auth import give_back, refuse_full, reserve_compute
 from api.errors import Moved, Problem
 from api.http import Request, base_url, json_response, until_gone
+from api.predictions.secrets import Secrets
 from api.predictions.streams import new_ticket
 from api.predictions.validation import InputSchema
 from api.predictions.waiters import Wait
@@ -33,7 +34,7 @@ from director.core.ids import LANES, PredictionId, lowest_id_at, new_prediction_
 from director.core.policy import shard
 from director.core.schema import NewPrediction, Outlook, Stored, TraceHeaders
 from director.core.states import Status, WebhookEvent
-from director.core.view import address, view
+from director.core.view import address, redacted, view
 from director.runtime import crash
 from director.runtime.tracing import Facts, Span, trace_headers
 from director.store.accounts import Account
@@ -93,11 +94,27 @@ async def accept(
         if faults := schema.check(asked.input):
             raise errors.invalid_input(faults)
         ticket = new_ticket() if schema.can_stream else ""
+        secret = ""
+        if schema.secrets is not None:
+            asked, secret = _with_secrets(asked, schema.secrets)
         new = _new(request, version, asked, deployment=deployment, place=place, ticket=ticket, trace=step.headers)
+        new.secret = secret
         accepted, stored = await _file(request, version, new, rate_token=rate_token, wait=wait)
         record = stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
         return accepted, stored
+
+
+def _with_secrets(asked: bodies.CreatePrediction, secrets: Secrets) -> tuple[bodies.CreatePrediction, str]:
+    """Return the request with the input as it is stored, and where its secret values lie.
+
+    They are taken out of the body, of which the fingerprint of an idempotency key is made. That lives for a day, also
+    after the end, and anybody who reads it could try guesses of a short value against a digest of the whole body. So a
+    key with other secret values is the same request.
+    """
+    marked = secrets.mark(asked.input)
+    body = asked.body.replace(bytes(asked.input), redacted(marked.input, marked.secret))
+    return replace(asked, input=Raw(marked.input), body=body), marked.secret
 
 
 def _new(

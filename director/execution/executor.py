@@ -24,6 +24,7 @@ from director.core.policy import Policy
 from director.core.schema import Claim, Stored
 from director.core.settings import DirectorSettings
 from director.core.states import Status
+from director.core.view import without_secrets
 from director.execution import tracker
 from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
@@ -206,6 +207,8 @@ class Run:
                 if log.isEnabledFor(logging.DEBUG):
                     log.debug("prediction started", extra=self._facts())
             case Ended():
+                if event.error and self._claim.record.secret:
+                    event = replace(event, error=without_secrets(event.error, self._claim.record, self._claim.input))
                 if self._spans is not None:
                     self._spans.ran(event)
                 unasked = self._tracker.stopped is None

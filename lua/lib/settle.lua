@@ -48,12 +48,27 @@ local function write_ends(queue)
   if gathers then write_removals() end -- last: after a fault of what they share, each is still live and has its lease
 end
 
+-- Overwrite the secret values of an input, which intake padded for it: their places stay, and twice is once. With SET, as
+-- SETRANGE is a right that the former release's user does not have.
+local function overwrite_secrets(key, places)
+  local input, at, parts = redis.call('GET', key), 1, {}
+  if not input then return end
+  for from, to in string.gmatch(places, '(%d+) (%d+)') do
+    parts[#parts + 1] = string.sub(input, at, from)
+    parts[#parts + 1] = '"[REDACTED]"' .. string.rep(' ', to - from - 12)
+    at = to + 1
+  end
+  parts[#parts + 1] = string.sub(input, at)
+  redis.call('SET', key, table.concat(parts), 'KEEPTTL')
+end
+
 -- own: fields of the record, started, seq, ran (its entry of what is unspent), data_ttl and record_ttl in ms
 local function write_end(id, r, status, end_, now, own)
   local output, logs = end_.output or '', end_.logs or ''
   redis.call('HSET', record_key(id), unpack(own.fields))
   redis.call('PEXPIRE', record_key(id), own.record_ttl)
   redis.call('PEXPIRE', input_key(id), own.data_ttl)
+  if r.secret ~= '' then overwrite_secrets(input_key(id), r.secret) end
   if wants_end(r) then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
   if own.ran then redis.call('ZADD', unspent_key(), own.ran, id .. ' ' .. r.account) end
   if output ~= '' or logs ~= '' then
