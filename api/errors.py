@@ -39,6 +39,7 @@ class Code(StrEnum):
     CONFIG_CHANGED = "config_changed"
     CREDIT_EXHAUSTED = "credit_exhausted"
     DATA_REMOVED = "data_removed"
+    DEPLOYMENT_DISABLED = "deployment_disabled"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     INTERNAL = "internal"
     IN_USE = "in_use"
@@ -163,6 +164,12 @@ idempotency_mismatch = Refusal(
 )
 kind_not_served = Refusal(  # the version exists: its operator may start a director that runs this kind
     422, "No director ever ran a {kind} of this version.", "Not served", Code.KIND_NOT_SERVED
+)
+deployment_disabled = Refusal(  # what Replicate answers is not documented; some clients retry a 409 or a 429
+    422,
+    "The deployment {name} is disabled: it may have no instances. Raise max_instances to enable it.",
+    "Deployment disabled",
+    Code.DEPLOYMENT_DISABLED,
 )
 in_use = Refusal(422, "", "In use", Code.IN_USE)  # 422 and not 409, which some clients retry
 method_not_allowed = Refusal(405, "This method is not allowed here.", code=Code.METHOD_NOT_ALLOWED)
