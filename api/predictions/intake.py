@@ -94,27 +94,25 @@ async def accept(
         if faults := schema.check(asked.input):
             raise errors.invalid_input(faults)
         ticket = new_ticket() if schema.can_stream else ""
-        secret = ""
         if schema.secrets is not None:
-            asked, secret = _with_secrets(asked, schema.secrets)
+            asked = _marked(asked, schema.secrets)
         new = _new(request, version, asked, deployment=deployment, place=place, ticket=ticket, trace=step.headers)
-        new.secret = secret
         accepted, stored = await _file(request, version, new, rate_token=rate_token, wait=wait)
         record = stored.record
         step.facts = {"prediction": record.id, "lane": record.lane, "replayed": accepted.replayed}
         return accepted, stored
 
 
-def _with_secrets(asked: bodies.CreatePrediction, secrets: Secrets) -> tuple[bodies.CreatePrediction, str]:
+def _marked(asked: bodies.CreatePrediction, secrets: Secrets) -> bodies.CreatePrediction:
     """Return the request with the input as it is stored, and where its secret values lie.
 
-    They are taken out of the body, of which the fingerprint of an idempotency key is made. That lives for a day, also
-    after the end, and anybody who reads it could try guesses of a short value against a digest of the whole body. So a
-    key with other secret values is the same request.
+    The values are taken out of the body, of which the fingerprint of an idempotency key is made. It lives for a day,
+    also after the end, and a reader of Redis could try guesses of a short value against a digest of the whole body. So
+    the same key with another secret value is the same request.
     """
     marked = secrets.mark(asked.input)
     body = asked.body.replace(bytes(asked.input), redacted(marked.input, marked.secret))
-    return replace(asked, input=Raw(marked.input), body=body), marked.secret
+    return replace(asked, input=Raw(marked.input), secret=marked.secret, body=body)
 
 
 def _new(
@@ -160,6 +158,7 @@ def _new(
         late="" if lifetime is None else Status.ABORTED,
         start_by_ms=None if start_by is None else bodies.start_by_seconds(start_by) * 1000,
         idempotency=_idempotency(headers, asked.body, version=version, deployment=deployment, place=place),
+        secret=asked.secret,
         traceparent=trace.get("traceparent", ""),
         tracestate=trace.get("tracestate", ""),
     )

@@ -15,7 +15,6 @@ PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", 
 NOTHING: Final = Raw(b"{}")
 REDACTED: Final = b'"[REDACTED]"'  # in place of a secret value; lua/lib/settle.lua has it too
 RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
-SHORTEST_HIDDEN: Final = 4  # a shorter value is also a part of innocent words
 LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of logs that were cut
 
 
@@ -59,21 +58,14 @@ def public_input(record: Record, given: Raw) -> Raw:
 
 def redacted(given: bytes, secret: str) -> bytes:
     """Replace the values that `secret` of the record names, whether they were overwritten before or not."""
-    at, shown = 0, b""
+    shown: list[bytes] = []
+    at = 0
     for start, end in secret_places(secret):
-        shown += given[at:start] + REDACTED
+        shown += (given[at:start], REDACTED)
         at = end
-    return shown + given[at:]
-
-
-def without_secrets(said: str, record: Record, given: Raw) -> str:
-    """Return what a model server says of an input without the secret values in it: a refusal may quote them."""
-    text = bytes(given)
-    for start, end in secret_places(record.secret):
-        value = msgspec.json.decode(text[start:end])
-        for each in (value if isinstance(value, str) else "", text[start:end].decode().strip().strip('"')):
-            said = said.replace(each, "[REDACTED]") if len(each) >= SHORTEST_HIDDEN else said
-    return said
+    if at > len(given):  # the input is gone, and something else in its place
+        return bytes(NOTHING)
+    return b"".join((*shown, given[at:]))
 
 
 def secret_places(secret: str) -> Iterator[tuple[int, int]]:

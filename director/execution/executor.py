@@ -24,11 +24,11 @@ from director.core.policy import Policy
 from director.core.schema import Claim, Stored
 from director.core.settings import DirectorSettings
 from director.core.states import Status
-from director.core.view import without_secrets
 from director.execution import tracker
 from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
 from director.execution.moderation import Moderator
+from director.execution.quoted_secrets import without_secrets
 from director.execution.run_files import FileInputs, StoredFile, Storing
 from director.execution.uploads import Upload, Uploaded
 from director.files.store import FileName

@@ -151,9 +151,9 @@ class DeadLetters:
     async def revive(self, slices: Slices, **how: Unpack[How]) -> Done:
         """Return letters to their queues. One that had secret inputs is refused: its caller must create it again."""
         done = await self._change("letters_revived", slices, lambda place: self._scripts.revive(place.id), **how)
-        return structs.replace(done, secret=await self._without_secrets(done.refused)) if done.refused else done
+        return structs.replace(done, secret=await self._lost_secrets(done.refused)) if done.refused else done
 
-    async def _without_secrets(self, ids: Sequence[PredictionId]) -> tuple[PredictionId, ...]:
+    async def _lost_secrets(self, ids: Sequence[PredictionId]) -> tuple[PredictionId, ...]:
         found = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), FAILED_WITH) for name in ids])
         return tuple(name for name, (status, secret) in zip(ids, found, strict=True) if status == b"failed" and secret)
 

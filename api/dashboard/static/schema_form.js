@@ -62,9 +62,9 @@ function field(name, schema, isRequired) {
 function control_of(schema, isRequired) {
   if (schema.enum) return choice(schema, isRequired);
   if (schema.type === "boolean") return tick(schema);
+  if (isSecret(schema)) return secret(schema);
   if (schema.type === "integer" || schema.type === "number") return number(schema);
   if (schema.type === "string" && schema.format === "uri") return file(schema);
-  if (isSecret(schema)) return secret(schema);
   if (schema.type === "string") return words(schema, isRequired);
   return laidOut(schema);
 }

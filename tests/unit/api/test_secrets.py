@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from api.errors import Problem
-from api.predictions.secrets import MOST_VALUES, Secrets
+from api.predictions.secrets import DEEPEST, MOST_LOOKED_AT, MOST_PARTS, MOST_SCHEMAS, MOST_VALUES, Secrets
 from api.predictions.validation import InputSchema
 from director.core.view import redacted
 
@@ -121,3 +121,39 @@ def test_training_inputs_have_their_own_secrets() -> None:
     document = msgspec.json.encode({"components": {"schemas": schemas}})
     assert InputSchema.from_openapi(document).secrets is None
     assert InputSchema.from_openapi(document, "training").secrets is not None
+
+
+def test_root_that_is_secret_hides_each_member() -> None:
+    assert shown(Secrets({}, {"writeOnly": True}), {"a": "hush", "b": [1]}) == {"a": HIDDEN, "b": HIDDEN}
+
+
+def test_input_that_is_gone_is_shown_as_an_empty_object() -> None:
+    assert redacted(b"{}", "10 74") == b"{}"
+
+
+def test_too_many_values_that_may_be_secret_are_refused() -> None:
+    found = secrets({"keys": {"type": "array", "items": {"anyOf": [SECRET, {"type": "null"}]}}})
+    with pytest.raises(Problem, match="may be secret"):
+        found.mark(Raw(msgspec.json.encode({"keys": [None] * MOST_LOOKED_AT})))
+
+
+def test_a_schema_with_too_many_references_hides_every_value() -> None:
+    chain: Any = {f"S{number}": {"allOf": [{"$ref": f"#/S{number + 1}"}]} for number in range(MOST_SCHEMAS)}
+    document = {**chain, f"S{MOST_SCHEMAS}": SECRET}
+    assert shown(Secrets(document, {"patternProperties": {"a": {"$ref": "#/S0"}}}), {"b": 1}) == {"b": HIDDEN}
+
+
+def test_parts_of_a_hostile_schema_are_bounded() -> None:
+    """Which schemas apply depends on the last twelve names: 4,096 sets of them."""
+    schemas: Any = {f"S{number}": {"additionalProperties": {"$ref": f"#/S{number + 1}"}} for number in range(1, 12)}
+    schemas["S12"] = {"properties": {"z": SECRET}}
+    schemas["S0"] = {
+        "properties": {"a": {"allOf": [{"$ref": "#/S0"}, {"$ref": "#/S1"}]}, "b": {"$ref": "#/S0"}},
+    }
+    found = Secrets(schemas, schemas["S0"])
+    for number in range(1 << DEEPEST):
+        given: Any = {"z": "hush"}
+        for place in range(DEEPEST):
+            given = {"ab"[number >> place & 1]: given}
+        found.mark(Raw(msgspec.json.encode(given)))
+    assert len(found._parts) == MOST_PARTS
