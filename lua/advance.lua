@@ -1,22 +1,20 @@
 #!lua flags=allow-oom
 -- advance: write a run's progress since the last call: that it began, and its events in order.
--- Uses lib/keys
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  token     fencing token handed out by claim
---   ARGV[3]  seq       the last event that the director knows of. Later ones were written by a call whose reply was
+--   ARGV[1]  token     fencing token handed out by claim
+--   ARGV[2]  seq       the last event that the director knows of. Later ones were written by a call whose reply was
 --                      lost; they are the first events of this call
---   ARGV[4]  ran_ms    how long ago the run began, '' while it has not
+--   ARGV[3]  ran_ms    how long ago the run began, '' while it has not
+--   ARGV[4]  remote    what the server calls the run, '' if that is not new; kept until the run is given back as spent
 --   ARGV[5]  now_ms    '' for the server's clock
---   ARGV[6]  remote    what the server calls the run, '' if that is not new; kept until the run is given back as spent
---   ARGV[7…] kind, data
+--   ARGV[6…] kind, data
 --   Returns  {'held' | 'user' | 'deadline', seq, started_ms}   as extend's answers
 --            {'lost'}                                          nothing was written
 
-local MOST_SENT_BYTES = 512 -- bytes of an event in a message, which each process with a reader gets: several tokens of text
+local SENT_BYTES = 512 -- bytes of an event in a message, which each process with a reader gets: several tokens of text
 
-local id, token, known, ran_ms, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], clock(ARGV[5])
+local id, token, last_known, ran_ms, now = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3], clock(ARGV[5])
 
 local r = redis.call('HMGET', KEYS[1], 'token', 'seq', 'status', 'cancel', 'started')
 if token == '' or r[1] ~= token then return { 'lost' } end
@@ -27,13 +25,13 @@ if ran_ms ~= '' and r[3] == 'starting' then
   started = now - ran_ms
   redis.call('HSET', KEYS[1], 'status', 'processing', 'started', started, 'begun', '1')
 end
-if ARGV[6] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[6]) end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'remote', ARGV[4]) end
 local shown = {}
-for i = 7 + 2 * math.max(0, seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
+for i = 6 + 2 * math.max(0, seq - last_known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
 append(id, shown)
 seq = seq + #shown
 redis.call('HSET', KEYS[1], 'seq', seq)
 -- One small event goes along, so that its readers need not ask for it: of 2 scripts a token 1 is left.
-local is_small = #shown == 1 and #shown[1] <= MOST_SENT_BYTES
+local is_small = #shown == 1 and #shown[1] <= SENT_BYTES
 redis.call('PUBLISH', channel(id), is_small and seq .. ' ' .. shown[1] or seq)
 return { word, seq, started }

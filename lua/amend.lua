@@ -1,14 +1,13 @@
 #!lua
--- amend: make a model of the catalogue, or change its description, each only in the expected state. Not allow-oom: the
--- description is text, and a full server refuses it.
+-- amend: make a model of the catalogue, or change what is said of it or of a version, each only in the expected state.
 --
---   KEYS[1]  model  hash  model:<owner>/<name>
+--   KEYS[1]  model  hash  model:<owner>/<name>, or version:<owner>/<name>:<id>
 --   ARGV[1]  what   'make' or 'change'
 --   ARGV[2]  nonce  of the call that makes it, so that a repeated call gets the same answer; '' else
 --   ARGV[3…] field, value  what is said of it; '' takes a field back
 --   Returns  'done'
 --            'exists'    make: there is one of this name
---            'unknown'   change: there is no such model
+--            'unknown'   change: there is no such model or version
 
 local model, what, nonce = KEYS[1], ARGV[1], ARGV[2]
 

@@ -1,38 +1,31 @@
 #!lua
 -- arrive: accept a prediction that left another Redis server, with all its data and before new ones; or refuse it for
 -- good. The decision is kept as long as a call may be repeated, so that a prediction never waits in two places.
--- Not allow-oom: a full server accepts nothing.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash    {p}:rec:<id>
---   KEYS[2]  input    string  {p}:in:<id>
---   KEYS[3]  events   list    {p}:ev:<id>
---   KEYS[4]  came     string  {p}:came:<id>
---   KEYS[5]  idem     string  {p}:idem:<account>:<model>:<hash>, or the record's key without one
---   ARGV[1]  id
---   ARGV[2]  queue         the queue that it waits in from now on
---   ARGV[3]  move          the number of this move of it
---   ARGV[4]  refuses       '1': refuse it, unless it is here
---   ARGV[5]  came_ttl_ms
---   ARGV[6]  input
---   ARGV[7]  held          what its idempotency key holds, '' without one
---   ARGV[8]  held_ttl_ms
---   ARGV[9]  weight        its account's in this queue, as of its change limits_rev; 0: what the queue knows stays
---   ARGV[10] most_running
---   ARGV[11] limits_rev
---   ARGV[12] now_ms        '' for the server's clock
---   ARGV[13…] field, value  of its record; or '' and an event, in their order
+--   KEYS[2]  came     string  {p}:came:<id>
+--   KEYS[3]  idem     string  {p}:idem:<account>:<model>:<hash>, or the record's key without one
+--   ARGV[1]  queue         the queue that it waits in from now on
+--   ARGV[2]  move          the number of this move of it
+--   ARGV[3]  refuses       '1': refuse it, unless it is here
+--   ARGV[4]  input
+--   ARGV[5]  held          what its idempotency key holds, '' without one
+--   ARGV[6]  held_ttl_ms
+--   ARGV[7]  weight        its account's in this queue, as of its change limits_rev; 0: what the queue knows stays
+--   ARGV[8]  most_running
+--   ARGV[9]  limits_rev
+--   ARGV[10] now_ms        '' for the server's clock
+--   ARGV[11…] field, value  of its record; or '' and an event, in their order
 --   Returns  'here'     it is here, or was before and may have ended
 --            'refused'  it is refused, or was before
 --            'unknown'  the queue is not registered: nothing was written
 
-local id, queue, move, refuses, came_ttl = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
-local input, held, held_ttl, now = ARGV[6], ARGV[7], ARGV[8], clock(ARGV[12])
-local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
+local id, queue, move, refuses = ID, ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local input, held, held_ttl, now = ARGV[4], ARGV[5], ARGV[6], clock(ARGV[10])
 local NOT_BROUGHT = { stream = true, mid = true, charged = true, token = true, cancel = true, leaving = true, moved = true,
   due = true, arrival = true, place = true, eta50 = true, eta90 = true, queue = true, version = true }
 
-local number, became = string.match(redis.call('GET', KEYS[4]) or '', '^(%d+) (%S+)$')
+local number, became = string.match(redis.call('GET', KEYS[2]) or '', '^(%d+) (%S+)$')
 if number and tonumber(number) >= move then return became end
 local former = read(id)
 -- It may be leaving here for another server, where it has arrived and from where it comes back: this record is a remainder,
@@ -40,14 +33,14 @@ local former = read(id)
 local is_remainder = former and (former.moved ~= '' or (former.leaving ~= '' and (tonumber(former.moves) or 0) < move))
 if former and not is_remainder then return 'here' end
 if refuses then
-  redis.call('SET', KEYS[4], move .. ' refused', 'PX', came_ttl)
+  redis.call('SET', KEYS[2], move .. ' refused', 'PX', CAME_TTL_MS)
   return 'refused'
 end
 local version = redis.call('HGET', queue_key(queue, 'meta'), 'version')
 if not version then return 'unknown' end
 
 local r, fields, events = setmetatable({}, EMPTY), {}, {}
-for i = 13, #ARGV, 2 do
+for i = 11, #ARGV, 2 do
   local field, value = ARGV[i], ARGV[i + 1]
   if field == '' then
     events[#events + 1] = value
@@ -59,30 +52,20 @@ for i = 13, #ARGV, 2 do
     end
   end
 end
-local due, tenant = r.due, r.account
+local tenant = r.account
 r.queue, r.mid, r.token, r.charged = queue, '', '', ''
 r.arrival = (tonumber(r.arrival) or 0) - OLDER
 
-local new_limits = ARGV[11] ~= '0' and bring_limits(queue, tenant, ARGV[9], ARGV[10], ARGV[11])
-if new_limits then
-  write_limits(queue, tenant, new_limits)
-  join_or_part(queue, tenant)
-end
-redis.call('SET', KEYS[4], move .. ' here', 'PX', came_ttl)
+if ARGV[9] ~= '0' then take_over_limits(queue, tenant, ARGV[7], ARGV[8], ARGV[9]) end
+redis.call('SET', KEYS[2], move .. ' here', 'PX', CAME_TTL_MS)
 if former then redis.call('ZREM', queue_key(former.queue, 'leaving'), id) end
-redis.call('UNLINK', KEYS[1], KEYS[3])
-redis.call('SET', KEYS[2], input)
-for from = 1, #events, 1000 do
-  redis.call('RPUSH', KEYS[3], unpack(events, from, math.min(#events, from + 999)))
-end
-if held ~= '' then redis.call('SET', KEYS[5], held, 'PX', held_ttl, 'NX') end
-local placed = due ~= '' and { 'mid', '' } or file(id, r)
-if due ~= '' then redis.call('ZADD', queue_key(queue, 'delayed'), due, id) end
-count(queue, 'queued', tenant, 1)
+redis.call('UNLINK', KEYS[1], events_key(id))
+redis.call('SET', input_key(id), input)
+append(id, events)
+if held ~= '' then redis.call('SET', KEYS[3], held, 'PX', held_ttl, 'NX') end
+local placed = put_in(id, r, r.due, r.created)
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('HSET', KEYS[1], 'queue', queue, 'version', version, 'token', '', 'arrival', string.format('%d', r.arrival), unpack(placed))
-redis.call('ZADD', queue_key(queue, 'live'), r.created, id)
-if soonest(r) then redis.call('ZADD', queue_key(queue, 'deadline'), soonest(r), id) end
 log('moved', id, queue, tenant, now, queue)
 -- its caller canceled it here while it was away, and no mover passed that on
 if former and former.moved == '' and former.cancel == 'user' then settle(id, read(id), 'canceled', {}, now) end

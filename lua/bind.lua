@@ -12,9 +12,9 @@
 
 local key, id, fingerprint, ttl_ms, instead_of = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local known, print = string.match(redis.call('GET', key) or '', '^(%S+) (%S+)$')
-if known and known ~= id and known ~= instead_of then
-  return { known, print, ttl_ms - redis.call('PTTL', key) }
+local holder, print = string.match(redis.call('GET', key) or '', '^(%S+) (%S+)$')
+if holder and holder ~= id and holder ~= instead_of then
+  return { holder, print, ttl_ms - redis.call('PTTL', key) }
 end
 if id == '' then
   redis.call('DEL', key)

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
 -- bound: set how a queue treats more work than it can run: accept all, a maximum, or only what starts at once.
--- Uses lib/keys
 --
 --   KEYS[1]  meta        hash  {p}:q:<queue>:meta
 --   ARGV[1]  mode        'absorb', 'bounded' or 'reject'

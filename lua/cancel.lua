@@ -1,12 +1,9 @@
 #!lua flags=allow-oom
 -- cancel: end a prediction that waits, or ask the director of a running one to stop it.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  account  whose it must be
---   ARGV[3]  kind     that it must be of, '' for a prediction
---   ARGV[4]  now_ms   '' for the server's clock
+--   ARGV[1]  account  whose it must be
+--   ARGV[2]  kind     that it must be of, '' for a prediction
 --   Returns  'canceled'  it waited, and has ended
 --            'asked'     it runs; its director was notified, and is again at each heartbeat. Or it is leaving for
 --                        another server, and is canceled there
@@ -14,7 +11,7 @@
 --            'moved'     it is at another server
 --            'unknown'   no such prediction of this account
 
-local id, account, kind, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
+local id, account, kind, now = ID, ARGV[1], ARGV[2], clock(ARGV[3])
 
 local r = read(id)
 if not r or r.account ~= account or r.kind ~= kind then return 'unknown' end

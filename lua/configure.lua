@@ -1,6 +1,5 @@
 #!lua
--- configure: write or remove a model's configuration, unless it changed since its writer read it. Not allow-oom: what is
--- written is text, and a full server refuses it.
+-- configure: write or remove a model's configuration, unless it changed since its writer read it.
 --
 --   KEYS[1]  model   hash  model:<owner>/<name>
 --   ARGV[1]  was     the revision that its writer read, '' for any

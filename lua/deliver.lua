@@ -1,59 +1,55 @@
 #!lua flags=allow-oom
 -- deliver: note the outcome of a terminal webhook's attempt, in the record and among the prediction's events.
--- Uses lib/keys lib/log
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
---   KEYS[2]  owed      zset  {p}:owed
---   KEYS[3]  owed_to   zset  {p}:owed:<host>  what waits for its next attempt at this host → when that is
---   ARGV[1]  id
---   ARGV[2]  delay_ms  until the next attempt; '' for no other one: it arrived, or is given up
---   ARGV[3]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`;
+--   KEYS[2]  owed_to   zset  {p}:owed:<host>  what waits for its next attempt at this host → when that is
+--   ARGV[1]  delay_ms  until the next attempt; '' for no other one: it arrived, or is given up
+--   ARGV[2]  outcome   delivered, failed, refused, gone or given_up: kept in the record as `told`;
 --                      put_off: it was not tried, and that is no attempt
---   ARGV[4]  revivals  of the record that was sent: with another number, another end is owed by now
---   ARGV[5]  status    that the receiver answered, '' for none
---   ARGV[6]  host      that it was sent to; the rest of the URL may be secret
---   ARGV[7]  asked     '1': the receiver asked for this delay, and nothing brings the next attempt forward
---   ARGV[8]  known     attempts that were noted before this one, '' for any: a failure whose reply was lost is counted
+--   ARGV[3]  revivals  of the record that was sent: with another number, another end is owed by now
+--   ARGV[4]  status    that the receiver answered, '' for none
+--   ARGV[5]  host      that it was sent to; the rest of the URL may be secret
+--   ARGV[6]  asked     '1': the receiver asked for this delay, and nothing brings the next attempt forward
+--   ARGV[7]  known     attempts that were noted before this one, '' for any: a failure whose reply was lost is counted
 --                      once
---   ARGV[9]  rule      that forbids the address, '' for none
---   ARGV[10] now_ms    '' for the server's clock
+--   ARGV[8]  rule      that forbids the address, '' for none
 --   Returns  2  noted: it arrived, and others wait for their next attempt at this host: see forward
 --            1  noted
 --            0  that end is no longer owed: nothing was written
 
-local id, delay_ms, outcome, revivals, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], clock(ARGV[10])
+local id, delay_ms, outcome, revivals, now = ID, ARGV[1], ARGV[2], ARGV[3], clock(ARGV[9])
 local MOST_EVENTS = 100 -- of attempts: redelivery may be asked for any number of times
 local MOST_WAITING = 10000 -- that are known by their host; others come when their own time has come
 
-if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
+if not redis.call('ZSCORE', owed_key(), id) then return 0 end
 local r = redis.call('HMGET', KEYS[1], 'revivals', 'queue', 'tellings', 'account')
 if (r[1] or '0') ~= revivals then return 0 end
-if outcome == 'failed' and ARGV[8] ~= '' and (r[3] or '0') ~= ARGV[8] then return 1 end
+if outcome == 'failed' and ARGV[7] ~= '' and (r[3] or '0') ~= ARGV[7] then return 1 end
 
 local queue, next_at = r[2], delay_ms ~= '' and now + delay_ms or ''
 if queue then redis.call('HSET', KEYS[1], 'next_telling', next_at) end
 if queue and outcome ~= 'put_off' then
   local attempt = (r[3] or 0) + 1
   redis.call('HSET', KEYS[1], 'told', outcome, 'tellings', attempt)
-  local status, later = ARGV[5] == '' and '-' or ARGV[5], next_at == '' and '-' or next_at
-  local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[6], ARGV[9] ~= '' and ARGV[9] or nil }, ' ')
+  local status, later = ARGV[4] == '' and '-' or ARGV[4], next_at == '' and '-' or next_at
+  local data = table.concat({ 'completed', outcome, status, attempt, later, ARGV[5], ARGV[8] ~= '' and ARGV[8] or nil }, ' ')
   log('told', id, queue, r[4], now, table.concat({ outcome, status, attempt }, ' '))
   if attempt <= MOST_EVENTS and redis.call('EXISTS', events_key(id)) == 1 then -- gone, it would get no lifetime again
     append(id, { entry('webhook', now, data) })
     redis.call('PUBLISH', channel(id), redis.call('HINCRBY', KEYS[1], 'seq', 1))
   end
 end
-local are_waiting = redis.call('EXISTS', KEYS[3]) == 1
+local are_waiting = redis.call('EXISTS', KEYS[2]) == 1
 if next_at ~= '' then
-  redis.call('ZADD', KEYS[2], next_at, id)
-  if ARGV[7] ~= '1' and (not are_waiting or redis.call('ZCARD', KEYS[3]) < MOST_WAITING) then
-    redis.call('ZADD', KEYS[3], next_at, id)
-    redis.call('PEXPIRE', KEYS[3], OWED_MS)
+  redis.call('ZADD', owed_key(), next_at, id)
+  if ARGV[6] ~= '1' and (not are_waiting or redis.call('ZCARD', KEYS[2]) < MOST_WAITING) then
+    redis.call('ZADD', KEYS[2], next_at, id)
+    redis.call('PEXPIRE', KEYS[2], OWED_MS)
   end
   return 1
 end
-redis.call('ZREM', KEYS[2], id)
-if are_waiting then redis.call('ZREM', KEYS[3], id) end
+redis.call('ZREM', owed_key(), id)
+if are_waiting then redis.call('ZREM', KEYS[2], id) end
 if queue then -- data that was kept longer for the webhook
   local ttl_ms = redis.call('HGET', KEYS[1], 'data_ttl_ms') or redis.call('HGET', queue_key(queue, 'meta'), 'data_ttl_ms')
     or DATA_TTL_MS -- its version was deleted
@@ -61,4 +57,4 @@ if queue then -- data that was kept longer for the webhook
   if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then kept[3] = input_key(id) end
   for _, key in ipairs(kept) do redis.call('PEXPIRE', key, ttl_ms, 'LT') end
 end
-return outcome == 'delivered' and are_waiting and redis.call('EXISTS', KEYS[3]) == 1 and 2 or 1
+return outcome == 'delivered' and are_waiting and redis.call('EXISTS', KEYS[2]) == 1 and 2 or 1

@@ -1,42 +1,29 @@
 #!lua flags=no-writes
 -- demand: count what a queue could run now or soon and what it runs, and return what it learned from its runs.
--- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  meta     hash  {p}:q:<queue>:meta
---   ARGV[1]  queue
---   ARGV[2]  soon_ms  a retry that is due later is left out
---   ARGV[3]  now_ms   '' for the server's clock
+--   ARGV[1]  soon_ms  a retry that is due later is left out
 --   Returns  {now, runnable, running, high, normal, low, slots_each, service_ms, paused, objectives}
 --            runnable: without predictions of a paused queue or account, a suspended account, or beyond an account's limit.
 --                      Never too few: accounts beyond the first LOOK count as runnable
 --            high, normal, low: all that waits in each lane; service_ms, slots_each: 0 if unknown
 --            {}  the queue is not registered
 
-local meta, queue, soon_ms, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
-local LOOK = 500
+local meta, queue, soon_ms, now = KEYS[1], QUEUE, tonumber(ARGV[1]), clock(ARGV[2])
+local LOOK_AT = 500
 
-local m = redis.call('HMGET', meta, 'streams', 'paused', 'slots_each', 'service_ms', 'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'objectives')
-if not m[1] then return {} end
+local m = look_at(queue, 'normal')
+if m.streams == '' then return {} end
 
 -- The number of predictions whose accounts may run nothing or no more, and those accounts.
 local function withheld()
   local sum, whose = 0, {}
-  local function keep_back(tenant, may)
-    local stays = counted(queue, 'queued', tenant) - may
-    if whose[tenant] or stays <= 0 then return end
-    sum, whose[tenant] = sum + stays, true
-  end
-  if has_any(queue, 'held') then
-    for _, tenant in ipairs(redis.call('SRANDMEMBER', queue_key(queue, 'held'), LOOK)) do keep_back(tenant, 0) end
-  end
-  if has_any(queue, 'suspended') then
-    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'suspended'), LOOK)) do keep_back(tenant, 0) end
-  end
-  if has_any(queue, 'limits') then
-    for _, tenant in ipairs(redis.call('HRANDFIELD', queue_key(queue, 'limits'), LOOK)) do
+  for what, draw in pairs({ held = 'SRANDMEMBER', suspended = 'HRANDFIELD', limits = 'HRANDFIELD' }) do
+    for _, tenant in ipairs(redis.call(draw, queue_key(queue, what), LOOK_AT)) do
       local _, most = limits_of(queue, tenant)
-      if most then keep_back(tenant, math.max(0, most - counted(queue, 'running', tenant))) end
+      local may = is_held(queue, tenant) and 0 or math.max(0, (most or math.huge) - counted(queue, 'running', tenant))
+      local stays = counted(queue, 'queued', tenant) - may
+      if stays > 0 and not whose[tenant] then sum, whose[tenant] = sum + stays, true end
     end
   end
   return sum, whose
@@ -45,25 +32,23 @@ end
 -- Retries that are due later, without accounts that were left out already.
 local function due_later(whose)
   local later = '(' .. now + soon_ms
-  local count = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')
-  if count == 0 or not next(whose) then return count end
+  local all = redis.call('ZCOUNT', queue_key(queue, 'delayed'), later, '+inf')
+  if all == 0 or not next(whose) then return all end
   local others = 0
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK)) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'delayed'), later, '+inf', 'LIMIT', 0, LOOK_AT)) do
     local account = redis.call('HGET', record_key(id), 'account')
     if account and not whose[account] then others = others + 1 end
   end
   return others
 end
 
-local running = redis.call('ZCARD', queue_key(queue, 'lease'))
 local runnable = 0
-if m[2] ~= '1' then
+if m.paused ~= '1' then
   local kept_back, whose = withheld()
-  runnable = math.max(0, redis.call('ZCARD', queue_key(queue, 'live')) - running - kept_back - due_later(whose))
+  runnable = math.max(0, redis.call('ZCARD', queue_key(queue, 'live')) - m.claimed - kept_back - due_later(whose))
 end
-local answer = { now, runnable, running }
-for i = 1, 3 do
-  answer[#answer + 1] = math.max(0, tonumber(m[4 + i] or 0)) + math.max(0, tonumber(m[7 + i] or 0))
-end
-for _, text in ipairs({ m[3] or '0', m[4] or '0', m[2] == '1' and '1' or '0', m[11] or '' }) do answer[#answer + 1] = text end
-return answer
+local shown = redis.call('HMGET', meta, 'slots_each', 'objectives')
+return {
+  now, runnable, m.claimed, waits_in(m, 'high'), waits_in(m, 'normal'), waits_in(m, 'low'),
+  shown[1] or '0', m.service_ms, m.paused == '1' and '1' or '0', shown[2] or '',
+}

@@ -1,32 +1,18 @@
 #!lua flags=allow-oom
 -- depart: take waiting and delayed predictions out of their queue, to arrive at another Redis server. They can no longer
 -- be claimed, keep all their data, and a cancel is noted and passed on. See vacate and stay.
--- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live
---   ARGV[1]  queue
---   ARGV[2]  site     of the server that they leave for
---   ARGV[3]  now_ms   '' for the server's clock
---   ARGV[4…] id, account  of each; the account is known at that server
+--   ARGV[1]  site     of the server that they leave for
+--   ARGV[2]  now_ms   '' for the server's clock
+--   ARGV[3…] id, account  of each; the account is known at that server
 --   Returns  per id  'leaving' (also when it was before, for there), 'elsewhere' (it leaves for another server), 'claimed',
 --                    'held' (its account is paused or suspended here) or 'gone'
 
-local live, queue, site, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
-
-local function depart(id, r)
-  local due = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id) or ''
-  unplace(id, r)
-  correct(r, 0)
-  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)
-  redis.call('ZREM', live, id)
-  for _, index in ipairs({ 'deadline', 'delayed' }) do redis.call('ZREM', queue_key(queue, index), id) end
-  redis.call('ZADD', queue_key(queue, 'leaving'), now, id)
-  redis.call('HSET', record_key(id), 'leaving', site, 'moves', (tonumber(r.moves) or 0) + 1, 'due', due,
-    'stream', '', 'mid', '', 'charged', '')
-end
+local queue, site, now = QUEUE, ARGV[1], clock(ARGV[2])
 
 local answers = {}
-for i = 4, #ARGV, 2 do
+for i = 3, #ARGV, 2 do
   local id, account = ARGV[i], ARGV[i + 1]
   local r = read(id)
   local answer = 'gone'
@@ -38,8 +24,10 @@ for i = 4, #ARGV, 2 do
     elseif is_held(queue, account) then
       answer = 'held'
     else
-      depart(id, r)
       answer = 'leaving'
+      redis.call('ZADD', queue_key(queue, 'leaving'), now, id) -- first: after a fault it is in no other index
+      redis.call('HSET', record_key(id), 'leaving', site, 'moves', (tonumber(r.moves) or 0) + 1, 'due', (take_out(id, r)),
+        'stream', '', 'mid', '', 'charged', '')
     end
   end
   answers[#answers + 1] = answer

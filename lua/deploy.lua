@@ -1,6 +1,5 @@
 #!lua
--- deploy: write or remove a deployment, unless it changed since its writer read it. Not allow-oom: a full
--- server refuses it.
+-- deploy: write or remove a deployment, unless it changed since its writer read it.
 --
 --   KEYS[1]  deployment   string  {a:<account>}:deployment:<name>
 --   KEYS[2]  deployments  zset    {a:<account>}:deployments

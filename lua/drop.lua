@@ -1,15 +1,12 @@
 #!lua flags=allow-oom
 -- drop: take a dead letter off the list. Its data lives on as long as that of any prediction that has just ended.
--- Uses lib/keys lib/log
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  queue
---   ARGV[3]  now_ms  '' for the server's clock
+--   ARGV[1]  queue
 --   Returns  1  dropped
 --            0  it is no dead letter: nothing was written
 
-local id, queue, now = ARGV[1], ARGV[2], clock(ARGV[3])
+local id, queue, now = ID, ARGV[1], clock(ARGV[2])
 
 if not redis.call('ZSCORE', queue_key(queue, 'dead'), id) then return 0 end
 

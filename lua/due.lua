@@ -1,11 +1,9 @@
 #!lua flags=allow-oom
 -- due: take terminal webhooks whose next attempt is due, so that no other courier takes them meanwhile.
--- Uses lib/keys
 --
 --   KEYS[1]  owed     zset  {p}:owed
 --   ARGV[1]  limit    most taken in this call
 --   ARGV[2]  hold_ms  time to deliver them before they are due again
---   ARGV[3]  now_ms   '' for the server's clock
 --   Returns  ids
 
 local limit, hold_ms, now = ARGV[1], ARGV[2], clock(ARGV[3])

@@ -1,7 +1,6 @@
 #!lua
 -- enlist: put predictions on their account's list, before they are enqueued: a list may name a refused prediction, but
 -- never miss an accepted one. Each drops a few ids without a record, so that no list grows for ever.
--- Uses lib/keys lib/batch
 --
 --   of each item, in the form of lib/batch; all have one list:
 --   KEYS[1]  listing  zset  {a:<account>}:listing   all scores 0: ids sort by time
@@ -12,9 +11,9 @@
 local listing, oldest
 local listed = {}
 
-local function enlist(KEYS, ARGV)
-  listing, oldest = KEYS[1], ARGV[2]
-  listed[#listed + 1], listed[#listed + 2] = 0, ARGV[1]
+local function enlist(key, arg)
+  listing, oldest = KEYS[key + 1], ARGV[arg + 2]
+  listed[#listed + 1], listed[#listed + 2] = 0, ARGV[arg + 1]
   return 1
 end
 

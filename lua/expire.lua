@@ -1,11 +1,9 @@
 #!lua flags=allow-oom
 -- expire: end predictions that waited past their deadline or start limit, and notify directors of those that run past
 -- their deadline.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  deadline  zset  {p}:q:<queue>:deadline
 --   ARGV[1]  limit     most looked at in this call
---   ARGV[2]  now_ms    '' for the server's clock
 --   Returns  {ended, notified}
 
 local limit, now = ARGV[1], clock(ARGV[2])

@@ -1,24 +1,22 @@
 #!lua flags=allow-oom
 -- extend: extend the leases that this consumer still has, and return which it lost and which must stop.
--- Uses lib/keys
 --
 --   KEYS[1]  directors  zset  {p}:q:<queue>:directors
---   ARGV[1]  queue
---   ARGV[2]  consumer
---   ARGV[3]  lease_ms
---   ARGV[4]  now_ms     '' for the server's clock
---   ARGV[5]  slots      that this consumer has, busy or free
---   ARGV[6]  state      of its servers: 'ready', 'starting', 'setup_failed' or 'server_auth'; or 'draining': it claims nothing
---   ARGV[7]  about      facts about this consumer, as JSON: kept for an hour; '' for none
---   ARGV[8…] id, token  for each claim; a call without claims is only a heartbeat
+--   ARGV[1]  consumer
+--   ARGV[2]  lease_ms
+--   ARGV[3]  slots      that this consumer has, busy or free
+--   ARGV[4]  state      of its servers: 'ready', 'starting', 'setup_failed' or 'server_auth'; or 'draining': it claims nothing
+--   ARGV[5]  about      facts about this consumer, as JSON: kept for an hour; '' for none
+--   ARGV[6]  now_ms     '' for the server's clock
+--   ARGV[7…] id, token  for each claim; a call without claims is only a heartbeat
 --   Returns  per claim  'held', 'lost', 'user' (its caller asked to cancel) or 'deadline' (its time is up)
 
-local queue, consumer, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], clock(ARGV[4])
-local slots, state, about = ARGV[5], ARGV[6], ARGV[7]
+local queue, consumer, lease_ms, now = QUEUE, ARGV[1], ARGV[2], clock(ARGV[6])
+local slots, state, about = ARGV[3], ARGV[4], ARGV[5]
 local RECOUNT_MS, ABOUT_MS = 1000, 3600000
 
 local answers = {}
-for i = 8, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]
   local r = redis.call('HMGET', record_key(id), 'token', 'cancel', 'lane', 'stream', 'mid', 'deadline')
   if token == '' or r[1] ~= token then
@@ -44,8 +42,8 @@ if changed then redis.call('HSET', queue_key(queue, 'slots'), consumer, mine) en
 if changed or math.abs(now - (redis.call('HGET', meta, 'recounted') or 0)) >= RECOUNT_MS then
   local sums = { ready = 0, starting = 0, setup_failed = 0, server_auth = 0 }
   for _, alive in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now - ALIVE_MS, now + ALIVE_MS)) do
-    local count, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
-    if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(count)) end
+    local number, kind = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) (%S+)$')
+    if sums[kind] then sums[kind] = sums[kind] + math.max(1, tonumber(number)) end
   end
   if sums.ready > 0 and (redis.call('HGET', meta, 'slots') or '0') == '0' then redis.call('HSET', meta, 'moved_at', now) end
   redis.call('HSET', meta, 'slots', sums.ready, 'starting', sums.starting, 'setup_failed', sums.setup_failed,

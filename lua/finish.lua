@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- finish: write terminal records and remove their entries, each only if its claim still holds. For many items of one queue
 -- at once: what they share is read once and written once.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/batch
+-- Commands of a prediction: 20 alone, 10.8 in a batch of 16. Measured with a free slot, without limits, key and webhook.
 --
 --   of each item, in the form of lib/batch:
 --   KEYS[1]  record    hash  {p}:rec:<id>
@@ -26,34 +26,49 @@
 
 local queue
 local ended = {}
-gathers = #KEYS > 1
 
-local function finish(KEYS, ARGV)
-  local id, token, status, ran_ms, known, now = ARGV[1], ARGV[2], ARGV[3], ARGV[9], tonumber(ARGV[11]), clock(ARGV[12])
+-- The fields of a claimed record that its end needs; all others, of which there are more, stay unread. '' if absent.
+local function read_claim(record)
+  local v = redis.call('HMGET', record, 'token', 'ended', 'seq', 'started', 'claimed', 'queue', 'account', 'lane', 'cost',
+    'stream', 'mid', 'arrival', 'charged', 'cancel', 'deadline', 'start_by', 'data_ttl_ms', 'webhook', 'events', 'metered',
+    'ran_ms', 'waiter', 'secret')
+  return { token = v[1] or '', ended = v[2] or '', seq = v[3] or '', started = v[4] or '', claimed = v[5] or '',
+    queue = v[6] or '', account = v[7] or '', lane = v[8] or '', cost = v[9] or '', stream = v[10] or '', mid = v[11] or '',
+    arrival = v[12] or '', charged = v[13] or '', cancel = v[14] or '', deadline = v[15] or '', start_by = v[16] or '',
+    data_ttl_ms = v[17] or '', webhook = v[18] or '', events = v[19] or '', metered = v[20] or '', ran_ms = v[21] or '',
+    waiter = v[22] or '', secret = v[23] or '' }
+end
 
-  local r = read(id)
-  if not r or token == '' then return 'lost' end
+local function finish(key, arg, last)
+  local id, token, status, ran_ms = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 9]
+  local known, now, over_ms = tonumber(ARGV[arg + 11]), clock(ARGV[arg + 12]), tonumber(ARGV[arg + 13])
+
+  local r = read_claim(KEYS[key + 1])
+  if token == '' then return 'lost' end
   if r.ended == token or ended[id] == token then return 'finished' end
   if r.token ~= token then return 'lost' end
 
-  local over_ms, shown = tonumber(ARGV[13]), {}
-  for i = 15 + 2 * math.max(0, r.seq - known), #ARGV, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
+  local shown = {}
+  for i = arg + 15 + 2 * math.max(0, r.seq - known), last, 2 do shown[#shown + 1] = entry(ARGV[i], now, ARGV[i + 1]) end
   r.seq = r.seq + #shown
-  r.started, r.claimed = put_right(r.started, ran_ms, now), put_right(r.claimed, ARGV[14], now)
+  r.started, r.claimed = put_right(r.started, ran_ms, now), put_right(r.claimed, ARGV[arg + 14], now)
   local served_ms = 0
   if r.started ~= '' or ran_ms ~= '' then -- not `begun`: an earlier attempt proves nothing about this one's server
     served_ms = math.max(0, now - over_ms - r.claimed)
     close_breaker(r.queue, now)
-    if status == 'succeeded' then note_service(r.queue, served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
+    if status == 'succeeded' then note_service(facts_of(r.queue), served_ms, tonumber(r.cost)) end -- a cancel or a refusal says nothing about it
   end
-  local write = settle(id, r, status, {
-    error = ARGV[4], code = ARGV[5], output = ARGV[6], logs = ARGV[7], metrics = ARGV[8],
-    ran_ms = ran_ms, grace_ms = ARGV[10], ended = token, served_s = served_ms / 1000,
-    over_ms = over_ms, shown = shown,
+  local own = settle_later(id, r, status, {
+    error = ARGV[arg + 4], code = ARGV[arg + 5], output = ARGV[arg + 6], logs = ARGV[arg + 7], metrics = ARGV[arg + 8],
+    ran_ms = ran_ms, grace_ms = ARGV[arg + 10], ended = token, served_s = served_ms / 1000, over_ms = over_ms, shown = shown,
   }, now)
   queue, ended[id] = r.queue, token
-  if has_any(queue, 'limits') then write_ends(queue) end -- whether a tenant may run again changes with each end
-  return 'finished', write
+  if has_any(queue, 'limits') then write_shared(queue) end -- whether a tenant may run again changes with each end
+  return 'finished', own
 end
 
-return for_each_item(1, finish, function() if gathers and queue then write_ends(queue) end end)
+return for_each_item(1, finish, function()
+  if not queue then return end
+  write_service(queue)
+  write_shared(queue)
+end, write_end)

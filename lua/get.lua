@@ -1,12 +1,9 @@
 #!lua flags=no-writes
 -- get: return one prediction as it is now, with the data that still exists.
--- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  now_ms  '' for the server's clock
---   ARGV[3]  hope    '1' to include the outlook of a waiting one, the costly part
---   ARGV[4]  bytes   most of input, output, logs and events together; '' for no bound
+--   ARGV[1]  hope    '1' to include the outlook of a waiting one, the costly part
+--   ARGV[2]  bytes   most of input, output, logs and events together; '' for no bound
 --   Returns  {record, input, output and logs, events, outlook}   flat lists; input '' once it was removed
 --                                                       an event: kind, ms and data, with a space between
 --                                                       events only while it runs: after the end output and logs tell all
@@ -15,7 +12,7 @@
 --            {record, '', {}, {}, {}, bytes}            there is more than that: so much, and none of it here
 --            {}                                         no such prediction
 
-local id, hope, most = ARGV[1], ARGV[3] == '1', tonumber(ARGV[4])
+local id, hope, most = ID, ARGV[1] == '1', tonumber(ARGV[2])
 
 -- The answer, unless what it holds is too much: only Lua's copy of it is made for nothing then.
 local function bounded(flat, input, ended, events)
@@ -31,6 +28,6 @@ if #flat == 0 then return {} end
 local r = as_record(flat)
 local input = redis.call('GET', input_key(id)) or ''
 if TERMINAL[r.status] then return bounded(flat, input, redis.call('HGETALL', output_key(id)), {}) end
-if r.token == '' and not (most and #input > most) then return { flat, input, {}, {}, hope and r.leaving == '' and r.moved == '' and outlook(id, r, clock(ARGV[2])) or {} } end
+if r.token == '' and not (most and #input > most) then return { flat, input, {}, {}, hope and r.leaving == '' and r.moved == '' and outlook(id, r, clock(ARGV[3])) or {} } end
 local events = r.status == 'processing' and redis.call('LRANGE', events_key(id), 0, -1) or {}
 return bounded(flat, input, {}, events)

@@ -1,52 +1,28 @@
 #!lua flags=allow-oom
 -- migrate: move the waiting and delayed predictions of one slice to another queue of the same model. Claimed predictions
 -- stay, and so do those of accounts that an operator paused here.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live    zset  {p}:q:<queue>:live
---   ARGV[1]  queue
---   ARGV[2]  to      the other queue
---   ARGV[3]  from    rank of the first id of this slice
---   ARGV[4]  most    ids in this slice
---   ARGV[5]  asks    '1': only return what would be moved
---   ARGV[6]  now_ms  '' for the server's clock
+--   ARGV[1]  to      the other queue
+--   ARGV[2]  from    rank of the first id of this slice
+--   ARGV[3]  most    ids in this slice
+--   ARGV[4]  asks    '1': only return what would be moved
 --   Returns  {next, moved, claimed, held}  next: rank that the next slice starts from, -1 after the last one
 --                                          claimed, held: how many stay, by reason
 --            {}                            the other queue is not registered
 
-local live, queue, to, from, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local only_asks, now = ARGV[5] == '1', clock(ARGV[6])
-local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
+local live, queue, to, from, most = KEYS[1], QUEUE, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local only_asks, now = ARGV[4] == '1', clock(ARGV[5])
 
 local version = redis.call('HGET', queue_key(to, 'meta'), 'version')
 if not version then return {} end
 
--- The newer limits of the two queues win.
-local function bring_what_is_known(tenant)
-  local text = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), tenant)
-  if not text then return end
-  local known = bring_limits(to, tenant, string.match(text, '^(%S+) (%S*) (%S+)$'))
-  if not known then return end
-  write_limits(to, tenant, known)
-  join_or_part(to, tenant)
-end
-
 local function move(id, r)
-  local due = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
-  unplace(id, r)
-  correct(r, 0)
-  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)
-  bring_what_is_known(r.account)
-  for _, index in ipairs({ 'live', 'deadline', 'delayed' }) do
-    local score = redis.call('ZSCORE', queue_key(queue, index), id)
-    if score then
-      redis.call('ZREM', queue_key(queue, index), id)
-      redis.call('ZADD', queue_key(to, index), score, id)
-    end
-  end
+  local due, since = take_out(id, r)
+  local limits = has_any(queue, 'limits') and redis.call('HGET', queue_key(queue, 'limits'), r.account)
+  if limits then take_over_limits(to, r.account, string.match(limits, '^(%S+) (%S*) (%S+)$')) end
   r.queue, r.arrival = to, (tonumber(r.arrival) or 0) - OLDER
-  local placed = due and { 'stream', '', 'mid', '', 'charged', '' } or file(id, r)
-  count(to, 'queued', r.account, 1)
+  local placed = put_in(id, r, due, since)
   -- its caller's estimate was for the other queue, and a held response was for the former version
   redis.call('HSET', record_key(id), 'queue', to, 'version', version, 'arrival', string.format('%d', r.arrival),
     'place', '', 'eta50', '', 'eta90', '', 'waiter', '', unpack(placed))

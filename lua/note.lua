@@ -14,12 +14,11 @@
 --            0  it was noted before: nothing was written
 
 local changes, id, kind, at = KEYS[1], ARGV[1], ARGV[2], ARGV[7]
-local MOST_KEPT, RECENT = 10000, 32 -- at most this many come between a call and its repetition
+local MOST_KEPT, RECENT_CHANGES = 10000, 32 -- at most this many come between a call and its repetition
 
-for _, entry in ipairs(redis.call('XREVRANGE', changes, '+', '-', 'COUNT', RECENT)) do
-  local known = {}
-  for i = 1, #entry[2], 2 do known[entry[2][i]] = entry[2][i + 1] end
-  if known.id == id and known.kind == kind then return 0 end
+for _, change in ipairs(redis.call('XREVRANGE', changes, '+', '-', 'COUNT', RECENT_CHANGES)) do
+  local former = as_record(change[2])
+  if former.id == id and former.kind == kind then return 0 end
 end
 
 redis.call('XADD', changes, 'MAXLEN', '~', MOST_KEPT, '*', 'id', id, 'kind', kind, 'queue', ARGV[5], 'account', ARGV[4],

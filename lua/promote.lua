@@ -1,15 +1,12 @@
 #!lua flags=allow-oom
 -- promote: put due retries back in line, and wake a director when an open breaker may be tried. A retry that is due later
 -- than any backoff was written before the clock went back: it is due too.
--- Uses lib/keys lib/place lib/estimate lib/share lib/breaker
 --
 --   KEYS[1]  delayed  zset  {p}:q:<queue>:delayed
---   ARGV[1]  queue
---   ARGV[2]  limit    most promoted in this call
---   ARGV[3]  now_ms   '' for the server's clock
+--   ARGV[1]  limit    most promoted in this call
 --   Returns  how many were promoted
 
-local queue, limit, now = ARGV[1], ARGV[2], clock(ARGV[3])
+local queue, limit, now = QUEUE, ARGV[1], clock(ARGV[2])
 local LEAST_MS = 60000 -- lower bound, for waits under a former policy and waits for a server without room
 
 local m = redis.call('HMGET', queue_key(queue, 'meta'), 'breaker', 'open_until', 'cool_ms', 'backoff_cap_ms')

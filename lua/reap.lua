@@ -1,17 +1,14 @@
 #!lua flags=allow-oom
 -- reap: recover claims whose lease has expired, each as a lost attempt. A lease that was written before the clock went
 -- back ends too late: it also counts as expired once its director was silent for a lease.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  lease     zset  {p}:q:<queue>:lease
---   KEYS[2]  directors zset  {p}:q:<queue>:directors
 --   ARGV[1]  limit    most claims recovered in this call
 --   ARGV[2]  jitter   0..1, drawn by the caller: scripts must not be random
 --   ARGV[3]  lease_ms of the directors: the clock has not stepped for this long
---   ARGV[4]  now_ms   '' for the server's clock
 --   Returns  id, new state, …   in requeue's words, or 'gone' if there was no claim any more
 
-local lease, directors = KEYS[1], KEYS[2]
+local lease, directors = KEYS[1], queue_key(QUEUE, 'directors')
 local limit, jitter, lease_ms, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
 
 local reaped = {}

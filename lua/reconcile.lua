@@ -1,36 +1,25 @@
 #!lua flags=allow-oom
 -- reconcile: check one slice of the live predictions against the indexes, and repair what is missing.
--- Uses lib/keys lib/place lib/estimate lib/share
 --
 --   KEYS[1]  live     zset  {p}:q:<queue>:live
---   ARGV[1]  queue
---   ARGV[2]  from     rank of the first id of this slice
---   ARGV[3]  count    ids in this slice
---   ARGV[4]  lease_ms a claim without a lease gets this one: its holder extends it, or it is reaped
---   ARGV[5]  now_ms   '' for the server's clock
+--   ARGV[1]  from     rank of the first id of this slice
+--   ARGV[2]  count    ids in this slice
+--   ARGV[3]  lease_ms a claim without a lease gets this one: its holder extends it, or it is reaped
 --   Returns  {next, id, repair, …}
 --            next    rank that the next slice starts from, 0 after the last one
 --            repair  'forgotten' (no record, a terminal one, or one at another server), 'leased', 'offered' (no claim would
 --                    have looked into its stream or backlog), 'timed' (its deadline was in no index) or 'placed'
 
-local live, queue, from, count, lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local now = clock(ARGV[5])
+local live, queue, from, count, lease_ms = KEYS[1], QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local now = clock(ARGV[4])
 
-local function is_later(mid, other)
-  local ms, n = string.match(mid, '^(%d+)-(%d+)$')
-  local other_ms, other_n = string.match(other, '^(%d+)-(%d+)$')
-  if ms ~= other_ms then return tonumber(ms) > tonumber(other_ms) end
-  return tonumber(n) > tonumber(other_n)
-end
-
--- True if a claim will still find it: its entry is there and was not delivered yet.
-local function is_waiting(r)
+-- True if a claim will still find it: it is in its backlog, or its entry is there and was not delivered yet.
+local function is_waiting(id, r)
+  if r.mid == '' then return redis.call('ZSCORE', backlog_key(queue, r.lane, r.account), id) end
   local stream = stream_key(queue, r.lane, r.stream)
-  if #redis.call('XRANGE', stream, r.mid, r.mid) == 0 then return false end
-  local pending = redis.pcall('XPENDING', stream, GROUP, r.mid, r.mid, 1)
-  if pending.err then return true end -- no group yet: the first claim makes one from 0
-  if #pending > 0 then return false end
-  return is_later(r.mid, delivered(stream))
+  if redis.call('EXISTS', stream) == 0 then return false end
+  local newest = redis.call('XREVRANGE', stream, r.mid, '(' .. delivered(stream), 'COUNT', 1)[1]
+  return newest and newest[1] == r.mid
 end
 
 -- Make claims look into its stream or its tenant's backlog. Returns true if they did not.
@@ -78,8 +67,7 @@ local function repair(id)
     return 'leased'
   end
   local delayed = r.mid == '' and redis.call('ZSCORE', queue_key(queue, 'delayed'), id)
-  local backlog = backlog_key(queue, r.lane, r.account)
-  local in_line = (r.mid ~= '' and is_waiting(r)) or (r.mid == '' and redis.call('ZSCORE', backlog, id))
+  local in_line = is_waiting(id, r)
   if delayed or in_line then
     if in_line and offer_again(r) then return 'offered' end
     return time_again(id, r) and 'timed' or nil

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
 -- recover: find claims without a lease among the pending entries of one stream: the slow cross-check of reap.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle lib/requeue
 --
 --   KEYS[1]  stream   stream  {p}:q:<queue>:<lane>:s<n>
 --   ARGV[1]  queue
@@ -8,7 +7,6 @@
 --   ARGV[3]  count    entries claimed for a look; the server scans ten times as many
 --   ARGV[4]  idle_ms  only entries that were not extended for this long
 --   ARGV[5]  jitter   0..1, as reap
---   ARGV[6]  now_ms   '' for the server's clock
 --   Returns  {cursor, id, new state, …}   cursor '0-0' once the end was reached
 
 local stream, queue, cursor, count, idle_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -1,20 +1,16 @@
 #!lua flags=allow-oom
 -- redeliver: owe the terminal webhook again, on request. The schedule restarts if it was no longer owed. A courier that is
 -- about to deliver it keeps its attempt: no other one begins beside it.
--- Uses lib/keys
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
---   KEYS[2]  owed     zset  {p}:owed
---   ARGV[1]  id
---   ARGV[2]  account  whose it must be, '' for any
---   ARGV[3]  now_ms   '' for the server's clock
+--   ARGV[1]  account  whose it must be, '' for any
 --   Returns  'owed'      it is due, or being delivered
 --            'unknown'   no such prediction of this account
 --            'running'   it has not ended
 --            'unwanted'  its caller wanted no webhook of its end
 --            'removed'   its data is gone, so the webhook would be wrong
 
-local id, account, now = ARGV[1], ARGV[2], clock(ARGV[3])
+local id, account, now = ID, ARGV[1], clock(ARGV[2])
 
 local r = read(id)
 if not r or (account ~= '' and r.account ~= account) then return 'unknown' end
@@ -22,7 +18,7 @@ if not TERMINAL[r.status] then return 'running' end
 if not wants_end(r) then return 'unwanted' end
 if redis.call('EXISTS', input_key(id)) == 0 then return 'removed' end
 
-local due = redis.call('ZSCORE', KEYS[2], id)
+local due = redis.call('ZSCORE', owed_key(), id)
 if not due then
   redis.call('HSET', KEYS[1], 'tellings_before', r.tellings, 'owed_since', now)
   for _, key in ipairs({ KEYS[1], input_key(id), output_key(id), events_key(id) }) do
@@ -32,5 +28,5 @@ elseif tonumber(due) ~= tonumber(r.next_telling) then -- taken by a courier, or 
   return 'owed'
 end
 redis.call('HSET', KEYS[1], 'next_telling', now)
-redis.call('ZADD', KEYS[2], now, id)
+redis.call('ZADD', owed_key(), now, id)
 return 'owed'

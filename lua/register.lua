@@ -1,17 +1,13 @@
 #!lua flags=allow-oom
 -- register: register a queue, or refresh its policy. Small, so that a director can start beside a full server.
 -- Never changes the streams of a queue that exists: that is resize.
--- Uses lib/keys lib/place lib/breaker
 --
 --   KEYS[1]  meta            hash  {p}:q:<queue>:meta
 --   ARGV[1]  version         the version whose queue this is; another one under the same name is refused
 --   ARGV[2]  streams         per lane, when the queue is new
 --   ARGV[3]  size            of a shard, when the queue is new
---   ARGV[4]  objectives      as JSON, for display, '' for none
---   ARGV[5]  high_ms         the objective of each lane: time until a new prediction should start, '' for none
---   ARGV[6]  normal_ms
---   ARGV[7]  low_ms
---   ARGV[8…] field, value    of the policy: attempts, on_lost, backoff_ms, … as `Policy` has them; '' for no limit
+--   ARGV[4…] field, value    of the policy: attempts, on_lost, backoff_ms, … as `Policy` has them; '' for no limit.
+--                            Objectives as JSON, for display, and within:<lane>, ms until a new prediction should start
 --   Returns  1  registered
 --            0  the name belongs to another version: nothing was written
 
@@ -21,9 +17,7 @@ local known = redis.call('HGET', meta, 'version')
 if known and known ~= version then return 0 end
 
 if not known then redis.call('HSET', meta, 'version', version, 'streams', streams, 'read', streams, 'size', size) end
-redis.call('HSET', meta, 'objectives', ARGV[4], 'within:high', ARGV[5], 'within:normal', ARGV[6],
-  'within:low', ARGV[7])
-for i = 8, #ARGV, 2 do redis.call('HSET', meta, ARGV[i], ARGV[i + 1]) end
+for i = 4, #ARGV, 2 do redis.call('HSET', meta, ARGV[i], ARGV[i + 1]) end
 -- an open breaker would stay open for ever: faults are no longer noted, and neither is its probe's
-if redis.call('HGET', meta, 'breaker_after') == '0' then close_breaker(string.match(meta, ':q:(.+):meta$'), clock('')) end
+if redis.call('HGET', meta, 'breaker_after') == '0' then close_breaker(QUEUE, clock('')) end
 return 1

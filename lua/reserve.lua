@@ -14,18 +14,13 @@
 --   ARGV[4]  rate     of a bucket: nanotokens that come in a millisecond
 --   ARGV[5]  asked    of compute: ms
 --   ARGV[6]  credit   of compute: ms in all, '' for no limit
---   ARGV[7]  now_ms   '' for the server's clock
 --   Returns  {allowed, remaining, reset_ms, retry_after_ms, limit}   allowed: 1 or 0; remaining: whole tokens, or ms of
 --            compute; reset_ms: until all of it is there again; retry_after_ms: until this may be asked again, 0 where it
 --            is allowed; limit: the one that this tells of: as asked, or 'credit', which comes back with no time
 
 local usage, taken, compute, credit = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local limit, id, most, asked = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
-local most_in_all, now = tonumber(ARGV[6]), tonumber(ARGV[7])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local limit, id, most, asked_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
+local most_in_all, now = tonumber(ARGV[6]), clock(ARGV[7])
 
 local DAY_MS, TOKEN = 86400000, 1000000000
 local BURST_MS = 1000 -- a denial within this time of the last one is of the same burst: some clients ask six times at once
@@ -61,20 +56,20 @@ if limit == 'compute' then
   local left, has_of_day = standing(most, kept[2], kept[3], kept[4])
   local left_in_all, has_of_all = standing(most_in_all, in_all[1], in_all[2], in_all[3])
   -- credit first: waiting does not bring it back
-  if not has_of_all and asked > left_in_all then return deny('credit', math.max(0, left_in_all), 0, 0) end
-  if not has_of_day and asked > left then return deny('compute', math.max(0, left), reset_ms, reset_ms) end
+  if not has_of_all and asked_ms > left_in_all then return deny('credit', math.max(0, left_in_all), 0, 0) end
+  if not has_of_day and asked_ms > left then return deny('compute', math.max(0, left), reset_ms, reset_ms) end
   if not has_of_day then
     if is_new then
       redis.call('UNLINK', compute)
       redis.call('HSET', compute, 'day', day, 'spent', 0)
     end
-    redis.call('HSET', compute, 'reserved', tonumber(kept[3] or 0) + asked, id, asked)
+    redis.call('HSET', compute, 'reserved', tonumber(kept[3] or 0) + asked_ms, id, asked_ms)
     redis.call('PEXPIRE', compute, 2 * DAY_MS)
-    left = left - asked
+    left = left - asked_ms
   end
   if not has_of_all then
-    redis.call('HSET', credit, 'reserved', tonumber(in_all[2] or 0) + asked, id, asked)
-    left_in_all = left_in_all - asked
+    redis.call('HSET', credit, 'reserved', tonumber(in_all[2] or 0) + asked_ms, id, asked_ms)
+    left_in_all = left_in_all - asked_ms
   end
   local by = left_in_all < left and 'credit' or 'compute'
   return { 1, math.max(0, math.min(left, left_in_all)), by == 'compute' and reset_ms or 0, 0, by }

@@ -1,21 +1,19 @@
 #!lua flags=allow-oom
 -- resize: change the number of streams of each lane. Strands nothing: streams above the new number are still read
 -- while they hold an entry, waiting or claimed.
--- Uses lib/keys
 --
 --   KEYS[1]  meta     hash  {p}:q:<queue>:meta
---   ARGV[1]  queue
---   ARGV[2]  streams  1..32
+--   ARGV[1]  streams  1..32
 --   Returns  {streams, read}  new work goes to the first `streams`; work is read from the first `read`
 --            {}               the queue is not registered
 
-local meta, queue, streams = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local meta, queue, streams = KEYS[1], QUEUE, tonumber(ARGV[1])
 
 local read_from = tonumber(redis.call('HGET', meta, 'read'))
 if not read_from then return {} end
 
 local function empty(number)
-  for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+  for _, lane in ipairs(LANES) do
     if redis.call('XLEN', stream_key(queue, lane, number)) > 0 then return false end
   end
   return true

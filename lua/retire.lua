@@ -1,14 +1,11 @@
 #!lua flags=allow-oom
 -- retire: forget one director that has been silent for long and has nothing pending in any stream.
--- Uses lib/keys
 --
 --   KEYS[1]  directors  zset  {p}:q:<queue>:directors
---   ARGV[1]  queue
---   ARGV[2]  silent_ms
---   ARGV[3]  now_ms     '' for the server's clock
+--   ARGV[1]  silent_ms
 --   Returns  the forgotten consumer, '' for none
 
-local directors, queue, silent_ms, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local directors, queue, silent_ms, now = KEYS[1], QUEUE, ARGV[1], clock(ARGV[2])
 local LOOKED_AT = 8 -- the longest silent; claims of silent ones are recovered soon, so none blocks the others
 
 local read_from = tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'read') or 0)
@@ -16,7 +13,7 @@ local read_from = tonumber(redis.call('HGET', queue_key(queue, 'meta'), 'read') 
 -- The streams that may know this consumer; nil while one of them has an entry pending for it.
 local function streams_without_pending(consumer)
   local streams = {}
-  for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+  for _, lane in ipairs(LANES) do
     for number = 0, read_from - 1 do
       local stream = stream_key(queue, lane, number)
       local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1, consumer)

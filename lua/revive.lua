@@ -1,15 +1,12 @@
 #!lua
 -- revive: return a dead letter to its queue, with all its attempts before it. Only for an operator: it is the one way
 -- out of a terminal status.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  now_ms   '' for the server's clock
 --   Returns  1  it waits again, without a deadline
 --            0  it is no dead letter, or its input or the secret values in it were removed: nothing was written
 
-local id, now = ARGV[1], clock(ARGV[2])
+local id, now = ID, clock(ARGV[1])
 
 local r = read(id)
 if not r or r.status ~= 'failed' then return 0 end
@@ -17,9 +14,8 @@ if not redis.call('ZSCORE', queue_key(r.queue, 'dead'), id) then return 0 end
 if r.secret ~= '' or redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 
 r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
-local placed = file(id, r)
 count_later('tally', 'accepted:' .. r.lane, 1) -- as it starts and ends again
-count(r.queue, 'queued', r.account, 1)
+local placed = put_in(id, r, '', now)
 redis.call('DEL', events_key(id), output_key(id)) -- the list restarts: it may be gone by now, and numbers are places
 append(id, { entry('revived', now, '') })
 log('revived', id, r.queue, r.account, now)
@@ -32,6 +28,5 @@ redis.call('PERSIST', KEYS[1])
 redis.call('PERSIST', input_key(id))
 redis.call('ZREM', queue_key(r.queue, 'dead'), id)
 redis.call('ZREM', owed_key(), id)
-redis.call('ZADD', queue_key(r.queue, 'live'), now, id)
 redis.call('PUBLISH', channel(id), 1)
 return 1

@@ -4,17 +4,12 @@
 --   KEYS[1]  account  hash  account:<name>  webhook_secret; webhook_secret_until:<ms> of each former one
 --   ARGV[1]  secret
 --   ARGV[2]  keep_ms  how long the former one lives on; 0: all former ones end now
---   ARGV[3]  most     former ones that may live at once
---   ARGV[4]  now_ms   '' for the server's clock
 --   Returns  'rotated'  also if this secret is the current one already
 --            'unknown'  there is no such account: nothing was written
 --            'full'     too many former ones still live: nothing was written
 
-local secret, keep_ms, most, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local secret, keep_ms, now = ARGV[1], tonumber(ARGV[2]), clock(ARGV[3])
+local MOST_FORMER = 4 -- each adds a signature to every webhook's header
 
 local current = redis.call('HGET', KEYS[1], 'webhook_secret')
 if not current then return 'unknown' end
@@ -29,7 +24,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
     living = living + 1
   end
 end
-if keep_ms > 0 and living >= most then return 'full' end
+if keep_ms > 0 and living >= MOST_FORMER then return 'full' end
 
 if #over > 0 then redis.call('HDEL', KEYS[1], unpack(over)) end
 if keep_ms > 0 then

@@ -1,13 +1,10 @@
 #!lua flags=allow-oom
 -- sample: note a queue's state once per period, with its counts since the last sample. The first keeper of a period does
 -- it. An idle queue is noted idle once and then costs no write.
--- Uses lib/keys
 --
 --   KEYS[1]  meta       hash  {p}:q:<queue>:meta
---   ARGV[1]  queue
---   ARGV[2]  period_ms  between two samples
---   ARGV[3]  most       samples that are kept
---   ARGV[4]  now_ms     '' for the server's clock
+--   ARGV[1]  period_ms  between two samples
+--   ARGV[2]  most       samples that are kept
 --   Returns  1  the queue is busy or was recently: more samples will follow
 --            0  it is idle, or not registered
 --
@@ -16,46 +13,46 @@
 -- meta: sampled     when, whether it was busy, and the counters as they were then
 --       slots_each  slots per director, kept while none is ready
 
-local meta, queue, period_ms, most, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), clock(ARGV[4])
-local LANES = { 'high', 'normal', 'low' }
+local meta, queue, period_ms, most, now = KEYS[1], QUEUE, tonumber(ARGV[1]), tonumber(ARGV[2]), clock(ARGV[3])
 local COUNTED = { 'accepted:high', 'accepted:normal', 'accepted:low', 'started', 'ended', 'waited_ms',
   'met:high', 'met:normal', 'met:low', 'missed:high', 'missed:normal', 'missed:low' }
-local LOOK = 64
+local LOOK_AT = 64
 
-local m = redis.call('HMGET', meta, 'streams', 'sampled', 'slots_each', 'ready:high', 'ready:normal', 'ready:low',
-  'backlogged:high', 'backlogged:normal', 'backlogged:low', 'within:high', 'within:normal', 'within:low')
-if not m[1] then return 0 end
+local kept = redis.call('HMGET', meta, 'streams', 'sampled', 'slots_each', 'within:high', 'within:normal', 'within:low')
+if not kept[1] then return 0 end
 local before = {}
-for number in string.gmatch(m[2] or '', '%S+') do before[#before + 1] = tonumber(number) end
+for number in string.gmatch(kept[2] or '', '%S+') do before[#before + 1] = tonumber(number) end
 local at, was_busy = before[1] or 0, before[2] == 1
 -- but not if the clock went back far in a failover: else there would be no sample until it has caught up
 local is_noted = math.floor(now / period_ms) <= math.floor(at / period_ms) and at - now < 6 * period_ms
 if is_noted then return was_busy and 1 or 0 end
 
-local counters, since, has_any = redis.call('HMGET', queue_key(queue, 'tally'), unpack(COUNTED)), {}, false
+local counters, since, has_counted = redis.call('HMGET', queue_key(queue, 'tally'), unpack(COUNTED)), {}, false
 for i = 1, #COUNTED do
   counters[i] = tonumber(counters[i] or 0)
   since[i] = counters[i] - (before[2 + i] or 0)
   if since[i] < 0 then since[i] = counters[i] end -- they were lost and restarted
-  has_any = has_any or since[i] > 0
+  has_counted = has_counted or since[i] > 0
 end
 local live = redis.call('ZCARD', queue_key(queue, 'live'))
-local is_busy = live > 0 or has_any
+local is_busy = live > 0 or has_counted
 if not is_busy and not was_busy then return 0 end
 
-local function waiting_in(i) return math.max(0, tonumber(m[3 + i] or 0)) + math.max(0, tonumber(m[6 + i] or 0)) end
+local m = look_at(queue, 'normal')
+local waits = {}
+for i, lane in ipairs(LANES) do waits[i] = waits_in(m, lane) end
 
 -- Waiting predictions past their lane's objective. `live` knows no lanes or claims, so this is a lower bound: claims count
 -- as old, and the lanes that are served last have the oldest.
-local function late_per_lane(claimed)
+local function late_per_lane()
   local late, taken = { 0, 0, 0 }, 0
   for i = #LANES, 1, -1 do
-    local within = tonumber(m[9 + i])
+    local within = tonumber(kept[3 + i])
     if within then
-      local old = redis.call('ZCOUNT', queue_key(queue, 'live'), '-inf', '(' .. (now - within)) - claimed - taken
-      late[i] = math.min(waiting_in(i), math.max(0, old))
+      local old = redis.call('ZCOUNT', queue_key(queue, 'live'), '-inf', '(' .. (now - within)) - m.claimed - taken
+      late[i] = math.min(waits[i], math.max(0, old))
     end
-    taken = taken + (within and late[i] or waiting_in(i))
+    taken = taken + (within and late[i] or waits[i])
   end
   return late
 end
@@ -63,17 +60,16 @@ end
 -- Mean slots of a ready director: the estimate while no director is ready.
 local function slots_each()
   local sum, ready = 0, 0
-  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS, 'LIMIT', 0, LOOK)) do
+  for _, alive in ipairs(redis.call('ZRANGEBYSCORE', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS, 'LIMIT', 0, LOOK_AT)) do
     local slots = string.match(redis.call('HGET', queue_key(queue, 'slots'), alive) or '', '^(%d+) ready$')
     if slots then sum, ready = sum + math.max(1, tonumber(slots)), ready + 1 end
   end
-  return ready > 0 and string.format('%.2f', sum / ready) or m[3]
+  return ready > 0 and string.format('%.2f', sum / ready) or kept[3]
 end
 
 local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
-local claimed = redis.call('ZCARD', queue_key(queue, 'lease'))
-local late = late_per_lane(claimed)
-local line = { now, waiting_in(1), waiting_in(2), waiting_in(3), claimed, redis.call('ZCARD', queue_key(queue, 'delayed')),
+local late = late_per_lane()
+local line = { now, waits[1], waits[2], waits[3], m.claimed, redis.call('ZCARD', queue_key(queue, 'delayed')),
   oldest[2] and math.max(0, now - oldest[2]) or 0, late[1], late[2], late[3], unpack(since) }
 for i, number in ipairs(line) do line[i] = string.format('%.0f', number) end
 for i, number in ipairs(counters) do counters[i] = string.format('%.0f', number) end
@@ -84,5 +80,5 @@ redis.call('LPUSH', samples, table.concat(line, ' '))
 redis.call('LTRIM', samples, 0, most - 1)
 redis.call('PEXPIRE', samples, most * period_ms)
 redis.call('HSET', meta, 'sampled', string.format('%.0f %d ', now, is_busy and 1 or 0) .. table.concat(counters, ' '))
-if each and each ~= m[3] then redis.call('HSET', meta, 'slots_each', each) end
+if each and each ~= kept[3] then redis.call('HSET', meta, 'slots_each', each) end
 return is_busy and 1 or 0

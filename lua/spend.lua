@@ -11,16 +11,11 @@
 --   ARGV[3]  rate     of the bucket: nanotokens that come in a millisecond
 --   ARGV[4]  id       the id that compute was reserved by, '' to leave it
 --   ARGV[5]  spent    ms of compute
---   ARGV[6]  now_ms   '' for the server's clock
 --   Returns  {token, compute}   1 where something was given back or corrected, else 0
 
 local usage, taken = KEYS[1], KEYS[2]
 local token, most, rate = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local id, spent, now = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local id, spent, now = ARGV[4], tonumber(ARGV[5]), clock(ARGV[6])
 
 local TOKEN = 1000000000
 

@@ -1,10 +1,7 @@
 #!lua flags=no-writes
 -- stats: count what waits, runs, is delayed and dead in one queue, and its directors.
--- Uses lib/keys lib/place
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
---   ARGV[1]  queue
---   ARGV[2]  now_ms    '' for the server's clock
 --   Returns  {high, normal, low, claimed, delayed, dead, live, oldest_ms, directors, streams, read, paused,
 --             slots, service_ms, service_cost, mode, max_queued, breaker, starting, setup_failed, server_auth, leaving,
 --             objectives, tally as a flat list}
@@ -12,36 +9,24 @@
 --            server_auth: directors in this state by their last heartbeat; leaving: on the way to another server
 --            {}  the queue is not registered
 
-local meta, queue, now = KEYS[1], ARGV[1], clock(ARGV[2])
+local meta, queue, now = KEYS[1], QUEUE, clock(ARGV[1])
 
-local m = redis.call('HMGET', meta, 'streams', 'read', 'paused', 'slots', 'service_ms', 'mode', 'max_queued', 'breaker', 'service_cost',
-  'starting', 'setup_failed', 'objectives', 'server_auth')
-if not m[1] then return {} end
-local counts = {}
-for _, lane in ipairs({ 'high', 'normal', 'low' }) do
-  local sum = math.max(0, tonumber(redis.call('HGET', meta, 'backlogged:' .. lane) or 0))
+local m = look_at(queue, 'normal')
+if m.streams == '' then return {} end
+local shown = redis.call('HMGET', meta, 'read', 'service_cost', 'max_queued', 'objectives')
+local waits, sizes = {}, {}
+for i, lane in ipairs(LANES) do
+  waits[i] = m['backlogged:' .. lane]
   -- where no claim would look, nothing waits; asking each of 48 streams is most of the cost
-  local mask = mask_of(queue, lane)
-  for number = 0, mask ~= 0 and m[2] - 1 or -1 do
-    if bit.band(mask, bit.lshift(1, number)) ~= 0 then sum = sum + waiting(stream_key(queue, lane, number)) end
-  end
-  counts[#counts + 1] = sum
+  for _, deep in pairs(depths(queue, lane, mask_of(queue, lane))) do waits[i] = waits[i] + deep end
 end
-for _, index in ipairs({ 'lease', 'delayed', 'dead', 'live' }) do
-  counts[#counts + 1] = redis.call('ZCARD', queue_key(queue, index))
-end
+for i, index in ipairs({ 'delayed', 'dead', 'live', 'leaving' }) do sizes[i] = redis.call('ZCARD', queue_key(queue, index)) end
 local oldest = redis.call('ZRANGE', queue_key(queue, 'live'), 0, 0, 'WITHSCORES')
-counts[#counts + 1] = oldest[2] and now - oldest[2] or 0
-counts[#counts + 1] = redis.call('ZCOUNT', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS)
-counts[#counts + 1] = tonumber(m[1])
-counts[#counts + 1] = tonumber(m[2])
-counts[#counts + 1] = m[3] == '1' and 1 or 0
-counts[#counts + 1] = tonumber(m[4] or 0)
-counts[#counts + 1] = tonumber(m[5] or 0)
-counts[#counts + 1] = m[9] or '1' -- a fraction: numbers are cut in replies
-for i = 6, 8 do counts[#counts + 1] = m[i] or '' end
-for _, i in ipairs({ 10, 11, 13 }) do counts[#counts + 1] = tonumber(m[i] or 0) end
-counts[#counts + 1] = redis.call('ZCARD', queue_key(queue, 'leaving'))
-counts[#counts + 1] = m[12] or ''
-counts[#counts + 1] = redis.call('HGETALL', queue_key(queue, 'tally'))
-return counts
+return {
+  waits[1], waits[2], waits[3], m.claimed, sizes[1], sizes[2], sizes[3], oldest[2] and now - oldest[2] or 0,
+  redis.call('ZCOUNT', queue_key(queue, 'directors'), now - ALIVE_MS, now + ALIVE_MS),
+  tonumber(m.streams), tonumber(shown[1]), m.paused == '1' and 1 or 0, tonumber(m.slots), tonumber(m.service_ms),
+  shown[2] or '1', -- a fraction: numbers are cut in replies
+  m.mode, shown[3] or '', m.breaker, tonumber(m.starting), tonumber(m.setup_failed), tonumber(m.server_auth), sizes[4],
+  shown[4] or '', redis.call('HGETALL', queue_key(queue, 'tally')),
+}

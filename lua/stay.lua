@@ -1,28 +1,19 @@
 #!lua flags=allow-oom
 -- stay: put a leaving prediction back in line, or end it if its caller canceled it meanwhile. Call it only after the other
 -- server has refused it, see arrive.
--- Uses lib/keys lib/log lib/place lib/estimate lib/share lib/breaker lib/settle
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  site    of the server that it leaves for
---   ARGV[3]  now_ms  '' for the server's clock
+--   ARGV[1]  site    of the server that it leaves for
 --   Returns  'waiting', 'delayed' or 'canceled'
 --            'gone'  it does not leave for there: nothing was written
 
-local id, site, now = ARGV[1], ARGV[2], clock(ARGV[3])
+local id, site, now = ID, ARGV[1], clock(ARGV[2])
 
 local r = read(id)
 if not r or r.leaving ~= site or r.moved ~= '' then return 'gone' end
 
-local queue, due = r.queue, r.due
-redis.call('ZREM', queue_key(queue, 'leaving'), id)
-redis.call('ZADD', queue_key(queue, 'live'), r.created, id)
-if soonest(r) then redis.call('ZADD', queue_key(queue, 'deadline'), soonest(r), id) end
-if r.arrival ~= '' then count(queue, 'queued', r.account, 1) end
-if due ~= '' then redis.call('ZADD', queue_key(queue, 'delayed'), due, id) end
-local placed = due ~= '' and { 'mid', '' } or file(id, r)
-redis.call('HSET', KEYS[1], 'leaving', '', 'due', '', unpack(placed))
-if r.cancel ~= 'user' then return due ~= '' and 'delayed' or 'waiting' end
+redis.call('ZREM', queue_key(r.queue, 'leaving'), id)
+redis.call('HSET', KEYS[1], 'leaving', '', 'due', '', unpack(put_in(id, r, r.due, r.created)))
+if r.cancel ~= 'user' then return r.due ~= '' and 'delayed' or 'waiting' end
 settle(id, read(id), 'canceled', {}, now)
 return 'canceled'

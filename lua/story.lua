@@ -1,10 +1,7 @@
 #!lua flags=no-writes
 -- story: everything about one prediction without its large data: its origin, its claims, its reason to wait.
--- Uses lib/keys lib/place lib/estimate lib/share lib/outlook
 --
 --   KEYS[1]  record  hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  now_ms  '' for the server's clock
 --   Returns  {now_ms, record, events, outlook, attempts, due, lease, owed, dead}
 --                record and events are flat lists; per event its place, then kind, ms and data separated by spaces
 --                events without output, logs and metrics: only the first and last of a long run; empty once removed
@@ -13,7 +10,7 @@
 --                dead: 1 for a dead letter
 --            {}  no such prediction
 
-local id, now = ARGV[1], clock(ARGV[2])
+local id, now = ID, clock(ARGV[1])
 local LOOK = 500 -- events looked at from each end: one run may have written a hundred thousand
 local BULK = { output = true, logs = true, metric = true }
 

@@ -8,16 +8,11 @@
 --   ARGV[2]  bytes     all that it takes, whatever it took before; 0: it is gone
 --   ARGV[3]  most      bytes that the account may keep, '' for no limit
 --   ARGV[4]  until_ms  when it is over
---   ARGV[5]  now_ms    '' for the server's clock
 --   Returns  {fits, total, more}   fits: 0 where it would take more than before and there is no room: of the account
 --            nothing was written. total: bytes counted then; more: 1 where there may be others that are over
 
 local stored, untils = KEYS[1], KEYS[2]
-local id, bytes, most, until_ms, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local id, bytes, most, until_ms, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), clock(ARGV[5])
 
 local AT_ONCE = 100
 

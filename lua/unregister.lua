@@ -1,25 +1,22 @@
 #!lua flags=allow-oom
 -- unregister: forget an empty queue that no director serves. Records of ended predictions live on.
--- Uses lib/keys
 --
 --   KEYS[1]  meta      hash  {p}:q:<queue>:meta
---   ARGV[1]  queue
---   ARGV[2]  alive_ms  a director silent for longer does not serve it, nor one whose heartbeat is as far ahead
---   ARGV[3]  asks      '1': only return the answer
---   ARGV[4]  now_ms    '' for the server's clock
+--   ARGV[1]  asks      '1': only return the answer
 --   Returns  'done'    also if it was not registered
 --            'live'    a prediction is not terminal: nothing was written
 --            'dead'    dead letters wait there for an operator: nothing was written
 --            'served'  a director serves it: nothing was written
 
-local meta, queue, alive_ms, only_asks, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1', clock(ARGV[4])
+local meta, queue, only_asks, now = KEYS[1], QUEUE, ARGV[1] == '1', clock(ARGV[2])
 
 local MOST_STREAMS = 32
+local SERVED_MS = 60000 -- a director silent for longer does not serve it, nor one whose heartbeat is as far ahead
 
 if not redis.call('HGET', meta, 'read') then return 'done' end
 
 local gone = { meta }
-for _, lane in ipairs({ 'high', 'normal', 'low' }) do
+for _, lane in ipairs(LANES) do
   for number = 0, MOST_STREAMS - 1 do -- a resize to fewer leaves empty ones above those that are read
     gone[#gone + 1] = stream_key(queue, lane, number)
     if redis.call('XLEN', gone[#gone]) > 0 then return 'live' end
@@ -31,7 +28,7 @@ for _, index in ipairs({ 'live', 'lease', 'delayed', 'leaving' }) do
   if redis.call('EXISTS', queue_key(queue, index)) == 1 then return 'live' end
 end
 if redis.call('EXISTS', queue_key(queue, 'dead')) == 1 then return 'dead' end
-if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - alive_ms, now + alive_ms) > 0 then return 'served' end
+if redis.call('ZCOUNT', queue_key(queue, 'directors'), now - SERVED_MS, now + SERVED_MS) > 0 then return 'served' end
 if only_asks then return 'done' end
 
 for _, what in ipairs({ 'bell', 'last', 'queued', 'running', 'limits', 'held', 'suspended', 'slots', 'tally', 'samples', 'deadline', 'directors' }) do

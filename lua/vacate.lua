@@ -1,19 +1,15 @@
 #!lua flags=allow-oom
 -- vacate: replace a prediction that has arrived at another Redis server by a tombstone, which says that it moved. A cancel
 -- that came meanwhile must be passed on first.
--- Uses lib/keys lib/log
 --
 --   KEYS[1]  record    hash  {p}:rec:<id>
---   ARGV[1]  id
---   ARGV[2]  site      of the server where it arrived
---   ARGV[3]  canceled  '1': a cancel was passed on
---   ARGV[4]  came_ttl_ms  that the other server remembers the move; the tombstone lives as long, at least
---   ARGV[5]  now_ms    '' for the server's clock
+--   ARGV[1]  site      of the server where it arrived
+--   ARGV[2]  canceled  '1': a cancel was passed on
 --   Returns  'moved'   also if it had moved before
 --            'cancel'  its caller asked to cancel it, which must be passed on first: nothing was written
 --            'stays'   it is not leaving for that server: nothing was written
 
-local id, site, canceled, came_ttl, now = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), clock(ARGV[5])
+local id, site, canceled, now = ID, ARGV[1], ARGV[2] == '1', clock(ARGV[3])
 local KEPT = { account = true, model = true, version = true, queue = true, kind = true, lane = true, status = true,
   created = true, seq = true, ticket = true, moves = true }
 
@@ -33,7 +29,7 @@ redis.call('HDEL', KEYS[1], unpack(dropped))
 redis.call('HSET', KEYS[1], 'moved', site)
 -- not a record's life alone: there it begins with the end, and here with the move
 local record_ttl = redis.call('HGET', queue_key(r.queue, 'meta'), 'record_ttl_ms') or RECORD_TTL_MS
-redis.call('PEXPIRE', KEYS[1], math.max(came_ttl, record_ttl, tonumber(r.data_ttl_ms) or 0))
+redis.call('PEXPIRE', KEYS[1], math.max(CAME_TTL_MS, record_ttl, tonumber(r.data_ttl_ms) or 0))
 -- nothing of what was reserved is used here
 if r.metered ~= '' then redis.call('ZADD', unspent_key(), 0, id .. ' ' .. r.account) end
 log('moved', id, r.queue, r.account, now, 'site ' .. site)

@@ -9,9 +9,9 @@ import logging
 import re
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
@@ -37,47 +37,63 @@ LARGE_BYTES: Final = 256 * 1024
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
 RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
-# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or one line
+PARTS: Final = ("keys", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
+# A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or a line of values
 BLOCKS: Final = re.compile(
-    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<value>\w+) = .*[^,\n]$|^(?!local function ).*$",
+    r"^local function (?P<name>\w+)(?:.* end$|(?s:.*?)^end$)|^local (?P<values>\w+(?:, \w+)*)\b(?! function).*$",
     re.MULTILINE,
 )
-INNER_AFTER: Final = "lib/place"
-WORDS: Final = re.compile(r"[A-Za-z_]\w*")
-COMMENT: Final = re.compile(r"--.*")
+FIRST_INNER: Final = "place"
+NAMES: Final = re.compile(r"--.*|'[^'\n]*'|(?<!\.)\.\w+|(?P<name>[A-Za-z_]\w*)")
+OWN_NAMES: Final = re.compile(r"^ +local (\w+(?:, \w+)*)", re.MULTILINE)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
 NOT_CARRIED_OUT: Final = (exceptions.NoScriptError, *LOST)
 IN_CLUSTER: Final = ("lib/slot",)
 
 
-def source(name: str) -> str:
-    """Return a script with the parts of lua/lib/ that its header names, without what it does not use of them.
+class Block(Struct, frozen=True):
+    """A part of lua/lib/: the names that it declares, and those that it uses. `is_inner`: see `source`."""
 
-    What follows INNER_AFTER is a function of its own: Lua makes a function slowly if it takes many variables from a
+    text: str
+    declares: frozenset[str]
+    uses: frozenset[str]
+    is_inner: bool
+
+
+def source(name: str) -> str:
+    """Return a script behind all that it uses of lua/lib/, directly or not: what declares a name that it uses.
+
+    What follows FIRST_INNER is a function of its own: Lua makes a function slowly if it takes many variables from a
     long chunk, because it looks for each in a list of all that were taken.
     """
     shebang, _, body = _file(name).partition("\n")
-    uses = _uses(body)
-    parts = "\n".join(_file(part) + ("return (function()" if part == INNER_AFTER else "") for part in uses)
-    return "\n".join([shebang, *_needed(parts, body), body, "end)()" if INNER_AFTER in uses else ""])
+    needed, names = set[str](), _names(body)
+    while names:
+        needed |= names
+        names = frozenset[str]().union(*(block.uses for block in _blocks() if block.declares & names)) - needed
+    found = [block for block in _blocks() if block.declares & needed]
+    outer = [block.text for block in found if not block.is_inner]
+    inner = [block.text for block in found if block.is_inner]
+    if inner:
+        inner, body = ["return (function()", *inner], f"{body}\nend)()"
+    return "\n".join([shebang, *outer, *inner, body])
 
 
-def _uses(script: str) -> list[str]:
-    return next((line for line in script.splitlines() if line.startswith("-- Uses ")), "").split()[2:]
+@cache
+def _blocks() -> tuple[Block, ...]:
+    blocks = []
+    for place, part in enumerate(PARTS):
+        for match in BLOCKS.finditer(_file(f"lib/{part}")):
+            declares = frozenset((match["name"] or match["values"]).split(", "))
+            own = {name for names in OWN_NAMES.findall(match[0]) for name in names.split(", ")}
+            uses = _names(match[0]) - own
+            blocks.append(Block(match[0], declares, uses, is_inner=place >= PARTS.index(FIRST_INNER)))
+    return tuple(blocks)
 
 
-def _needed(parts: str, body: str) -> Iterator[str]:
-    blocks = [(match["name"] or match["value"] or "", match[0]) for match in BLOCKS.finditer(parts)]
-    needed, words = {""}, _words(body) | {""}
-    while words:
-        needed |= words
-        found = [text for name, text in blocks if name in words]
-        words = set().union(*map(_words, found)) - needed
-    return (text for name, text in blocks if name in needed)
-
-
-def _words(text: str) -> set[str]:
-    return set(WORDS.findall(COMMENT.sub("", text)))
+def _names(text: str) -> frozenset[str]:
+    """Return the names in a text of Lua, without fields, strings and comments."""
+    return frozenset(match["name"] for match in NAMES.finditer(text) if match["name"])
 
 
 def _file(name: str) -> str:
@@ -119,13 +135,14 @@ class Script(Struct, frozen=True):
         shebang, _, body = source(name).partition("\n")
         text = "\n".join([shebang, *map(_file, first), body])
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        return cls(name, text, sha, takes_items="lib/batch" in _uses(text))
+        return cls(name, text, sha, takes_items="for_each_item" in _names(text))
 
 
 class Call(Struct):
     """Keys and arguments are packed, without the head of the command. `is_doubtful`: it may have run without an answer.
 
-    `group`: see `Gatherer.begin`; "" after a fault, when it is sent alone. `answer_bytes`: 0 if unknown.
+    `group`: see `Gatherer.call`; "" after a fault, when it is sent alone. `answer_bytes`: 0 if unknown.
+    `refusal`: the server's last error, after which it is sent again.
     """
 
     script: Script
@@ -134,14 +151,12 @@ class Call(Struct):
     args: bytes
     # how many words both are
     counts: tuple[int, int]
+    size: int
     answer: "asyncio.Future[Any]"
     group: str
     answer_bytes: int
     is_doubtful: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.keys) + len(self.args)
+    refusal: Exception | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -169,23 +184,7 @@ class Gatherer:
         self._waiting: dict[Way, deque[Call]] = {}
         self._sending: defaultdict[Way, set[asyncio.Task[None]]] = defaultdict(set)
 
-    async def call(
-        self,
-        name: str,
-        keys: Sequence[str],
-        args: Sequence[Arg],
-        *,
-        traffic: Traffic = Traffic.SMALL,
-        answer_bytes: int = 0,
-        group: str = "",
-    ) -> Any:
-        """Run a script and return its reply as redis-py gives it. Raises BackendUnavailable while Redis cannot answer.
-
-        Whether the call was carried out is then unknown, unless `is_untouched` is set.
-        """
-        return await self.begin(name, keys, args, traffic=traffic, answer_bytes=answer_bytes, group=group)
-
-    def begin(
+    def call(
         self,
         name: str,
         keys: Sequence[str],
@@ -195,25 +194,20 @@ class Gatherer:
         answer_bytes: int = 0,
         group: str = "",
     ) -> "asyncio.Future[Any]":
-        """Start a call without awaiting it, for a caller with more to send in the same write. It needs no task.
+        """Run a script. The result is its reply as redis-py gives it, or BackendUnavailable while Redis cannot answer.
 
-        `group`: calls of a script that takes items share one run if they have the same group, in one slot of a Cluster.
+        Whether the call was carried out is then unknown, unless `is_untouched` is set. It is sent also if the result is
+        not awaited. `group`: calls of a script that takes items share one run if they have the same group, in one slot
+        of a Cluster.
         """
         loop = asyncio.get_running_loop()
         script = self._script(name)
         words = (len(args), *args) if script.takes_items else args
         # packed here, so that text which cannot be sent fails its own caller and not the whole pipeline
-        call = Call(
-            script,
-            keys[0],
-            _packed(keys),
-            _packed(words),
-            (len(keys), len(words)),
-            loop.create_future(),
-            group,
-            answer_bytes,
-        )
-        if call.size >= LARGE_BYTES:
+        packed = _packed(keys), _packed(words)
+        size, counts = len(packed[0]) + len(packed[1]), (len(keys), len(words))
+        call = Call(script, keys[0], *packed, counts, size, loop.create_future(), group, answer_bytes)
+        if size >= LARGE_BYTES:
             traffic = Traffic.LARGE_WRITES
         way = (None if self._slots is None else self._slots.owner(keys[0]), traffic)
         waiting = self._waiting.get(way)
@@ -282,7 +276,7 @@ class Gatherer:
                 if not calls:
                     return
         for call in calls:
-            _fail(call, BackendUnavailable("Redis forgets its scripts as fast as they are loaded"))
+            _fail(call, call.refusal or exceptions.NoScriptError())
 
     async def _send_once(self, calls: list[Call]) -> list[Call]:
         """Send all in one pipeline; return the calls to send again. Raises if others were not answered."""
@@ -297,6 +291,8 @@ class Gatherer:
         for run, reply in zip(runs, replies, strict=True):
             if isinstance(reply, exceptions.NoScriptError):
                 unknown[run[0].script.text] = run[0]
+                for call in run:
+                    call.refusal = reply
                 again += run
             elif isinstance(reply, LOST):
                 lost.append(reply)
@@ -320,14 +316,17 @@ def _runs(calls: list[Call]) -> list[list[Call]]:
     """
     runs: dict[int, list[Call]] = {}
     open_runs: dict[tuple[str, str], list[Call]] = {}
+    left: dict[tuple[str, str], int] = {}
     for call in calls:
         way = (call.script.name, call.group)
         run = open_runs.get(way) if call.group else None
-        if run is None or len(run) == MOST_ITEMS or sum(each.size for each in run) + call.size > ITEMS_BYTES:
-            run = open_runs[way] = []
+        if run is None or len(run) == MOST_ITEMS or call.size > left[way]:
+            run, left[way] = [], ITEMS_BYTES
+            open_runs[way] = run
         elif call.script.name not in RELIED_ON:
             del runs[id(run)]
         run.append(call)
+        left[way] -= call.size
         runs[id(run)] = run
     return list(runs.values())
 
@@ -359,6 +358,7 @@ def _answer(run: list[Call], reply: Any) -> list[Call]:
         elif len(run) > 1 and not is_of_server:
             call.group = ""
             call.is_doubtful = call.is_doubtful or not is_whole  # an item at fault may be half written
+            call.refusal = own
             again.append(call)
         else:
             _fail(call, own)
@@ -382,7 +382,10 @@ def _fail(call: Call, error: Exception) -> None:
     """Fail a call. An error reply from the server means that the script did not run."""
     if call.answer.done():
         return
-    if away := unavailable(error):
+    away = unavailable(error)
+    if isinstance(error, exceptions.NoScriptError):
+        away = BackendUnavailable(f"Redis forgets its scripts as fast as they are loaded: {error}")
+    if away is not None:
         away.is_untouched, away.__cause__ = not call.is_doubtful, error
     call.answer.set_exception(away or error)
     call.answer.exception()  # the caller may be gone; this keeps asyncio from logging an unread exception

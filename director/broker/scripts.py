@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import astuple
 
 from director.broker import keys, replies
 from director.broker.gatherer import BATCH_BYTES, LARGE_BYTES, Arg, Gatherer, Traffic
@@ -24,12 +25,12 @@ from director.core.schema import LIFE, Claim, Known, NewEvent, NewPrediction, Re
 from director.core.states import Status
 from director.core.view import fold
 
-MOST_FORMER: Final = 4  # secrets that sign beside the current one: each adds a signature to every webhook's header
 IDEMPOTENCY_TTL_MS = 24 * 3600 * 1000
-SENT: Final = tuple(name for name in NewPrediction.__struct_fields__ if name not in ("id", "input", "idempotency"))
+# Fields of a new prediction that `enqueue` takes by place, and those that it takes with their names
+FIRST_SENT: Final = NewPrediction.__struct_fields__.index("weight")
+FIRST_NAMED: Final = NewPrediction.__struct_fields__.index("account")
+NAMED: Final = NewPrediction.__struct_fields__[FIRST_NAMED:]
 MOST_CLAIMS = 20
-# As long as a call may be repeated, even by a mover that was frozen
-CAME_TTL_MS: Final = 30 * 86_400_000
 DELIVERED: Final[Sequence[replies.Delivered]] = ("", "noted", "others")
 
 
@@ -38,15 +39,15 @@ class Scripts:
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._call = gatherer.call
-        self._begin = gatherer.begin
         self._packed = gatherer.packed
 
     async def register(self, queue: QueueName, *, version: str, policy: Policy) -> bool:
         """Register a queue, or refresh its policy. Returns False if its name belongs to another version."""
         _refuse_streams(policy.streams)
         promised = policy.objectives
-        args: list[Arg] = [version, policy.streams, min(policy.size, policy.streams), encode(promised)]
-        args += [ms(promised[lane].within_s if lane in promised else None) for lane in get_args(Lane)]
+        args: list[Arg] = [version, policy.streams, min(policy.size, policy.streams), "objectives", encode(promised)]
+        for lane in get_args(Lane):
+            args += [f"within:{lane}", ms(promised[lane].within_s if lane in promised else None)]
         for name in policy.__struct_fields__:
             value = getattr(policy, name)
             if name.endswith("_s"):
@@ -56,28 +57,28 @@ class Scripts:
         return bool(await self._call("register", [keys.meta(queue)], args))
 
     async def unregister(
-        self, queue: QueueName, *, only_asks: bool = False, alive_s: float = 60.0, now_ms: int | None = None
+        self, queue: QueueName, *, only_asks: bool = False, now_ms: int | None = None
     ) -> replies.Unregistered:
         """Forget an empty queue without directors, or return why not and write nothing. `only_asks`: never write."""
-        args: list[Arg] = [queue, ms(alive_s), "1" if only_asks else "", given(now_ms)]
+        args: list[Arg] = ["1" if only_asks else "", given(now_ms)]
         return cast(replies.Unregistered, (await self._call("unregister", [keys.meta(queue)], args)).decode())
 
     async def resize(self, queue: QueueName, *, streams: int) -> tuple[int, int]:
         """Change the streams of each lane. Returns (streams that take new work, streams that are read)."""
         _refuse_streams(streams)
-        taking, read = _known(queue, await self._call("resize", [keys.meta(queue)], [queue, streams]))
+        taking, read = _known(queue, await self._call("resize", [keys.meta(queue)], [streams]))
         return taking, read
 
     async def migrate(
         self, queue: QueueName, *, to: QueueName, start: int, count: int, only_asks: bool, now_ms: int | None = None
     ) -> replies.Migrated | None:
         """Move the waiting predictions of one slice to another queue of the model; None if that queue is unknown."""
-        args: list[Arg] = [queue, to, start, count, "1" if only_asks else "", given(now_ms)]
+        args: list[Arg] = [to, start, count, "1" if only_asks else "", given(now_ms)]
         reply = await self._call("migrate", [keys.live(queue)], args)
         return replies.Migrated(**dict(zip(replies.Migrated.__struct_fields__, reply, strict=True))) if reply else None
 
     async def stats(self, queue: QueueName, *, now_ms: int | None = None) -> replies.QueueStats:
-        reply = _known(queue, await self._call("stats", [keys.meta(queue)], [queue, given(now_ms)]))
+        reply = _known(queue, await self._call("stats", [keys.meta(queue)], [given(now_ms)]))
         fields: dict[str, Any] = dict(zip(replies.QueueStats.__struct_fields__, reply[:-1], strict=False))
         for name in ("service_cost", "mode", "breaker", "max_queued"):
             fields[name] = text(fields[name])
@@ -89,7 +90,7 @@ class Scripts:
 
     async def demand(self, queue: QueueName, *, soon_s: float, now_ms: int | None = None) -> replies.Demand:
         """Return what the queue runs, and what it could run now or within `soon_s`. Raises UnknownQueue."""
-        reply = _known(queue, await self._call("demand", [keys.meta(queue)], [queue, ms(soon_s), given(now_ms)]))
+        reply = _known(queue, await self._call("demand", [keys.meta(queue)], [ms(soon_s), given(now_ms)]))
         values = [text(value) if isinstance(value, bytes) else value for value in reply[:-1]]
         fields = dict(zip(replies.Demand.__struct_fields__, [*values, _read_objectives(reply[-1])], strict=True))
         return msgspec.convert(fields, replies.Demand, strict=False)
@@ -104,7 +105,7 @@ class Scripts:
         now_ms: int | None = None,
     ) -> None:
         """Pause or resume one tenant, or the whole queue. An older `revision` of a suspension changes nothing."""
-        args: list[Arg] = [queue, int(paused), tenant, given(now_ms), given(revision)]
+        args: list[Arg] = [int(paused), tenant, given(revision), given(now_ms)]
         _known(queue, await self._call("pause", [keys.meta(queue)], args))
 
     async def bound(self, queue: QueueName, *, mode: replies.Admission, max_queued: int | None = None) -> None:
@@ -123,7 +124,7 @@ class Scripts:
         revision: int = 0,
     ) -> None:
         """Set a tenant's weight and most running claims (`kept`: leave them). `revision`: of the account's limits."""
-        args: list[Arg] = [queue, tenant, f"{weight:g}", given(most_running), revision]
+        args: list[Arg] = [tenant, f"{weight:g}", given(most_running), revision]
         _known(queue, await self._call("limit", [keys.meta(queue)], args))
 
     async def reserve(
@@ -188,7 +189,7 @@ class Scripts:
 
     async def rotate(self, account: str, *, secret: str, keep_s: float, now_ms: int | None = None) -> replies.Rotated:
         """Sign with this secret from now on, and with the former one for `keep_s` more; 0 drops all former secrets."""
-        args: list[Arg] = [secret, ms(keep_s), MOST_FORMER, given(now_ms)]
+        args: list[Arg] = [secret, ms(keep_s), given(now_ms)]
         return cast(replies.Rotated, (await self._call("rotate", [keys.account(account)], args)).decode())
 
     async def deploy(
@@ -204,12 +205,17 @@ class Scripts:
         model: str,
         what: Literal["make", "change"],
         *,
-        said: Mapping[str, str] | None = None,
+        said: Mapping[str, str | bytes] | None = None,
+        version: str = "",
         nonce: str = "",
     ) -> replies.Amended:
-        """Make a model, or change its description. `nonce`: identifies the call that makes it. Safe to repeat."""
+        """Make a model, or change what is said of it or of a version. Safe to repeat.
+
+        `nonce`: identifies the call that makes it.
+        """
         args: list[Arg] = [what, nonce, *chain.from_iterable((said or {}).items())]
-        return cast(replies.Amended, (await self._call("amend", [keys.model(model)], args)).decode())
+        written = keys.version(model, version) if version else keys.model(model)
+        return cast(replies.Amended, (await self._call("amend", [written], args)).decode())
 
     async def configure(
         self, model: str, config: bytes, *, by: str, at_ms: int, was: int | None, nonce: str
@@ -218,10 +224,6 @@ class Scripts:
         args: list[Arg] = [given(was), config, by, at_ms, nonce]
         word, *revision = await self._call("configure", [keys.model(model)], args)
         return cast(replies.Configured, word.decode()), int(revision[0]) if revision else 0
-
-    async def note_setup(self, model: str, version: str, said: bytes) -> bool:
-        """Write how the version's last setup went. Returns False for an unknown version."""
-        return bool(await self._call("note_setup", [keys.version(model, version)], [said]))
 
     async def withdraw(
         self,
@@ -263,11 +265,11 @@ class Scripts:
         if digest:
             held = keys.idempotency(account=prediction.account, model=prediction.model, digest=digest)
         args: list[Arg] = [prediction.id, prediction.input, fingerprint, IDEMPOTENCY_TTL_MS, given(now_ms)]
-        for name in SENT:
-            value = getattr(prediction, name)
-            if value is None or value is False or value == "":
-                continue
-            args += (name, f"{value:g}" if type(value) is float else int(value) if value is True else value)
+        values = list(map(_sent, astuple(prediction)))
+        args += values[FIRST_SENT:FIRST_NAMED]
+        for name, value in zip(NAMED, values[FIRST_NAMED:], strict=True):
+            if value != "":
+                args += (name, value)
         names = [record, keys.input_data(prediction.id), held]
         word, *rest = await self._call(
             "enqueue", names, args, traffic=_filing(len(prediction.input)), group=prediction.queue
@@ -313,7 +315,7 @@ class Scripts:
     ) -> "asyncio.Future[object]":
         """Put an id on its account's list, before `enqueue` of `input_bytes`. Ids below `oldest` may be dropped."""
         names, args = [keys.listing(account, kind)], [prediction_id, oldest]
-        return self._begin("enlist", names, args, traffic=_filing(input_bytes), group=names[0])
+        return self._call("enlist", names, args, traffic=_filing(input_bytes), group=names[0])
 
     async def get(
         self,
@@ -339,7 +341,7 @@ class Scripts:
     async def _get(
         self, prediction_id: PredictionId, now: Arg, outlook: bool, most: Arg, *, size: int = 0
     ) -> Stored | None:
-        args: list[Arg] = [prediction_id, now, int(outlook), most]
+        args: list[Arg] = [int(outlook), most, now]
         traffic = Traffic.LARGE_READS if size else Traffic.SMALL
         reply = await self._call("get", [keys.record(prediction_id)], args, traffic=traffic, answer_bytes=size)
         if not reply:
@@ -357,7 +359,7 @@ class Scripts:
         return Stored(record=record, input=raw, output=output, logs=done.get(b"logs", b"").decode())
 
     async def story(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> Known | None:
-        reply = await self._call("story", [keys.record(prediction_id)], [prediction_id, given(now_ms)])
+        reply = await self._call("story", [keys.record(prediction_id)], [given(now_ms)])
         if not reply:
             return None
         at, fields, entries, hope, attempts, due, lease, owed, dead = reply
@@ -380,7 +382,7 @@ class Scripts:
 
         All events are returned for a number of a former list. Only with `whole` one event may be larger than the bound.
         """
-        args: list[Arg] = [prediction_id, after, count, most_bytes, int(whole), LIFE]
+        args: list[Arg] = [after, count, most_bytes, int(whole), LIFE]
         # the size of the answer is not known before: a page may reach its bound, and a whole event may exceed it
         is_large = count > 0 and (whole or most_bytes >= LARGE_BYTES)
         traffic, answer_bytes = (Traffic.LARGE_READS, BATCH_BYTES) if is_large else (Traffic.SMALL, 0)
@@ -403,21 +405,19 @@ class Scripts:
         self, prediction_id: PredictionId, *, account: str | None, now_ms: int | None = None
     ) -> replies.Redelivered:
         """Owe its terminal webhook again, at once. `account`: the owner that it must have, or None for any."""
-        names = [keys.record(prediction_id), keys.owed(partition_of(prediction_id))]
-        args: list[Arg] = [prediction_id, account or "", given(now_ms)]
-        return cast(replies.Redelivered, (await self._call("redeliver", names, args)).decode())
+        args: list[Arg] = [account or "", given(now_ms)]
+        return cast(replies.Redelivered, (await self._call("redeliver", [keys.record(prediction_id)], args)).decode())
 
     async def cancel(
         self, prediction_id: PredictionId, *, account: str, kind: Kind = "", now_ms: int | None = None
     ) -> replies.Canceled:
-        args: list[Arg] = [prediction_id, account, kind, given(now_ms)]
+        args: list[Arg] = [account, kind, given(now_ms)]
         return cast(replies.Canceled, (await self._call("cancel", [keys.record(prediction_id)], args)).decode())
 
     async def erase(self, prediction_id: PredictionId, *, account: str, now_ms: int | None = None) -> replies.Erased:
         """Delete a terminal prediction with all its data but its files. Safe to repeat."""
-        names = [keys.record(prediction_id), keys.owed(partition_of(prediction_id))]
-        args: list[Arg] = [prediction_id, account, given(now_ms)]
-        return cast(replies.Erased, (await self._call("erase", names, args)).decode())
+        args: list[Arg] = [account, given(now_ms)]
+        return cast(replies.Erased, (await self._call("erase", [keys.record(prediction_id)], args)).decode())
 
     async def claim(
         self,
@@ -467,7 +467,7 @@ class Scripts:
 
         `slots`: of this director. `state`: of its servers. `about`: further facts, see director.store.directors.
         """
-        args: list[Arg] = [queue, consumer, ms(lease_s), given(now_ms), slots, state, about]
+        args: list[Arg] = [consumer, ms(lease_s), slots, state, about, given(now_ms)]
         args += chain.from_iterable(claims)
         reply = await self._call("extend", [keys.directors(queue)], args, traffic=Traffic.BEATS)
         return [word.decode() for word in reply]
@@ -484,7 +484,7 @@ class Scripts:
         now_ms: int | None = None,
     ) -> replies.Advanced:
         """Write that the run began `ran_ms` ago, new events, and the server's own name of the run if new (`remote`)."""
-        args: list[Arg] = [prediction_id, token, seq, given(ran_ms), given(now_ms), remote]
+        args: list[Arg] = [token, seq, given(ran_ms), remote, given(now_ms)]
         args += chain.from_iterable(events)
         word, *known = await self._call("advance", [keys.record(prediction_id)], args)
         last, started = known if known else (seq, None)
@@ -537,8 +537,8 @@ class Scripts:
         `began`: None lets the record decide. If the queue allows no second run, a begun one ends with `error` and
         `code`.
         """
-        args: list[Arg] = [prediction_id, token, int(spent), ms(delay_s), error, code]
-        args += ["" if began is None else int(began), given(now_ms), given(claimed_ms)]
+        args: list[Arg] = [token, int(spent), ms(delay_s), error, code]
+        args += ["" if began is None else int(began), given(claimed_ms), given(now_ms)]
         return cast(replies.Requeued, (await self._call("release", [keys.record(prediction_id)], args)).decode())
 
     async def contact(self, run_id: str, *, silence_s: float, now_ms: int | None = None) -> tuple[int, float]:
@@ -551,7 +551,7 @@ class Scripts:
     ) -> list[tuple[PredictionId, replies.Requeued]]:
         """Recover claims whose lease has expired at `now_ms`, which a frozen keeper would overrun. Returns states."""
         args: list[Arg] = [limit, _jitter(), ms(lease_s), given(now_ms)]
-        return _outcomes(await self._call("reap", [keys.lease(queue), keys.directors(queue)], args))
+        return _outcomes(await self._call("reap", [keys.lease(queue)], args))
 
     async def recover(
         self,
@@ -573,16 +573,16 @@ class Scripts:
         self, queue: QueueName, *, start: int, count: int, lease_s: float, now_ms: int | None = None
     ) -> tuple[int, list[tuple[PredictionId, replies.Repair]]]:
         """Repair one slice of the live ids. Returns where the next slice starts, 0 after the last."""
-        args: list[Arg] = [queue, start, count, ms(lease_s), given(now_ms)]
+        args: list[Arg] = [start, count, ms(lease_s), given(now_ms)]
         following, *repaired = await self._call("reconcile", [keys.live(queue)], args)
         return following, _outcomes(repaired)
 
     async def retire(self, queue: QueueName, *, silent_s: float, now_ms: int | None = None) -> str:
         """Forget one director that is silent for `silent_s` and has nothing pending. Returns its name, or ''."""
-        return text(await self._call("retire", [keys.directors(queue)], [queue, ms(silent_s), given(now_ms)]))
+        return text(await self._call("retire", [keys.directors(queue)], [ms(silent_s), given(now_ms)]))
 
     async def promote(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> int:
-        return int(await self._call("promote", [keys.delayed(queue)], [queue, limit, given(now_ms)]))
+        return int(await self._call("promote", [keys.delayed(queue)], [limit, given(now_ms)]))
 
     async def expire(self, queue: QueueName, *, limit: int, now_ms: int | None = None) -> tuple[int, int]:
         """End predictions that wait past their deadline and notify directors of running ones. Returns both counts."""
@@ -615,27 +615,25 @@ class Scripts:
         `revivals`: of the record that was sent; an answer for an earlier end does not settle a later one. `is_asked`:
         by the host. `known`: attempts noted before this one. `rule`: forbids the address.
         """
-        partition = partition_of(prediction_id)
-        names = [keys.record(prediction_id), keys.owed(partition), keys.owed_to(partition, host)]
-        args: list[Arg] = [prediction_id, ms(delay_s), outcome, revivals, given(status), host, int(is_asked)]
+        names = [keys.record(prediction_id), keys.owed_to(partition_of(prediction_id), host)]
+        args: list[Arg] = [ms(delay_s), outcome, revivals, given(status), host, int(is_asked)]
         args += [given(known), rule or "", given(now_ms)]
         return DELIVERED[int(await self._call("deliver", names, args))]
 
     async def sample(self, queue: QueueName, *, period_s: float, most: int, now_ms: int | None = None) -> bool:
         """Add a sample of a queue unless this period has one, and keep `most`. Returns False for an idle queue."""
-        return bool(await self._call("sample", [keys.meta(queue)], [queue, ms(period_s), most, given(now_ms)]))
+        return bool(await self._call("sample", [keys.meta(queue)], [ms(period_s), most, given(now_ms)]))
 
     async def forward(self, partition: Partition, host: str, *, limit: int, now_ms: int | None = None) -> int:
         """Make webhooks due that wait for a host which answers again. Returns their number."""
-        owed = [keys.owed(partition), keys.owed_to(partition, host)]
-        return int(await self._call("forward", owed, [limit, given(now_ms)]))
+        return int(await self._call("forward", [keys.owed_to(partition, host)], [limit, given(now_ms)]))
 
     async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
         """Return a dead letter to its queue. Returns False if it is not one, or its input is gone or had secrets."""
-        return bool(await self._call("revive", [keys.record(prediction_id)], [prediction_id, given(now_ms)]))
+        return bool(await self._call("revive", [keys.record(prediction_id)], [given(now_ms)]))
 
     async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:
-        return bool(await self._call("drop", [keys.record(prediction_id)], [prediction_id, queue, given(now_ms)]))
+        return bool(await self._call("drop", [keys.record(prediction_id)], [queue, given(now_ms)]))
 
     async def depart(
         self,
@@ -646,7 +644,7 @@ class Scripts:
         now_ms: int | None = None,
     ) -> list[replies.Departed]:
         """Take the waiting ones of these (id, account) pairs out of their queue. Returns each one's state, in order."""
-        args: list[Arg] = [queue, site, given(now_ms), *chain.from_iterable(ids)]
+        args: list[Arg] = [site, given(now_ms), *chain.from_iterable(ids)]
         reply = await self._call("depart", [keys.live(queue)], args)
         return [word.decode() for word in reply]
 
@@ -672,8 +670,8 @@ class Scripts:
         """
         own = keys.record(prediction_id)
         held, holds, held_ms = idempotency or (own, b"", 0)
-        names = [own, keys.input_data(prediction_id), keys.events(prediction_id), keys.came(prediction_id), held]
-        args: list[Arg] = [prediction_id, queue, move, int(refuses), CAME_TTL_MS, input, holds, held_ms]
+        names = [own, keys.came(prediction_id), held]
+        args: list[Arg] = [queue, move, int(refuses), input, holds, held_ms]
         args += [f"{weight:g}", given(most_running), limits_rev, given(now_ms), *record]
         args += [part for entry in events for part in (b"", entry)]
         # the same traffic for all sizes keeps the calls in order
@@ -684,17 +682,24 @@ class Scripts:
         self, prediction_id: PredictionId, *, site: str, canceled: bool = False, now_ms: int | None = None
     ) -> replies.Vacated:
         """Leave a tombstone for a prediction that arrived elsewhere. `canceled`: its caller's cancel was passed on."""
-        args: list[Arg] = [prediction_id, site, int(canceled), CAME_TTL_MS, given(now_ms)]
+        args: list[Arg] = [site, int(canceled), given(now_ms)]
         return cast(replies.Vacated, (await self._call("vacate", [keys.record(prediction_id)], args)).decode())
 
     async def stay(self, prediction_id: PredictionId, *, site: str, now_ms: int | None = None) -> replies.Stayed:
-        args: list[Arg] = [prediction_id, site, given(now_ms)]
+        args: list[Arg] = [site, given(now_ms)]
         return cast(replies.Stayed, (await self._call("stay", [keys.record(prediction_id)], args)).decode())
 
 
 def given(value: float | str | None) -> Arg:
     """Convert a value for a script, None to ''. Without a time the script uses the server's clock."""
     return "" if value is None else value
+
+
+def _sent(value: str | float | None) -> Arg:
+    """Convert a field of a new prediction, None and False to ''."""
+    if value is None or value is False:
+        return ""
+    return f"{value:g}" if type(value) is float else int(value) if value is True else value
 
 
 def ms(seconds: float | None) -> int | Literal[""]:

@@ -5,6 +5,8 @@ import sys
 from typing import Final, TextIO
 from unicodedata import category
 
+from director.core.errors import FULL
+
 UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 SPACE: Final = "Zs"  # spaces of any width; isprintable() accepts only U+0020
 KEPT: Final = "\n\t"
@@ -24,11 +26,14 @@ def harmless(text: str, to: TextIO) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line at once. A closed pipe does not end a command that still has work to do."""
+    """Print a line at once. A closed pipe or a full disk does not end a command that still has work to do."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
         leave_stdout()
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
 
 
 def leave_stdout() -> None:

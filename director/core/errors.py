@@ -1,5 +1,10 @@
 """Define every error that can leave this package. Each docstring says what to do about it."""
 
+import errno
+from typing import Final
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # numbers of an OSError that ends once the disk has room again
+
 
 class DirectorError(Exception):
     """The base of all errors that this package raises on purpose."""

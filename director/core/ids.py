@@ -64,6 +64,7 @@ def is_file_id(text: str) -> bool:
     return _is_id(text, FILE_FORMAT)
 
 
+@lru_cache(maxsize=1_000)  # each step of a prediction asks several times
 def partition_of(prediction_id: PredictionId) -> Partition:
     """Return the partition whose hash tag every key of this prediction has."""
     return Partition(_number(prediction_id) >> 72 & 0x3FF)

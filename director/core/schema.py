@@ -105,39 +105,41 @@ NAMES: Final = {name.encode(): name for name in Record.__struct_fields__}
 
 
 class NewPrediction(Struct, kw_only=True):
-    """A checked prediction that `enqueue` takes. Fields after the first three are sent under their names, if not empty.
+    """A checked prediction that `enqueue` takes. After the first three, the order is that of the script's arguments:
+    the next seven are for the script itself, the record keeps the others under their names, if not empty.
+
     `weight`, `most_queued`, `most_running`: the account's limits in this queue, as of revision `limits_rev`; the queue
-    ignores older ones. These, `bound`, `lifetime_ms` and `start_by_ms` are for the script; the record keeps the others.
+    ignores older ones.
     """
 
     id: PredictionId
     input: bytes
     idempotency: tuple[str, str] | None = None  # digest of the key, and fingerprint of the request
+    weight: float = 1
+    most_running: int | None = None
+    most_queued: int | None = None
+    limits_rev: int = 0
+    lifetime_ms: int | None = None
+    start_by_ms: int | None = None
+    bound: bool = False  # the idempotency key was bound to it before
     account: str
-    model: str
-    version: str
     queue: QueueName
-    kind: Kind = ""
-    deployment: str = ""
-    destination: str = ""
     lane: str = "normal"
     shard: str  # numbers of its account's streams, joined by commas
     cost: float = 1
+    model: str
+    version: str
+    kind: Kind = ""
+    deployment: str = ""
+    destination: str = ""
     url: str = ""
     ticket: str = ""
     webhook: str = ""
     events: str = ""
-    lifetime_ms: int | None = None
     late: str = ""
-    start_by_ms: int | None = None
     affinity: str = ""  # 16 hex digits
     metered: bool = False  # its compute was reserved, and is corrected at its end
     data_ttl_ms: int | None = None  # None for the queue's
-    weight: float = 1
-    most_queued: int | None = None
-    most_running: int | None = None
-    limits_rev: int = 0
-    bound: bool = False  # the idempotency key was bound to it before
     waiter: str = ""  # the API process whose caller waits, which is notified of the end
     traceparent: str = ""
     tracestate: str = ""

@@ -218,6 +218,8 @@ class Run:
     def _apply(self, event: tracker.Happening) -> None:
         for effect in self._tracker.apply(event, self._now()):
             match effect:
+                case tracker.Finish() | tracker.GiveBack():
+                    self._decided = effect
                 case tracker.Write():
                     self._progress.add(effect.events)
                 case tracker.Remember():
@@ -231,8 +233,6 @@ class Run:
                     self._do_beside(effect)
                 case tracker.Ask():
                     self._do_beside(effect)
-                case tracker.Finish() | tracker.GiveBack():
-                    self._decided = effect
                 case _:
                     assert_never(effect)
 
@@ -316,7 +316,6 @@ class Run:
                 self._claim.record, self._tracker, setup_wait_s=self._setup_wait_s, ahead_s=self._ahead_s
             )
             self._figures.measured(self._measured)
-            end = replace(end, metrics=with_metrics(end.metrics, self._measured))
         elif self._outbox is not None:  # from here on another attempt may notify the caller
             self._outbox.drop()
         is_ours = await self._settle(end)
@@ -347,7 +346,7 @@ class Run:
                     code=end.code,
                     output=end.output,
                     logs=end.logs,
-                    metrics=end.metrics,
+                    metrics=with_metrics(end.metrics, self._measured),
                     ran_ms=self._tracker.ran_ms(now),
                     over_ms=self._tracker.over_ms(now),
                     claimed_ms=self.active.claimed_ms,

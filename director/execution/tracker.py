@@ -323,6 +323,10 @@ class Tracker:
         match event:
             case runner.Began():
                 return self._begin(at)
+            case Ended():
+                self.over_at = at
+                end = self._end(event)
+                return self._close(end) if isinstance(end, GiveBack) else self._put(event, end)  # a retry keeps none
             case runner.Accepted():
                 self.is_accepted = True
                 return [*self._begin(at), Remember(event.remote)]
@@ -340,10 +344,6 @@ class Tracker:
                 return self._begin(at) + self._show(("metric", msgspec.json.encode(event)))
             case runner.Restarted():
                 return self._restart(event.why)
-            case Ended():
-                self.over_at = at
-                end = self._end(event)
-                return self._close(end) if isinstance(end, GiveBack) else self._put(event, end)  # a retry keeps none
             case Uploaded():
                 if not self._uploads.awaits(event.number):
                     return []
@@ -443,7 +443,8 @@ class Tracker:
         return [Write((event,))]
 
     def _end(self, ended: Ended) -> End:
-        output = joined(self._items) if ended.output is None else ended.output
-        logs = self.logs if ended.logs is None else ended.logs
-        whole = replace(ended, output=output, logs=logs)
-        return end_of(whole, self.stopped, self.limits, has_begun=self.began_at is not None)
+        if ended.output is None and self._items:
+            ended = replace(ended, output=joined(self._items))
+        if ended.logs is None and self._logs:
+            ended = replace(ended, logs=self.logs)
+        return end_of(ended, self.stopped, self.limits, has_begun=self.began_at is not None)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 from anyio import CancelScope, to_thread
 from msgspec.structs import replace
 
-from director.core.errors import SettingsError
+from director.core.errors import FULL, SettingsError
 from director.core.ids import PredictionId, is_prediction_id
 from director.files.store import (
     PLAIN_TYPE,
@@ -52,13 +52,15 @@ class LocalFiles(LinkedStore):
         super().__init__(links)
 
     def prepare(self) -> None:
-        """Make the folder, readable by this user alone. Raises SettingsError if it cannot be written."""
+        """Make the folder, readable by this user alone. Raises SettingsError if it can never be written."""
         probe = self._folder / f".{secrets.token_hex(8)}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe.touch()
             probe.unlink()
         except OSError as exc:
+            if exc.errno in FULL:  # until there is room, each file is refused
+                return
             raise SettingsError(f"DIRECTOR_FILES_DIR: {self._folder} cannot be written ({exc.strerror}).") from exc
 
     async def probe(self) -> str:
@@ -85,7 +87,8 @@ class LocalFiles(LinkedStore):
             await _to_its_end(new.replace, path)
         finally:
             for file in opened:
-                file.close()
+                with suppress(OSError):  # what a full disk has no room for is tried again
+                    file.close()
             new.unlink(missing_ok=True)
         await _in_thread(self._sync_up, path)
 

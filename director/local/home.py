@@ -111,14 +111,19 @@ class Home:
                 new.unlink()
 
     def open_log(self, part: str) -> int:
-        """Return a descriptor that appends to the part's log. A log over a megabyte is first cut to its end."""
+        """Return a descriptor that appends to the part's log. A log over a megabyte is first cut to its end. A part
+        whose log cannot be opened, as on a full disk, runs without one.
+        """
         path = self.log(part)
-        if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
-            with path.open("rb") as file:
-                file.seek(-LOG_KEPT_BYTES // 2, os.SEEK_END)
-                end = file.read()
-            path.write_bytes(end)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
+                with path.open("rb") as file:
+                    file.seek(-LOG_KEPT_BYTES // 2, os.SEEK_END)
+                    end = file.read()
+                path.write_bytes(end)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError:
+            return os.open(os.devnull, os.O_WRONLY)
 
     def last_lines(self, part: str, count: int = 5) -> list[str]:
         with suppress(FileNotFoundError):

@@ -95,13 +95,17 @@ class Supervisor:
         part, pause_s = kept.part, self.first_pause_s
         while True:
             began = time.monotonic()
-            kept.process = await self._launch(part)
-            code = await kept.process.wait()
-            signal_group(kept.process.pid, signal.SIGKILL)  # one of its workers may still run
+            try:
+                kept.process = await self._launch(part)
+            except OSError as exc:  # no memory or process id is free
+                ended = f"did not start ({exc.strerror})"
+            else:
+                ended = f"ended ({how_it_ended(await kept.process.wait())})"
+                signal_group(kept.process.pid, signal.SIGKILL)  # one of its workers may still run
             self.ends[part.name] += 1
             if time.monotonic() - began >= LONG_RUN_S:
                 pause_s = self.first_pause_s
-            self.say(f"{part.name} ended ({how_it_ended(code)}); starting it again in {pause_s:g} s")
+            self.say(f"{part.name} {ended}; starting it again in {pause_s:g} s")
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 2, self.longest_pause_s)
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ from director.store.accounts import SCOPES, Accounts
 UP_GRACE_S: Final = 60.0  # `up` drains its directors before it ends
 PART_GRACE_S: Final = 10.0
 LOOK_S: Final = 0.2
+NOTE_S: Final = 1.0
 EXAMPLE: Final = "example/hello"
 INPUT: Final = {"text": "hello", "n": 3}
 ACCOUNT: Final = "local"
@@ -97,7 +98,8 @@ def up(options: Options, say: Callable[[str], None]) -> int:
         try:
             return anyio.run(Up(options, home, port, say).run)
         finally:
-            home.write(home.read().stopped())
+            with suppress(OSError):  # a full disk: the next `up` finds that nothing of it is alive
+                home.write(home.read().stopped())
 
 
 class Up:
@@ -109,6 +111,7 @@ class Up:
         self._url = f"http://{_in_url(WILDCARDS.get(options.host, options.host))}:{port}"
         self._state = msgspec.structs.replace(home.read().stopped(), url=self._url)
         self._is_ready = False
+        self._is_noted = True
 
     async def run(self) -> int:
         # raised after the block: a task group would wrap an error that passes through it
@@ -120,6 +123,7 @@ class Up:
             ):
                 with anyio.CancelScope() as work:
                     tasks.start_soon(self._end_on_signal, signals, work)
+                    tasks.start_soon(self._note_again)
                     try:
                         await self._start(tasks)
                         await anyio.sleep_forever()
@@ -209,9 +213,23 @@ class Up:
         return parts.served_examples(self._home, redis_url=redis_url)
 
     def _note(self) -> None:
+        """Write what runs. On a full disk `_note_again` does it later: that is no reason to end what runs."""
         own = mark(os.getpid())
         self._state = self._state.running(({UP: own} if own else {}) | self._supervisor.marks)
-        self._home.write(self._state)
+        try:
+            self._home.write(self._state)
+        except OSError as exc:
+            if self._is_noted:
+                self._say(f"{self._home.state_file} cannot be written ({exc.strerror}); trying again")
+            self._is_noted = False
+        else:
+            self._is_noted = True
+
+    async def _note_again(self) -> None:
+        while True:
+            await anyio.sleep(NOTE_S)
+            if not self._is_noted:
+                self._note()
 
 
 def _program() -> str:

@@ -234,12 +234,17 @@ class Permits:
     def take_batches(self) -> bool:
         return any(server.places for server in self._servers)
 
-    async def wait(self, *, ahead: bool = False) -> list[Permit]:
-        """Wait for a free permit, and return all that are free. `ahead`: with them those that may wait for a slot."""
-        while not (permits := self.take() + (self.take_ahead() if ahead and self.may_wait else [])):
-            self._changed.clear()
-            await self._changed.wait()
-        return permits
+    async def wait(self, most: float = math.inf, *, ahead: bool = False) -> list[Permit]:
+        """Wait for a free permit, and return those that are free, about `most`. `ahead`: if these are fewer, also those
+        that may wait for a slot.
+        """
+        while True:
+            permits = self.take(most)
+            if ahead and self.may_wait and len(permits) < most:
+                permits += self.take_ahead()
+            if permits:
+                return permits
+            await self.changed()
 
     def take(self, most: float = math.inf) -> list[Permit]:
         permits: list[Permit] = []
@@ -301,7 +306,10 @@ class Permits:
 
     def release(self, *permits: Permit) -> None:
         """Free the slots of these permits. A permit that was released before is passed over."""
-        self.refresh(*dict.fromkeys([permit.server for permit in permits if permit.release()]))
+        for permit in permits:
+            if permit.release():
+                permit.server.hand_on()
+        self._changed.set()
 
     def refresh(self, *servers: Server) -> None:
         for server in servers:

@@ -181,7 +181,8 @@ class Catalog:
         )
 
     async def note_setup(self, model: str, version: str, setup: SetupRun) -> bool:
-        return await self._scripts.note_setup(model, version, msgspec.json.encode(setup))
+        said = {"setup_run": msgspec.json.encode(setup)}
+        return await self._scripts.amend(model, "change", said=said, version=version) == "done"
 
     async def setup_run(self, model: str, version: str) -> SetupRun | None:
         [stored] = await self._field_of_each([keys.version(model, version)], "setup_run")

@@ -8,11 +8,11 @@
 local ONE_FAULT_MS = 1000 -- losses of one director within a second count as one fault: `failed_holders` since `failed_at`
 local LONGEST = 10 -- times the first cooling time
 
--- What the ends of a call need to know about their queue, in the order of the call: read once, and kept up to date.
+-- Facts about the queue that ends need, by place in the list below: read once for a call, and kept up to date.
 local known
 local function facts_of(queue)
   known = known or redis.call('HMGET', queue_key(queue, 'meta'), 'failures', 'breaker', 'probe', 'data_ttl_ms', 'record_ttl_ms',
-    'within:high', 'within:normal', 'within:low')
+    'within:high', 'within:normal', 'within:low', 'service_n', 'service_ms', 'service_dev', 'service_cost')
   return known
 end
 

@@ -10,23 +10,22 @@ local RECENT = 50 -- runs that the means remember
 local ODD = 8 -- a declared cost counts as at most this many times the mean, and at least this part of it
 local UNKNOWN_S = 1
 
--- Read once and written once, for all ends of a script: {runs, mean, deviation, mean cost}.
+-- Note the time that a run kept a slot. `facts`: of facts_of, which keep the means until write_service.
 local service, has_other_cost
-local function note_service(queue, ms, cost)
-  local m = service or redis.call('HMGET', queue_key(queue, 'meta'), 'service_n', 'service_ms', 'service_dev', 'service_cost')
-  local known, mean, mean_cost = tonumber(m[1] or 0), m[2] or ms, tonumber(m[4] or cost)
+local function note_service(facts, ms, cost)
+  local known, mean, mean_cost = tonumber(facts[9] or 0), facts[10] or ms, tonumber(facts[12] or cost)
   local n, off = math.min(RECENT, known + 1), ms - mean
   local counted_cost = math.max(mean_cost / ODD, math.min(mean_cost * ODD, cost))
-  m[3] = math.sqrt((1 - 1 / n) * ((m[3] or 0) ^ 2 + off * off / n))
-  m[1], m[2], m[4] = n, mean + off / n, mean_cost + (counted_cost - mean_cost) / n
-  service, has_other_cost = m, has_other_cost or n ~= known or counted_cost ~= mean_cost
+  facts[11] = math.sqrt((1 - 1 / n) * ((facts[11] or 0) ^ 2 + off * off / n))
+  facts[9], facts[10], facts[12] = n, mean + off / n, mean_cost + (counted_cost - mean_cost) / n
+  service, has_other_cost = facts, has_other_cost or n ~= known or counted_cost ~= mean_cost
 end
 
 local function write_service(queue)
   if not service then return end
   local meta = queue_key(queue, 'meta')
-  redis.call('HSET', meta, 'service_ms', service[2], 'service_dev', service[3])
-  if has_other_cost then redis.call('HSET', meta, 'service_n', service[1], 'service_cost', service[4]) end -- hardly ever
+  redis.call('HSET', meta, 'service_ms', service[10], 'service_dev', service[11])
+  if has_other_cost then redis.call('HSET', meta, 'service_n', service[9], 'service_cost', service[12]) end -- hardly ever
   service, has_other_cost = nil, nil
 end
 

@@ -2,6 +2,9 @@
 -- director/broker/keys.py owns the spelling; a test compares the two. All keys carry the hash tag of KEYS[1].
 
 local TAG = string.match(KEYS[1], '^{p%d+}')
+-- The id if KEYS[1] is a record, and the queue if it is a key of one.
+local ID = string.match(KEYS[1], ':rec:(.+)$')
+local QUEUE = string.match(KEYS[1], ':q:(.+):%l+$')
 local GROUP = 'directors'
 local ALIVE_MS = 20000 -- a director silent for longer is not counted. Nor is one whose last heartbeat is as far
 -- ahead: it came before the clock went back
@@ -30,13 +33,11 @@ local function clock(given)
   return server_ms
 end
 
--- The record as a table, or nil. Absent fields read as ''. `as_read` keeps the flat reply.
+-- The record as a table, or nil. Absent fields read as ''.
 local EMPTY = { __index = function() return '' end }
-local as_read = {}
 local function as_record(flat)
   local r = {}
   for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
-  as_read[r] = flat
   return setmetatable(r, EMPTY)
 end
 
@@ -79,5 +80,5 @@ local function append(id, entries)
   end
 end
 
--- What pcall caught, as an error reply.
+-- Return what pcall caught as an error reply.
 local function as_reply(fault) return { err = type(fault) == 'table' and fault.err or tostring(fault) } end

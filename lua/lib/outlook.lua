@@ -5,9 +5,9 @@ local TURNS_OF = { high = 8, normal = 3, low = 1 }
 local LOOK = 32 -- most tenants, and most entries of a stream, that are counted
 local P90 = 1.2816
 
--- Undelivered entries of each stream of a lane that may hold any.
-local function depths(queue, lane, look)
-  local depth, rest = {}, look.ready > 0 and look.mask or 0
+-- Undelivered entries of each stream of a lane that may hold any, by its mask.
+local function depths(queue, lane, rest)
+  local depth = {}
   while rest ~= 0 do
     local number = next_set(rest, 0)
     rest = without_bit(rest, number)
@@ -79,18 +79,15 @@ local function stoppage(m, now)
   return tonumber(m.setup_failed) > 0 and 'setup_failed' or 'no_director'
 end
 
--- A factor learned from past estimates, see claim.
-local function scale_of(learned) return learned ~= '0' and tonumber(learned) or 1 end
-
--- Milliseconds until `starts` predictions have started on `slots` slots: (p50, p90).
+-- Milliseconds until `starts` predictions have started on `slots` slots: (p50, p90), scaled as past estimates taught.
 local function wait_of(starts, slots, m)
   if starts <= 0 then return 0, 0 end
   local mean, deviation = tonumber(m.service_ms), tonumber(m.service_dev)
   local expected = starts * mean / slots
-  local spread = math.sqrt(starts) * deviation / slots
+  local off = math.sqrt(starts) * deviation / slots
   -- later submits go before some of it, and the mean itself is uncertain
-  local late = expected * 1.1 + P90 * math.sqrt(spread * spread + 0.01 * expected * expected) + 0.5 * mean / slots
-  return scale_of(m.scale50) * expected, math.max(scale_of(m.scale50) * expected, scale_of(m.scale90) * 1.5 * late)
+  local late = expected * 1.1 + P90 * math.sqrt(off * off + 0.01 * expected * expected) + 0.5 * mean / slots
+  return m.scale50 * expected, math.max(m.scale50 * expected, m.scale90 * 1.5 * late)
 end
 
 -- Read the queue's state. `m.lane`: the lane in question, as look_at_lane returns it, and the stream that is read next.
@@ -106,7 +103,7 @@ local function look_at(queue, lane)
     paused = v[7] or '', breaker = v[8] or '', max_queued = v[9] or '0', open_until = v[10] or '0',
     cool_ms = v[11] or '0', slots = v[12] or '0', starting = v[13] or '0', setup_failed = v[14] or '0',
     server_auth = v[15] or '0', recounted = v[16] or '0', service_ms = v[17] or '0', service_dev = v[18] or '0',
-    scale50 = v[19] or '0', scale90 = v[20] or '0', arrivals = v[21] or '0',
+    scale50 = v[19] or '1', scale90 = v[20] or '1', arrivals = v[21] or '0',
     ['ready:high'] = math.max(0, v[22] or 0), ['ready:normal'] = math.max(0, v[23] or 0),
     ['ready:low'] = math.max(0, v[24] or 0), ['backlogged:high'] = math.max(0, v[25] or 0),
     ['backlogged:normal'] = math.max(0, v[26] or 0), ['backlogged:low'] = math.max(0, v[27] or 0) }
@@ -114,6 +111,9 @@ local function look_at(queue, lane)
     claimed = m.claimed, streams = m.streams, mask = tonumber(v[1] or 0), next = tonumber(v[2] or 0) }
   return m
 end
+
+-- Return the number that waits in a lane, as look_at found it.
+local function waits_in(m, lane) return m['ready:' .. lane] + m['backlogged:' .. lane] end
 
 -- Entries of a backlog, counted once for a call: file_later keeps the number.
 local function depth_of(backlog)
@@ -133,7 +133,7 @@ local function stand(id, r, m)
     local each_s = m.service_ms ~= '0' and m.service_ms / 1000 or expected_s(r)
     return rank + 1, look.ready + ahead_in_backlogs(r, rank, each_s)
   end
-  local depth = depths(r.queue, r.lane, look)
+  local depth = depths(r.queue, r.lane, look.ready > 0 and look.mask or 0)
   if r.mid ~= '' then
     return 1, ahead_in_streams(tonumber(r.stream), in_front(r), depth, look.next)
   elseif not id then
@@ -148,8 +148,7 @@ local function ahead_of_all(lane, ahead, m)
   local sum = ahead
   for _, other in ipairs(LANES) do
     if other ~= lane then
-      local waits = m['ready:' .. other] + m['backlogged:' .. other]
-      sum = sum + math.min(waits, math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
+      sum = sum + math.min(waits_in(m, other), math.floor((ahead + 1) * TURNS_OF[other] / TURNS_OF[lane]))
     end
   end
   return sum

@@ -63,32 +63,27 @@ local function offer(queue, lane, number, mask)
   ring(queue)
 end
 
--- A script that ends many sets this: what leaves streams and indexes is then removed once, at its end.
-local gathers = false
-local leaving = {}
-local removed = {}
+-- Removals from streams and indexes of the queue are gathered, and written at the script's end.
+local leaving, gone, gone_from = {}, {}, {}
 local function gather(lists, key, value)
-  local list = lists[key] or {}
-  lists[key] = list
-  list[#list + 1] = value
+  local list = lists[key]
+  if list then
+    list[#list + 1] = value
+  else
+    lists[key] = { value }
+  end
 end
 
 -- XACK alone would leave an entry for ever; XDEL alone its pending id.
-local function leave(stream, ...)
-  redis.call('XACK', stream, GROUP, ...)
-  redis.call('XDEL', stream, ...)
-  waiting_in[stream] = nil
-end
-
-local function drop(key, id)
-  if gathers then return gather(removed, key, id) end
-  redis.call('ZREM', key, id)
-end
-
-local function write_removals()
-  for stream, mids in pairs(leaving) do leave(stream, unpack(mids)) end
-  for key, ids in pairs(removed) do redis.call('ZREM', key, unpack(ids)) end
-  leaving, removed = {}, {}
+local function write_removals(queue)
+  for stream, mids in pairs(leaving) do
+    redis.call('XACK', stream, GROUP, unpack(mids))
+    redis.call('XDEL', stream, unpack(mids))
+    waiting_in[stream], leaving[stream] = nil, nil
+  end
+  if #gone == 0 then return end
+  for index in pairs(gone_from) do redis.call('ZREM', queue_key(queue, index), unpack(gone)) end
+  gone, gone_from = {}, {}
 end
 
 -- Counts for many predictions, and new values of the queue, are written once: at the script's end, and before any step that
@@ -122,11 +117,6 @@ local function write_counts(queue)
   if #unset == 0 then return end
   redis.call('HSET', queue_key(queue, 'meta'), unpack(unset))
   unset = {}
-end
-
-local function count(queue, what, tenant, by)
-  count_later(what, tenant, by)
-  write_counts(queue)
 end
 
 local function counted(queue, what, tenant)

@@ -1,9 +1,47 @@
--- lib/requeue: take a claim away and put the prediction back, or end it if it may not run again.
--- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker, lib/settle. Returns its new state in one word.
+-- lib/requeue: put a prediction back in line: one whose claim is taken away, or one that moves.
+-- Needs lib/keys, lib/log, lib/place, lib/share, lib/breaker, lib/settle.
+
+local CAME_TTL_MS = 2592000000 -- a move is remembered as long as a call may be repeated, even by a mover that was frozen
+local OLDER = 1000000000000 -- more than any queue ever counts: moved predictions stand before others, in their order
+
+-- Put it in line, or beside it until it is due; '' for at once. Returns fields for the record.
+local function file_when_due(id, r, due)
+  if due == '' then return file(id, r) end
+  redis.call('ZADD', queue_key(r.queue, 'delayed'), due, id)
+  return { 'stream', '', 'mid', '', 'charged', '' }
+end
+
+-- Take a waiting prediction out of its queue. Returns when it is due, '' if at once, and since when it was live there.
+local function take_out(id, r)
+  local due = r.mid == '' and redis.call('ZSCORE', queue_key(r.queue, 'delayed'), id) or ''
+  local since = redis.call('ZSCORE', queue_key(r.queue, 'live'), id) or r.created
+  unplace(id, r)
+  correct(r, 0)
+  count(r.queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)
+  for _, index in ipairs({ 'live', 'deadline', 'delayed' }) do redis.call('ZREM', queue_key(r.queue, index), id) end
+  return due, since
+end
+
+-- Put a prediction into the queue of its record. Returns fields for the record.
+local function put_in(id, r, due, since)
+  redis.call('ZADD', queue_key(r.queue, 'live'), since, id)
+  if soonest(r) then redis.call('ZADD', queue_key(r.queue, 'deadline'), soonest(r), id) end
+  if r.arrival ~= '' then count(r.queue, 'queued', r.account, 1) end
+  return file_when_due(id, r, due)
+end
 
 -- Derive the k-th claim's jitter from the caller's one random number, by the golden ratio.
 local function spread(jitter, k) return k == 1 and jitter or (jitter + k * 0.6180339887) % 1 end
 
+-- Write the limits of an account that came with its prediction, unless the queue knows newer ones.
+local function take_over_limits(queue, tenant, weight, most_running, revision)
+  local text = bring_limits(queue, tenant, weight, most_running, revision)
+  if not text then return end
+  write_limits(queue, tenant, text)
+  join_or_part(queue, tenant)
+end
+
+-- Take its claim away and put it back, or end it if it may not run again. Returns its new state in one word.
 -- how: spent    true if it counts as an attempt
 --      delay_ms before it may run again; for a lost claim the queue's policy decides
 --      lost     its director went silent; jitter (0..1) spreads the retries
@@ -54,12 +92,7 @@ local function requeue(id, r, how, now)
   local kind = how.spent and 'retried' or 'released'
   append(id, { entry(kind, now, table.concat({ code, r.holder, r.claimed }, ' ')) })
   log(kind, id, r.queue, r.account, now, code .. ' ' .. r.holder)
-  local placed = { 'stream', '', 'mid', '', 'charged', '' }
-  if delay_ms > 0 then
-    redis.call('ZADD', queue_key(r.queue, 'delayed'), now + delay_ms, id)
-  else
-    placed = file(id, r)
-  end
+  local placed = file_when_due(id, r, delay_ms > 0 and now + delay_ms or '')
   redis.call('HSET', record_key(id), 'status', 'starting', 'started', '', 'token', '',
     'attempt', how.spent and attempt or attempt - 1, 'seq', seq, 'arrival', r.arrival, unpack(placed))
   -- a failed run is not followed again; a run whose director died may still go on

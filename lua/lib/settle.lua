@@ -12,41 +12,24 @@ end
 
 -- True if it ends later than its lane's objective and never started: no claim will count it as missed.
 local function is_late_start(r, within_ms, now)
-  return r.claims == '0' and r.revivals == '' and r.token == '' and (within_ms or '') ~= '' and now - r.created > tonumber(within_ms)
+  return r.token == '' and r.claims == '0' and r.revivals == '' and (within_ms or '') ~= '' and now - r.created > tonumber(within_ms)
 end
 
 -- Notify the API process that holds the caller's response, with the whole answer, so that it need not ask. A larger end
 -- is notified by id alone: Redis cuts off a subscriber that cannot keep up.
 local MOST_SENT_BYTES = 16384
-local function tell_waiter(id, r, status, started, now, end_)
-  local parts, sizes = {}, {}
-  for i, part in ipairs({ 'code', 'error', 'metrics', 'output', 'logs' }) do
-    parts[i] = end_[part] or ''
-    sizes[i] = #parts[i]
+local function tell_waiter(own, end_, output, logs)
+  local code, error_text, metrics = end_.code or '', end_.error or '', end_.metrics or ''
+  local message = own.id
+  if #code + #error_text + #metrics + #output + #logs <= MOST_SENT_BYTES then
+    local head = { own.id, own.status, own.started == '' and '-' or own.started, own.at, #code, #error_text, #metrics, #output, #logs }
+    message = table.concat(head, ' ') .. '\n' .. code .. error_text .. metrics .. output .. logs
   end
-  local whole = table.concat(parts)
-  local head = table.concat({ id, status, started == '' and '-' or started, now, table.concat(sizes, ' ') }, ' ')
-  redis.call('PUBLISH', ends_channel(r.waiter), #whole <= MOST_SENT_BYTES and head .. '\n' .. whole or id)
+  redis.call('PUBLISH', ends_channel(own.r.waiter), message)
 end
 
--- Fields of the record that the end sets, '' by default: most have that already.
-local MAY_CHANGE = { 'cancel', 'charged', 'error', 'code', 'metrics', 'ended' }
-
--- Write what ends of a call changed beside their own keys: a script that gathers does so once for all of them.
-local ended_of = {} -- tenants
-local function write_ends(queue)
-  if gathers then
-    for lane, of in pairs(corrections) do
-      for tenant, all in pairs(of) do owe(queue, lane, tenant, unpack(all)) end
-    end
-    corrections = {}
-  end
-  write_service(queue)
-  write_counts(queue)
-  for tenant in pairs(ended_of) do note_running(queue, tenant) end
-  ended_of = {}
-  if gathers then write_removals() end -- last: after a fault of what they share, each is still live and has its lease
-end
+-- Fields of the record that an end empties, and those that it sets.
+local EMPTIED, SET = { 'cancel', 'charged', 'waiter' }, { 'error', 'code', 'metrics', 'ended' }
 
 -- Overwrite the secret values of an input, which intake padded for it: their places stay, and twice is once. With SET, as
 -- SETRANGE is a right that the former release's user does not have.
@@ -62,69 +45,78 @@ local function overwrite_secrets(key, places)
   redis.call('SET', key, table.concat(parts), 'KEEPTTL')
 end
 
--- own: fields of the record, started, seq, ran (its entry of what is unspent), data_ttl and record_ttl in ms
-local function write_end(id, r, status, end_, now, own)
-  local output, logs = end_.output or '', end_.logs or ''
-  redis.call('HSET', record_key(id), unpack(own.fields))
-  redis.call('PEXPIRE', record_key(id), own.record_ttl)
+-- Write the prediction's own keys, after what it shares with others. own: what settle_later returned.
+local function write_end(own)
+  local id, r, end_, record = own.id, own.r, own.end_, record_key(own.id)
+  local output, logs, code = end_.output or '', end_.logs or '', end_.code or ''
+  redis.call('HSET', record, unpack(own.fields))
+  redis.call('PEXPIRE', record, own.record_ttl)
   redis.call('PEXPIRE', input_key(id), own.data_ttl)
   if r.secret ~= '' then overwrite_secrets(input_key(id), r.secret) end
-  if wants_end(r) then redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id) end
+  if own.wants_end then redis.call('ZADD', owed_key(), own.now + (end_.grace_ms or 0), id) end
   if own.ran then redis.call('ZADD', unspent_key(), own.ran, id .. ' ' .. r.account) end
   if output ~= '' or logs ~= '' then
-    redis.call('HSET', output_key(id), 'output', output, 'logs', logs)
-    redis.call('PEXPIRE', output_key(id), own.data_ttl)
+    local data = output_key(id)
+    redis.call('HSET', data, 'output', output, 'logs', logs)
+    redis.call('PEXPIRE', data, own.data_ttl)
   end
-  append(id, end_.shown)
+  append(id, own.shown)
   redis.call('PEXPIRE', events_key(id), own.data_ttl)
-  log('ended', id, r.queue, r.account, now, (end_.code or '') ~= '' and status .. ' ' .. end_.code or status)
+  log('ended', id, r.queue, r.account, own.at, code ~= '' and own.status .. ' ' .. code or own.status)
   redis.call('PUBLISH', channel(id), own.seq)
-  if r.waiter ~= '' then tell_waiter(id, r, status, own.started, now, end_) end
+  if r.waiter ~= '' then tell_waiter(own, end_, output, logs) end
 end
 
+-- End a prediction, for a script that then calls write_shared, and write_end with what this returns.
+--
 -- end_: error, code, output, logs, metrics, ran_ms, ended (token of the claim that finishes it), shown (events to write
 -- before the last), grace_ms (time for the director to deliver the webhook itself), served_s (seconds that it used a
 -- slot), over_ms (how long ago the run was over).
---
--- A script that gathers is given a function that writes the prediction's own keys, after write_ends.
-local function settle(id, r, status, end_, now)
-  local facts = facts_of(r.queue)
+local function settle_later(id, r, status, end_, now)
+  local facts, at, wants = facts_of(r.queue), string.format('%d', now), wants_end(r)
   local data_ttl = tonumber(r.data_ttl_ms) or tonumber(facts[4] or DATA_TTL_MS) -- the account's wins over the queue's
   local record_ttl = math.max(tonumber(facts[5] or RECORD_TTL_MS), data_ttl)
-  if wants_end(r) then -- the data outlives the owed webhook; `deliver` shortens the lifetime again
+  if wants then -- the data outlives the owed webhook; `deliver` shortens the lifetime again
     data_ttl, record_ttl = math.max(data_ttl, OWED_MS), math.max(record_ttl, OWED_MS)
   end
   local started = r.started
   if started == '' and end_.ran_ms and end_.ran_ms ~= '' then started = now - end_.ran_ms end
   local ran = r.metered ~= '' and ran_in_all(id, r, started, now - (end_.over_ms or 0))
   local seq, shown = r.seq + 1, end_.shown or {}
-  shown[#shown + 1] = entry('completed', now, status)
-  end_.shown = shown
-  local written = { 'status', status, 'completed', now, 'started', started, 'seq', seq, 'token', '', 'mid', '' }
-  for _, field in ipairs(MAY_CHANGE) do
-    local value = end_[field] or ''
-    if value ~= r[field] then
-      written[#written + 1] = field
-      written[#written + 1] = value
+  shown[#shown + 1] = entry('completed', at, status)
+  local fields = { 'status', status, 'completed', at, 'started', started, 'seq', seq, 'token', '', 'mid', '' }
+  for _, field in ipairs(EMPTIED) do
+    if r[field] ~= '' then
+      fields[#fields + 1] = field
+      fields[#fields + 1] = ''
     end
   end
-  unplace(id, r)
-  if r.arrival ~= '' then count_later(r.token == '' and 'queued' or 'running', r.account, -1) end
+  for _, field in ipairs(SET) do
+    if (end_[field] or '') ~= '' then
+      fields[#fields + 1] = field
+      fields[#fields + 1] = end_[field]
+    end
+  end
+  local was_claimed = r.token ~= ''
   correct(r, end_.served_s or 0)
+  unplace(id, r)
+  if r.arrival ~= '' then count_later(was_claimed and 'running' or 'queued', r.account, -1) end
   ended_of[r.account] = true
   if facts[3] == id then end_probe(r.queue, now) end -- its end says nothing about the servers
   count_later('tally', 'ended', 1)
   local within_ms = facts[r.lane == 'high' and 6 or r.lane == 'normal' and 7 or 8]
   if is_late_start(r, within_ms, now) then count_later('tally', 'missed:' .. r.lane, 1) end
-  if not gathers then write_ends(r.queue) end
-  drop(queue_key(r.queue, 'live'), id)
-  drop(queue_key(r.queue, r.token == '' and 'delayed' or 'lease'), id)
-  if r.deadline ~= '' or r.start_by ~= '' then drop(queue_key(r.queue, 'deadline'), id) end
-  local own = { fields = written, started = started, seq = seq, ran = ran, data_ttl = data_ttl, record_ttl = record_ttl }
-  if gathers then
-    return function() write_end(id, r, status, end_, now, own) end
-  end
-  write_end(id, r, status, end_, now, own)
+  gone[#gone + 1] = id
+  gone_from.live, gone_from[was_claimed and 'lease' or 'delayed'] = true, true
+  if r.deadline ~= '' or r.start_by ~= '' then gone_from.deadline = true end
+  return { id = id, r = r, status = status, end_ = end_, now = now, at = at, started = started, seq = seq, shown = shown,
+    fields = fields, ran = ran, wants_end = wants, data_ttl = data_ttl, record_ttl = record_ttl }
+end
+
+local function settle(id, r, status, end_, now)
+  local own = settle_later(id, r, status, end_, now)
+  write_shared(r.queue)
+  write_end(own)
 end
 
 -- End a prediction whose deadline has passed. `aborted` is only for callers that asked for a deadline: older official

@@ -8,12 +8,20 @@ local LOOK_AHEAD = 8 -- entries of the tenant's backlog that are read at once, o
 
 local function backlog_key(queue, lane, tenant) return queue_key(queue, 'backlog:' .. lane .. ':' .. tenant) end
 
--- Most queues have no limits and pauses. This is read once, since a script runs alone.
+-- Most queues have no limits and pauses: one command tells so. This is read once, since a script runs alone.
 local asked = {}
 local function has_any(queue, what)
-  local key = queue_key(queue, what)
-  if asked[key] == nil then asked[key] = redis.call('EXISTS', key) == 1 end
-  return asked[key]
+  local found = asked[queue]
+  if not found then
+    local limits, held, suspended = queue_key(queue, 'limits'), queue_key(queue, 'held'), queue_key(queue, 'suspended')
+    found = {}
+    if redis.call('EXISTS', limits, held, suspended) > 0 then
+      found.limits = redis.call('EXISTS', limits) == 1
+      found.held, found.suspended = redis.call('EXISTS', held) == 1, redis.call('EXISTS', suspended) == 1
+    end
+    asked[queue] = found
+  end
+  return found[what]
 end
 
 -- Limits that came with a submit count before they are written.
@@ -45,7 +53,7 @@ local function write_limits(queue, tenant, text)
   else
     redis.call('HSET', key, tenant, text)
   end
-  asked[key] = true
+  asked[queue].limits = true
 end
 
 local function is_suspended(queue, tenant)
@@ -91,9 +99,9 @@ end
 local function join(queue, lane, tenant)
   local vtime, debt = queue_key(queue, 'vtime:' .. lane), queue_key(queue, 'debt:' .. lane)
   if redis.call('ZSCORE', vtime, tenant) then return false end
-  local own = tonumber(redis.call('ZSCORE', debt, tenant) or 0)
-  redis.call('ZREM', debt, tenant)
-  redis.call('ZADD', vtime, math.max(own, lane_clock(queue, lane)), tenant)
+  local own = redis.call('ZSCORE', debt, tenant)
+  if own then redis.call('ZREM', debt, tenant) end
+  redis.call('ZADD', vtime, math.max(own or 0, lane_clock(queue, lane)), tenant)
   return true
 end
 
@@ -132,27 +140,19 @@ end
 local corrections = {}
 local function correct(r, seconds)
   if r.charged == '' then return end
-  if not gathers then return owe(r.queue, r.lane, r.account, seconds - r.charged) end
   corrections[r.lane] = corrections[r.lane] or {}
   gather(corrections[r.lane], r.account, seconds - r.charged)
 end
 
 -- ── the backlog ──────────────────────────────────────────────────────────────────────────────────────────────────
 
--- Ids that join backlogs are written once for each backlog: at the script's end, and before anything that reads it.
+-- Ids that join backlogs are written once for each backlog.
 local joining = {}
 local function into_backlog_later(backlog, id, r)
   local line = joining[backlog] or { lane = r.lane }
   joining[backlog] = line
   line[#line + 1] = tonumber(r.arrival) or 0
   line[#line + 1] = id
-end
-
-local function write_backlogs()
-  for backlog, line in pairs(joining) do
-    count_later('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
-  end
-  joining = {}
 end
 
 -- Returns true if it was there.
@@ -198,9 +198,9 @@ local function is_calm(look)
   return look.backlogged <= 0 and look.ready < math.max(1, look.slots - look.claimed)
 end
 
--- Put a waiting prediction in line. Returns fields for the record. A prediction that was handed out before goes to the head
--- of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up to date. What
--- predictions share is written by write_filed.
+-- Put a waiting prediction in line. Returns its stream and entry, '' in a backlog. A prediction that was handed out before
+-- goes to the head of its tenant's backlog, by its arrival. `look`: the result of look_at_lane, if at hand; it is kept up
+-- to date. What predictions share is written by write_shared.
 local backlog_depths, has_turns = {}, {}
 local function file_later(id, r, look)
   local queue, lane, tenant = r.queue, r.lane, r.account
@@ -212,7 +212,7 @@ local function file_later(id, r, look)
     count_ready(r, 1)
     offer(queue, lane, number, look.mask)
     look.mask = with_bit(look.mask, number)
-    return { 'stream', number, 'mid', mid, 'charged', '' }
+    return number, mid
   end
   local backlog = backlog_key(queue, lane, tenant)
   into_backlog_later(backlog, id, r)
@@ -223,29 +223,45 @@ local function file_later(id, r, look)
     has_turns[backlog] = true
     ring(queue)
   end
-  return { 'stream', '', 'mid', '', 'charged', '' }
+  return '', ''
 end
 
-local function write_filed(queue)
-  write_backlogs()
+-- Write what the steps so far hold back: at the script's end, and before anything that reads it. Removals are last: after a
+-- fault of what predictions share, each is still live and has its lease.
+local ended_of = {} -- tenants
+local function write_shared(queue)
+  for backlog, line in pairs(joining) do
+    count_later('meta', 'backlogged:' .. line.lane, redis.call('ZADD', backlog, unpack(line)))
+    joining[backlog] = nil
+  end
+  for lane, of in pairs(corrections) do
+    for tenant, all in pairs(of) do owe(queue, lane, tenant, unpack(all)) end
+    corrections[lane] = nil
+  end
   write_counts(queue)
+  for tenant in pairs(ended_of) do
+    note_running(queue, tenant)
+    ended_of[tenant] = nil
+  end
+  write_removals(queue)
 end
 
+-- Put it in line as file_later does, and write what that changes. Returns fields for the record.
 local function file(id, r)
-  local placed = file_later(id, r)
-  write_filed(r.queue)
-  return placed
+  local stream, mid = file_later(id, r)
+  write_shared(r.queue)
+  return { 'stream', stream, 'mid', mid, 'charged', '' }
 end
 
--- Remove it from its place for good. The caller writes the counts.
+local function count(queue, what, tenant, by)
+  count_later(what, tenant, by)
+  write_shared(queue)
+end
+
+-- Remove it from its place for good. write_shared writes this.
 local function unplace(id, r)
   if r.mid == '' then return out_of_backlog(id, r) end
-  local stream = stream_key(r.queue, r.lane, r.stream)
-  if gathers then
-    gather(leaving, stream, r.mid)
-  else
-    leave(stream, r.mid)
-  end
+  gather(leaving, stream_key(r.queue, r.lane, r.stream), r.mid)
   if r.token == '' then count_ready(r, -1) end
 end
 
@@ -312,9 +328,23 @@ local function place_of_next(turn, length, warm)
   return 1
 end
 
+-- The fields that decide about handing out, '' if absent, with the record as it was read; nil without a record.
+local function read_waiting(id)
+  local flat = redis.call('HGETALL', record_key(id))
+  if #flat == 0 then return nil end
+  local r = { status = '', mid = '', token = '', deadline = '', start_by = '', begun = '', claims = '', account = '',
+    attempt = '', charged = '', stream = '', arrival = '', cost = '', lane = '', queue = '', affinity = '', eta50 = '',
+    eta90 = '', created = '', revivals = '', shard = '' }
+  for i = 1, #flat, 2 do
+    if r[flat[i]] then r[flat[i]] = flat[i + 1] end
+  end
+  r.flat = flat
+  return r
+end
+
 -- Admit up to `most` predictions of a lane in turn, and charge their expected time. The lane's streams are empty, so any
 -- stream of a shard will do. Places are noted in the records: the caller writes these, the counts and, at its end, the
--- clock. Returns {id, record}, …, how many it looked at, and true if no tenant has a turn. Moves what is out of place: a
+-- clock. Returns records with `id`, how many it looked at, and true if no tenant has a turn. Moves what is out of place: a
 -- tenant that may not run now, an id that does not wait.
 local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
   local admitted, looked, turns, is_last = {}, 0, nil, false
@@ -325,7 +355,7 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
     if is_last then break end
     local tenant, place = turn.tenant, place_of_next(turn, turns.length, warm)
     local id = line_of(turn, turns.length)[place]
-    local r, may = id and read(id), may_run(queue, tenant)
+    local r, may = id and read_waiting(id), may_run(queue, tenant)
     looked = looked + 1
     if id and may and r and not TERMINAL[r.status] and r.token == '' and r.mid == '' then
       if not fits(tonumber(r.cost)) then break end
@@ -337,7 +367,8 @@ local function admit_in_turn(queue, lane, warm, most, looks, streams, fits)
       turn.is_over = #line_of(turn, turns.length) == 0
       count_later('meta', 'backlogged:' .. lane, -1)
       count_ready(r, 1)
-      admitted[#admitted + 1] = { id, r }
+      r.id = id
+      admitted[#admitted + 1] = r
     else
       write_turns(queue, lane, turns)
       turns = nil

@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.bench.benches import streaming
 from tests.bench.ratios import Ratio, interval
 from tests.bench.results import OURS, Result, counts
 
@@ -126,6 +127,16 @@ TARGETS: Final = (
         figure="what a log on the disk adds to p50",
         bound=1,
         unit="ms",
+    ),
+    Target(what="token to its reader, p50", bench="streaming", figure=streaming.P50, bound=4, unit="ms"),
+    Target(what="token to its reader, p99", bench="streaming", figure=streaming.P99, bound=10, unit="ms"),
+    Target(
+        what="tokens a second",
+        bench="streaming",
+        figure=streaming.PER_S,
+        bound=0.8,
+        beside=streaming.DIRECT,
+        is_least=True,
     ),
     Target(
         what="commands of a prediction in batches of 16", bench="batches", figure="commands of a prediction", bound=22

@@ -6,7 +6,7 @@ from director.broker import keys
 from director.broker.scripts import Scripts
 from tests.support.keyspace import dump, unchanged
 
-MODEL = "acme/painter"
+MODEL, VERSION = "acme/painter", "a" * 64
 SAID = {"created": "1", "description": "It paints."}
 
 
@@ -36,3 +36,19 @@ async def test_a_change_sets_and_clears_fields_and_keeps_the_rest(scripts: Scrip
 async def test_a_change_does_not_create_a_missing_model(scripts: Scripts, redis: Redis) -> None:
     assert await scripts.amend(MODEL, "change", said=SAID) == "unknown"
     assert await dump(redis) == {}
+
+
+async def test_the_last_setup_of_a_version_replaces_the_one_before(scripts: Scripts, redis: Redis) -> None:
+    key = keys.version(MODEL, VERSION)
+    await redis.hset(key, mapping={"created": "1", "schema": "{}"})
+    for setup in (b"one", b"two", b"two"):
+        assert await scripts.amend(MODEL, "change", said={"setup_run": setup}, version=VERSION) == "done"
+    assert await redis.hgetall(key) == {b"created": b"1", b"schema": b"{}", b"setup_run": b"two"}
+
+
+async def test_a_change_does_not_create_a_missing_version(scripts: Scripts, redis: Redis) -> None:
+    setup = {"setup_run": b"one"}
+    assert await scripts.amend(MODEL, "change", said=setup, version=VERSION) == "unknown"
+    await redis.hset(keys.version(MODEL, VERSION), "weights", "of one that is going")
+    async with unchanged(redis):
+        assert await scripts.amend(MODEL, "change", said=setup, version=VERSION) == "unknown"

@@ -32,9 +32,9 @@ class NotingGatherer(Gatherer):
         super().__init__(redis)
         self.called: set[str] = set()
 
-    def begin(self, name: str, keys: Sequence[str], args: Sequence[Arg], **options: Any) -> asyncio.Future[Any]:
+    def call(self, name: str, keys: Sequence[str], args: Sequence[Arg], **options: Any) -> asyncio.Future[Any]:
         self.called.add(name)
-        return super().begin(name, keys, args, **options)
+        return super().call(name, keys, args, **options)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ async def test_every_script_stays_in_one_slot(redis: Redis) -> None:
     assert recovered == ("0-0", [(orphan.id, "waiting")])
 
     assert await scripts.amend("acme/said", "make", said={"created": "1"}, nonce="n") == "done"
-    assert await scripts.note_setup(MODEL, VERSION, b"{}")
+    assert await scripts.amend(MODEL, "change", said={"setup_run": b"{}"}, version=VERSION) == "done"
     assert await scripts.configure("acme/said", b"{}", by="ops", at_ms=1, was=None, nonce="n") == ("done", 1)
     assert await scripts.withdraw("acme/said", "model") == "done"
 

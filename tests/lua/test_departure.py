@@ -9,7 +9,6 @@ from redis import Redis
 
 from director.broker import keys
 from director.broker.replies import Arrived
-from director.broker.scripts import CAME_TTL_MS
 from director.core.errors import IdempotencyMismatch, SettingsError, UnknownQueue
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
@@ -22,6 +21,7 @@ from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, dri
 from tests.support.servers import RedisServer, redis_server
 
 FAR = "far"
+CAME_TTL_MS = 30 * 86_400_000
 ACCOUNTS = (ACCOUNT, "whale", "ant", "bee")
 
 
@@ -240,7 +240,7 @@ async def test_a_leaving_prediction_cannot_be_claimed_or_ended_and_appears_waiti
     assert (stored.record.status, stored.record.leaving, stored.outlook) == ("starting", FAR, None)
     stats = await driver.stats()
     assert (stats.live, stats.waiting, stats.leaving) == (0, 0, 1)
-    assert await driver.scripts.unregister(driver.queue, alive_s=0) == "live"
+    assert await driver.scripts.unregister(driver.queue) == "live"
     assert await driver.scripts.stay(name, site=FAR, now_ms=driver.now_ms) == "waiting"
     assert await driver.expire() == (1, 0), "its deadline counts again"
 

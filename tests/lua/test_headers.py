@@ -6,9 +6,9 @@ from importlib.resources import files
 import pytest
 from redis.asyncio import Redis
 
-from director.broker import keys
+from director.broker import gatherer, keys
 from director.broker.gatherer import IN_CLUSTER, source
-from director.broker.scripts import Scripts
+from director.broker.scripts import NAMED, Scripts
 from director.core.ids import PredictionId, QueueName, new_prediction_id, partition_of
 
 LUA = files("lua")
@@ -17,9 +17,10 @@ PARTS = sorted(path.name.removesuffix(".lua") for path in LUA.joinpath("lib").it
 LOGS = {"lib/log": "log_key()", "note": "changes"}
 FLAGS = {
     # what accepts is refused when memory is full
-    "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "note_setup", "revive"},
+    "#!lua": {"amend", "arrive", "bind", "configure", "deploy", "enqueue", "enlist", "revive"},
     "#!lua flags=no-writes": {"demand", "get", "replay", "stats", "story"},
 }
+PLACE = r"(?:key|arg) \+ "  # of an item, see lib/batch
 
 
 def text(name: str) -> str:
@@ -38,6 +39,11 @@ def test_every_script_has_a_typed_call_and_every_call_a_script() -> None:
     assert [name for name in dir(Scripts) if not name.startswith("_")] == NAMES
 
 
+def test_enqueue_finds_the_fields_that_it_needs_in_front() -> None:
+    assert NAMED[:5] == ("account", "queue", "lane", "shard", "cost")
+    assert "for i = arg + 13, arg + 21, 2 do" in code("enqueue")
+
+
 @pytest.mark.parametrize("name", NAMES)
 async def test_each_script_compiles(name: str, redis: Redis) -> None:
     assert await redis.script_load(source(name))
@@ -45,17 +51,13 @@ async def test_each_script_compiles(name: str, redis: Redis) -> None:
 
 def test_a_script_ships_exactly_the_functions_that_it_reaches() -> None:
     function = re.compile(r"^local function (\w+)", re.MULTILINE)
-    known = {name for part in PARTS for name in function.findall(text(f"lib/{part}"))}
+    known = [name for part in PARTS for name in function.findall(text(f"lib/{part}"))]
+    assert len(known) == len(set(known)), "two parts have a function of one name"
     for name in NAMES:
-        shipped = re.sub(r"--.*", "", source(name))
-        uses = {
-            part for part in PARTS if f"lib/{part}" in header(name).partition("-- Uses ")[2].partition("\n")[0].split()
-        }
-        usable = {found for part in uses for found in function.findall(text(f"lib/{part}"))}
+        shipped = re.sub(r"--.*|'[^'\n]*'|(?<!\.)\.\w+", "", source(name))
         brought = [found for found in function.findall(shipped) if found in known]
-        named = {found for found in usable if re.search(rf"\b{found}\b", shipped)}
-        assert set(brought) == named, name
         assert len(brought) == len(set(brought)), name
+        assert {found for found in known if re.search(rf"(?<!function )\b{found}\(", shipped)} <= set(brought), name
         idle = [found for found in brought if len(re.findall(rf"\b{found}\b", shipped)) == 1]
         assert not idle, name
 
@@ -75,33 +77,34 @@ def test_a_header_gives_memory_flags_a_name_and_a_reply(name: str) -> None:
 def test_a_header_describes_exactly_the_arguments_that_the_script_reads(name: str, what: str) -> None:
     described = [int(n) for n in re.findall(rf"^--   {what}\[(\d+)(?:…)?\]", header(name), re.MULTILINE)]
     assert described == list(range(1, len(described) + 1))
-    used = {int(n) for n in re.findall(rf"{what}\[(\d+)\]", code(name))}
+    used = {int(n) for n in re.findall(rf"{what}\[(?:{PLACE})?(\d+)\]", code(name))}
     rest = re.search(rf"^--   {what}\[(\d+)…\]", header(name), re.MULTILINE)
     if rest:
-        assert re.search(rf"for i = {rest[1]}\b[^\n]*, #{what}, 2 do", code(name)), (
+        assert re.search(rf"for i = (?:{PLACE})?{rest[1]}\b[^\n]*, (?:#{what}|last|arg \+ \d+), 2 do", code(name)), (
             "the rest is read by twos from there on"
         )
         used.add(int(rest[1]))
     elif what == "KEYS":
         used.add(1)  # all keys carry its hash tag, which lib/keys reads
+    elif used and f"clock(ARGV[{max(used)}])" in code(name):
+        used.remove(max(used))  # the last argument is now_ms: lua/README.md has it once for all
     assert used == set(described)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_script_uses_existing_parts_after_the_parts_they_need(name: str) -> None:
-    uses = re.findall(r"^-- Uses (.+)$", text(name), re.MULTILINE)
-    assert len(uses) <= 1
-    parts = [part.removeprefix("lib/") for part in " ".join(uses).split()]
-    assert set(parts) <= set(PARTS)
+def test_each_part_names_itself_and_comes_after_the_parts_it_needs() -> None:
+    parts = [*(part.removeprefix("lib/") for part in IN_CLUSTER), *gatherer.PARTS]
+    assert sorted(parts) == PARTS
     for place, part in enumerate(parts):
+        assert text(f"lib/{part}").startswith(f"-- lib/{part}: ")
         needs = re.findall(r"lib/(\w+)", " ".join(re.findall(r"Needs ([^.]+)\.", text(f"lib/{part}"))))
         assert set(needs) <= set(parts[:place]), f"lib/{part} needs these before it"
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_each_part_names_itself_and_is_used(part: str) -> None:
-    assert text(f"lib/{part}").startswith(f"-- lib/{part}: ")
-    assert f"lib/{part}" in IN_CLUSTER or any(f"lib/{part}" in header(name) for name in NAMES)
+@pytest.mark.parametrize("part", gatherer.PARTS)
+def test_a_part_is_functions_and_lines_of_values(part: str) -> None:
+    """Only these are shipped with a script that uses them."""
+    rest = re.sub(r"^--.*", "", gatherer.BLOCKS.sub("", text(f"lib/{part}")), flags=re.MULTILINE)
+    assert not rest.strip()
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"lib/{part}" for part in PARTS)])
@@ -117,7 +120,7 @@ def test_no_script_walks_the_keyspace_decodes_a_payload_or_trims_a_stream(name: 
 def test_scripts_ask_for_pending_entries_one_at_a_time(name: str) -> None:
     """XPENDING's summary takes longer with every consumer there is, and a range as long as it likes."""
     for asked in re.findall(r"'XPENDING',([^)]*)\)", code(name)):
-        assert re.fullmatch(r" stream, GROUP, (?:r\.mid, r\.mid, 1|'-', '\+', 1, consumer)", asked)
+        assert re.fullmatch(r" stream, GROUP, '-', '\+', 1, consumer", asked)
 
 
 def test_only_retire_removes_consumers_after_a_check_for_pending_entries() -> None:
@@ -149,9 +152,12 @@ async def test_scripts_spell_keys_as_python_does(redis: Redis, queue: QueueName)
             for what in ("meta", "bell", "live", "lease", "last", "delayed", "deadline", "dead", "directors")
         },
     }
+    spelled |= {"QUEUE": queue}
     lines = [text("lib/keys"), "local id, queue = ARGV[1], ARGV[2]", f"return {{ {', '.join(spelled)} }}"]
     answer = await redis.eval("\n".join(lines), 1, keys.meta(queue), prediction_id, queue)
     assert [name.decode() for name in answer] == list(spelled.values())
+    of_record = [text("lib/keys"), "return ID"]
+    assert await redis.eval("\n".join(of_record), 1, keys.record(prediction_id)) == prediction_id.encode()
     functions = set(re.findall(r"^local function (\w+(?:_key|channel)|channel)\(", text("lib/keys"), re.MULTILINE))
     assert functions <= {name.partition("(")[0] for name in spelled}, "a key that this test does not compare"
 

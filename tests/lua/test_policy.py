@@ -24,7 +24,7 @@ async def waits(driver: QueueDriver, *, jitter: float, losses: int) -> list[floa
         claim = await driver.claim_one()
         driver.pass_time(15)
         gatherer = Gatherer(driver.redis)
-        names = [keys.lease(driver.queue), keys.directors(driver.queue)]
+        names = [keys.lease(driver.queue)]
         await gatherer.call("reap", names, [9, jitter, 15_000, driver.now_ms])
         await gatherer.aclose()
         due_ms = (await driver.members(keys.delayed(driver.queue))).get(claim.id, driver.now_ms)

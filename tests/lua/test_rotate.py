@@ -4,7 +4,7 @@ import pytest
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.scripts import MOST_FORMER, Scripts
+from director.broker.scripts import Scripts
 from director.core.webhooks import new_secret
 from director.store.accounts import Accounts
 from tests.support.clock import FakeClock
@@ -12,6 +12,7 @@ from tests.support.keyspace import unchanged
 from tests.support.queue_driver import ACCOUNT
 
 DAY_S = 86_400.0
+MOST_FORMER = 4
 
 
 class Rotation:

@@ -10,8 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from redis import exceptions
+from redis.exceptions import ResponseError
 
-from director.broker.gatherer import Gatherer
+from director.broker import keys
+from director.broker.gatherer import Call, Gatherer, _command, _runs
 from director.broker.redis_client import client
 from director.broker.scripts import Scripts
 from director.core.clock import SystemClock
@@ -32,6 +35,9 @@ WHO = st.sampled_from(TENANTS)
 CONSUMERS = st.sampled_from(["d1", "d2"])
 KEYS: Final = ("", "", "00000001000000aa", "00000002000000bb")
 WHICH = st.integers(0, 30)
+MANY = st.integers(1, 33)  # up to one more than fits into one run of a script
+FAULT = st.sampled_from(["", "", "broken item", "no script", "lost reply"])
+ID_LENGTH: Final = 26
 
 
 class Wish(NamedTuple):
@@ -64,10 +70,25 @@ WISHES = st.builds(
 )
 
 
+class LosingGatherer(Gatherer):
+    """Sends as the product does. `loses_reply`: the next call is carried out, and its reply is lost."""
+
+    loses_reply = False
+
+    async def _send_once(self, calls: list[Call]) -> list[Call]:
+        if not self.loses_reply:
+            return await super()._send_once(calls)
+        self.loses_reply = False
+        await self._pipes.ask([_command(run) for run in _runs(calls)], [run[0].key for run in _runs(calls)])
+        raise exceptions.ConnectionError("the reply was lost")
+
+
 class QueueSteps(RuleBasedStateMachine):
     """The steps of callers and directors. `held`: every claim ever handed out, stale ones included. `scan`: the most
-    entries that one claim looks at.
+    entries that one claim looks at. `may_break_items`: a broken record may be among those of a batch.
     """
+
+    may_break_items = True
 
     def __init__(self, server: Mortal, *, scan: int) -> None:
         super().__init__()
@@ -84,7 +105,7 @@ class QueueSteps(RuleBasedStateMachine):
         # for the test's own reads; the scripts' connections reconnect by themselves
         self.redis = whole(self.server.admin_url)
         await self.redis.flushall()
-        self.gatherer = Gatherer(client(self.server.url))
+        self.gatherer = LosingGatherer(client(self.server.url))
         self.scripts = Scripts(self.gatherer)
         catalog = Catalog(self.redis, self.scripts, SystemClock())
         queue = await catalog.register(MODEL, VERSION, schema=OPEN_SCHEMA, server="echo", policy=policy())
@@ -160,30 +181,61 @@ class QueueSteps(RuleBasedStateMachine):
         for _ in range(many):
             self.enqueue(Wish("whale", 0, lane, 1, None, None, "", False, affinity, None))
 
-    @rule(lane=st.sampled_from(["normal", "high"]), many=st.sampled_from([2, 5, 33]), cost=st.sampled_from([1, 2]))
-    def flood_in_one_batch(self, lane: str, many: int, cost: float) -> None:
-        """Submit for all tenants in one turn of the loop. Some may be refused between others."""
+    @rule(lane=st.sampled_from(["normal", "high"]), many=MANY, cost=st.sampled_from([1, 2]), fault=FAULT, at=WHICH)
+    def flood_in_one_batch(self, lane: str, many: int, cost: float, fault: str, at: int) -> None:
+        """Submit for all tenants in one turn of the loop. Some may be refused, and one be at fault, between others."""
         slots = int(self.do(self.driver.meta("slots")) or 0)
-        expected, calls = [], []
+        expected, calls, broken = [], [], at % many if self.breaks(fault) else None
         for number in range(many):
             name = TENANTS[number % len(TENANTS)]
             tenant = self.model.tenants[name]
-            expected.append(self.model.refusal(name, most_queued=None, slots=slots))
             p = Prediction(self.driver.new_id(), name, lane, cost, "", None, None, "")
+            if number == broken:
+                occupied = (keys.record, keys.events)[at % 2](p.id)
+                self.do(self.redis.set(occupied, "no hash and no list"))
+                expected.append("at fault")
+            else:
+                expected.append(self.model.refusal(name, most_queued=None, slots=slots))
             if not expected[-1]:
                 self.model.accept(p)
             limits = {"weight": tenant.weight, "most_running": tenant.most_running, "limits_rev": tenant.revision}
             calls.append(self.driver.submit(p.id, account=name, streams=[2 * number], lane=lane, cost=cost, **limits))
-        answers = self.do(_together(calls))
-        assert [answer.code if isinstance(answer, QueueRefused) else "" for answer in answers] == expected
+        assert [_became(answer) for answer in self._together(calls, fault)] == expected
+        if broken is not None:
+            self.do(self.redis.delete(occupied))
 
     @precondition(lambda self: self.held)
-    @rule(which=WHICH, many=st.sampled_from([2, 5, 33]))
-    def finish_in_one_batch(self, which: int, many: int) -> None:
-        """Finish claims in one turn of the loop, stale and repeated ones among them."""
+    @rule(which=WHICH, many=MANY, fault=FAULT, at=WHICH)
+    def finish_in_one_batch(self, which: int, many: int, fault: str, at: int) -> None:
+        """Finish claims in one turn of the loop, stale and repeated ones among them. One record may be at fault."""
         claims = [self.claim_of(which + number)[0] for number in range(many)]
-        expected = [self.model.finish(self.model.all[claim.id], claim.token) for claim in claims]
-        assert self.do(_together([self.driver.finish(claim, output=b"1") for claim in claims])) == expected
+        broken = self.model.all[claims[at % many].id] if self.breaks(fault) else None
+        if broken is not None and broken.stage == "claimed":
+            kept = self.do(self.redis.hget(keys.record(broken.id), "seq"))
+            self.do(self.redis.hset(keys.record(broken.id), "seq", ""))
+        else:
+            broken = None
+        expected: list[Any] = []
+        for claim in claims:
+            p = self.model.all[claim.id]
+            is_at_fault = p is broken and claim.token == p.token
+            expected.append("at fault" if is_at_fault else self.model.finish(p, claim.token))
+        answers = self._together([self.driver.finish(claim, output=b"1") for claim in claims], fault)
+        assert [_became(answer) for answer in answers] == [_became(answer) for answer in expected]
+        if broken is not None:
+            self.do(self.redis.hset(keys.record(broken.id), "seq", kept))
+
+    def breaks(self, fault: str) -> bool:
+        return fault == "broken item" and self.may_break_items
+
+    def _together(self, calls: list[Coroutine[Any, Any, Any]], fault: str) -> list[Any]:
+        """Call in one turn of the loop. Before it the server forgets its scripts, or the reply is lost after it."""
+        if fault == "no script":
+            self.do(self.redis.script_flush())
+        self.gatherer.loses_reply = fault == "lost reply"
+        answers: list[Any] = self.do(_together(calls))
+        self.gatherer.loses_reply = False  # another release may have carried them out
+        return answers
 
     @precondition(lambda self: self.model.all)
     @rule(which=WHICH)
@@ -349,6 +401,15 @@ class QueueSteps(RuleBasedStateMachine):
         expected = self.model.release(p, claim.token, is_spent=is_spent, delay_ms=delay_s * 1000)
         released = self.do(self.driver.release(claim, spent=is_spent, delay_s=delay_s, error="e", code="c"))
         assert released == expected
+
+
+def _became(answer: Any) -> Any:
+    """Return "" for an accepted prediction, the code of a refusal, or True or False for a finish."""
+    if isinstance(answer, ResponseError):
+        return "at fault"
+    if isinstance(answer, QueueRefused):
+        return answer.code
+    return "" if isinstance(answer, str) and answer.isalnum() and len(answer) == ID_LENGTH else answer
 
 
 async def _together(calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:

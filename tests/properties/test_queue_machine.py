@@ -92,21 +92,19 @@ class Fault(NamedTuple):
 FAULTS = {
     "a stale claim may finish": Fault("if r.token ~= token then return 'lost' end", script="finish"),
     "what is taken back keeps its old entry": Fault(
-        "  redis.call('XACK', stream, GROUP, ...)\n  redis.call('XDEL', stream, ...)\n",
+        "    redis.call('XACK', stream, GROUP, unpack(mids))\n    redis.call('XDEL', stream, unpack(mids))\n",
         script="reap",
     ),
     "claims are not told of a new entry": Fault("    offer(queue, lane, number, look.mask)\n"),
-    "no wakeup is sent for a turn": Fault(
-        "    ring(queue)\n  end\n  return { 'stream', ''", "  end\n  return { 'stream', ''"
-    ),
+    "no wakeup is sent for a turn": Fault("    ring(queue)\n  end\n  return '', ''", "  end\n  return '', ''"),
     "an end forgets its deadline": Fault("  if r.deadline ~= '' or r.start_by ~= '' then", "  if false then"),
     "a paused queue hands out": Fault("if paused == '1' then return { 'paused' } end", script="claim"),
     "a revived one keeps its lifetime": Fault("redis.call('PERSIST', KEYS[1])", script="revive"),
     "a due retry is promoted twice": Fault("redis.call('ZREM', KEYS[1], id)", script="promote"),
     "what runs is not counted": Fault("  count_later('running', r.account, 1)\n", script="claim"),
     "what ends is still counted": Fault(
-        "r.token == '' and 'queued' or 'running', r.account, -1)",
-        "r.token == '' and 'queued' or 'running', r.account, 0)",
+        "was_claimed and 'running' or 'queued', r.account, -1)",
+        "was_claimed and 'running' or 'queued', r.account, 0)",
     ),
     "a retry does not count as waiting": Fault("  count(r.queue, 'queued', r.account, 1)\n", script="release"),
     "what leaves a stream is still counted there": Fault("  if r.token == '' then count_ready(r, -1) end\n"),
@@ -114,10 +112,10 @@ FAULTS = {
     "what is let in is still counted in its backlog": Fault(
         "      count_later('meta', 'backlogged:' .. lane, -1)\n", script="claim"
     ),
-    "what is counted of many is not written": Fault("end\nwrite_counts(queue)\n", "end\n", "claim"),
+    "what is counted of many is not written": Fault("end\nwrite_shared(queue)\n", "end\n", "claim"),
     "what is handed out has no lease": Fault("if #leases > 0 then", "if false then", "claim"),
     "who has come to a limit keeps its turns": Fault("  note_running(queue, r.account)\n", script="claim"),
-    "who has room again gets no turns": Fault("note_running(queue, tenant) end\n", "end\n", script="finish"),
+    "who has room again gets no turns": Fault("    note_running(queue, tenant)\n", script="finish"),
     "who may run again is not called": Fault(
         "join(queue, lane, tenant) then\n      ring(queue)\n", "join(queue, lane, tenant) then\n"
     ),
@@ -142,7 +140,7 @@ FAULTS = {
     ),
     "who comes again has two virtual times": Fault("  redis.call('ZREM', debt, tenant)\n"),
     "a budget bounds nothing": Fault("if not budget or not cost", "if true or not cost", "claim"),
-    "most_queued lets one more in": Fault(">= tonumber(r.most_queued)", "> tonumber(r.most_queued)", "enqueue"),
+    "most_queued lets one more in": Fault(">= tonumber(most_queued)", "> tonumber(most_queued)", "enqueue"),
     "a bounded queue takes one more": Fault(">= tonumber(m.max_queued)", "> tonumber(m.max_queued)", "enqueue"),
     "an open breaker hands out": Fault(
         "if not is_probe and (breaker or '') ~= '' then return { 'open' } end", script="claim"
@@ -155,16 +153,31 @@ FAULTS = {
         "return backlogged[lane] ~= '0' and redis.call(", "return backlogged[lane] ~= '0' or redis.call(", "claim"
     ),
     "what leaves is still counted": Fault(
-        "  count(queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)\n", script="depart"
+        "  count(r.queue, 'queued', r.account, r.arrival ~= '' and -1 or 0)\n", script="depart"
     ),
-    "what leaves is still looked for": Fault("{ 'deadline', 'delayed' }", "{ 'delayed' }", "depart"),
+    "what leaves is still looked for": Fault("'live', 'deadline', 'delayed'", "'live', 'delayed'", "depart"),
     "what is put back still leaves": Fault("'leaving', '', 'due'", "'due'", "stay"),
     "a cancel on the way is forgotten": Fault(
         "if r.cancel == 'user' and not canceled then return 'cancel' end", script="vacate"
     ),
-    "what arrives is not counted": Fault("count(queue, 'queued', tenant, 1)\n", script="arrive"),
+    "what arrives is not counted": Fault(
+        "  if r.arrival ~= '' then count(r.queue, 'queued', r.account, 1) end\n", script="arrive"
+    ),
     "a bound of one claim strands the rest": Fault("(scanned >= SCAN or stopped)", "stopped", "claim", scan=FEW),
     "what may run once runs again": Fault("(may_have_run and policy[2] == 'fail')", "false", "release"),
+    "what items share is not written": Fault("  write_shared()\n", script="enqueue"),
+    "what ends share is not written": Fault("  write_shared()\n", script="finish"),
+    "an end of a batch writes nothing of its own": Fault("    if writes[i] then", "    if false then", "finish"),
+    "an item at fault ends its batch": Fault("pcall(step, keys, args)", "true, step(keys, args)", script="finish"),
+    "an item at fault is written nevertheless": Fault(
+        "  if may_be_known then redis.call('LLEN', events_key(id)) end", "", "enqueue"
+    ),
+    "a create is repeated in its batch": Fault(
+        "accepted[id] or (may_be_known and redis.call('HGET', KEYS[1], 'created'))", "accepted[id]", "enqueue"
+    ),
+    "an end that was repeated is lost": Fault(
+        "if r.ended == token or ended[id] == token then return 'finished' end", script="finish"
+    ),
     "a budget without room sends no wakeup": Fault("(scanned >= SCAN or stopped)", "scanned >= SCAN", "claim"),
 }
 

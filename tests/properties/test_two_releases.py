@@ -40,6 +40,7 @@ class MixedMachine(QueueMachine):
     """A walk in which either release carries out each call."""
 
     may_run_once = False  # the former release puts back what its holder gives back
+    may_break_items = False  # it leaves half of what it could not write
 
     def __init__(self, server: RedisServer, former: Release) -> None:
         self.former = former

@@ -9,6 +9,7 @@ import re
 import select
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -363,7 +364,7 @@ class OneServer:
         return self._target_of_path
 
     def _kept(self) -> Wire | None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         while self._idle:
             wire = self._idle.pop()
             if now - wire.idle_since < KEEP_ALIVE_S and wire.is_silent:
@@ -388,7 +389,7 @@ class OneServer:
     def _give_back(self, wire: Wire, *, is_good: bool) -> None:
         self._busy.discard(wire)
         is_kept = is_good and not self._is_closed and len(self._idle) < self._keep
-        if is_kept and wire.rest(asyncio.get_running_loop().time()):
+        if is_kept and wire.rest(time.monotonic()):
             self._idle.append(wire)
         else:
             wire.abort()

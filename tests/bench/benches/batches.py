@@ -1,5 +1,7 @@
-"""Count the commands of a prediction, and measure Redis's time, where 16 come at once: enqueue, claim and finish. The
-call that lists a prediction for its account is not counted.
+"""Count the commands of a prediction, and measure Redis's time, where 16 come at once: enqueue, claim and finish.
+
+While slots are free they go straight into a stream. Without one they join their account's backlog, and claims let them
+in. The call that lists a prediction for its account is not counted.
 """
 
 from typing import Final
@@ -11,28 +13,34 @@ from tests.bench.sides.servers import OwnRedis, own_redis
 
 BATCH: Final = 16
 MANY: Final = 3_200
+SLOTS: Final = {"": 64, ", from a backlog": 0}
+DIRECTOR: Final = "d1"
 ASKING: Final = frozenset({"evalsha", "info", "config"})
 
 
 async def batches(options: Options) -> Found:
-    commands = Rounds("commands of a prediction", "", less_is_better=True)
-    took = Rounds("Redis's time of a prediction", "µs", less_is_better=True)
+    commands = {how: Rounds(f"commands of a prediction{how}", "", less_is_better=True) for how in SLOTS}
+    took = {how: Rounds(f"Redis's time of a prediction{how}", "µs", less_is_better=True) for how in SLOTS}
     many = options.many(MANY) // BATCH * BATCH or BATCH
     async with own_redis(options.durability) as server, ours(server) as installation:
         await _played(installation, BATCH)  # the first calls send the scripts
         for _ in range(options.rounds):
-            before = await _used(server)
-            for _ in range(many // BATCH):
-                await _played(installation, BATCH)
-            calls, took_us = (now - then for now, then in zip(await _used(server), before, strict=True))
-            commands.add(OURS, calls / many)
-            took.add(OURS, took_us / many)
-            options.say(f"  {commands.last:.1f} commands, {took.last:.0f} µs")
+            for how, slots in SLOTS.items():
+                await installation.scripts.extend(
+                    installation.queue, consumer=DIRECTOR, lease_s=15, claims=[], slots=slots
+                )
+                before = await _used(server)
+                for _ in range(many // BATCH):
+                    await _played(installation, BATCH)
+                calls, took_us = (now - then for now, then in zip(await _used(server), before, strict=True))
+                commands[how].add(OURS, calls / many)
+                took[how].add(OURS, took_us / many)
+                options.say(f"  {commands[how].last:.1f} commands, {took[how].last:.0f} µs{how}")
         return Found(
-            what=f"enqueue, claim and finish, {BATCH} predictions of one tenant at once",
+            what=f"enqueue, claim and finish, {BATCH} predictions of one account at once",
             redis=await server.release(),
             durability={OURS: options.durability},
-            figures=[commands.measured(), took.measured()],
+            figures=[each.measured() for how in SLOTS for each in (commands[how], took[how])],
         )
 
 
@@ -44,5 +52,5 @@ async def _played(installation: Ours, many: int) -> None:
 async def _used(server: OwnRedis) -> tuple[int, float]:
     """Return the commands that scripts and clients called, and the processor time in µs."""
     stats = await server.info("commandstats")
-    calls = sum(told["calls"] for name, told in stats.items() if name.removeprefix("cmdstat_") not in ASKING)
+    calls = sum(found["calls"] for name, found in stats.items() if name.removeprefix("cmdstat_") not in ASKING)
     return calls, 1e6 * await server.cpu_s()

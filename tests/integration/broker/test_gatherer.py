@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from director.broker import gatherer as gathering
 from director.broker import keys
 from director.broker.gatherer import Call, Gatherer
 from director.broker.redis_client import client
@@ -199,7 +200,7 @@ async def test_outage_is_an_error_for_every_caller_in_bounded_time(mortal: Redis
 async def test_abandoned_call_fails_silently(mortal: RedisServer) -> None:
     gatherer = Gatherer(client(mortal.url))
     mortal.kill()
-    gatherer.begin("get", [keys.record(lowest_id_at(0))], [lowest_id_at(0)])
+    gatherer.call("get", [keys.record(lowest_id_at(0))], [lowest_id_at(0)])
     await gatherer.aclose()
     await gatherer.redis.aclose()
     with warnings.catch_warnings():
@@ -363,3 +364,27 @@ async def test_forgotten_script_runs_once_for_the_batch(driver: QueueDriver) -> 
     assert runs == 2, "one that found no script, and one that did all"
     assert len(set(ids)) == 8
     assert len(await driver.members(keys.live(driver.queue))) == 9
+
+
+@pytest.mark.parametrize("many", [1, 8])
+async def test_error_names_what_a_server_without_scripts_said(near: QueueDriver, monkeypatch, many: int) -> None:
+    async def forget(_: str) -> None:
+        await near.redis.script_flush()
+
+    monkeypatch.setattr(near.redis, "script_load", forget)
+    answers = await asyncio.gather(*(near.submit() for _ in range(many)), return_exceptions=True)
+    for answer in answers:
+        assert isinstance(answer, BackendUnavailable)
+        assert "as fast as they are loaded: No matching script" in str(answer)
+        assert answer.is_untouched
+
+
+async def test_item_at_fault_in_the_last_try_gets_its_own_error(near: QueueDriver, monkeypatch) -> None:
+    await near.submit()
+    monkeypatch.setattr(gathering, "TRIES", 1)
+    ids = [near.new_id() for _ in range(3)]
+    await near.redis.set(keys.record(ids[1]), "no record", px=60_000)
+    first, refused, third = await asyncio.gather(*map(near.submit, ids), return_exceptions=True)
+    assert (first, third) == (ids[0], ids[2])
+    assert isinstance(refused, ResponseError)
+    assert "WRONGTYPE" in str(refused)

@@ -242,20 +242,22 @@ FAULTS: Final = {
         "I18",
     ),
     "an attempt is never the last": Fault(re.escape("attempt >= tonumber(policy[1])"), "attempt >= 99", poison, "I5"),
-    "what is acknowledged is not deleted": Fault(re.escape("redis.call('XDEL', stream, ...)"), "", plain, "I7"),
+    "what is acknowledged is not deleted": Fault(
+        re.escape("redis.call('XDEL', stream, unpack(mids))"), "", plain, "I7"
+    ),
     "an end gives no lifetime": Fault(r"redis.call\('PEXPIRE', input_key\(id\), \S+\)", "", no_webhook_wanted, "I7"),
     "enqueue looks at no key": Fault(
-        re.escape("if fingerprint ~= '' then\n    local held"), "if false then\n    local held", an_answer_is_lost, "I8"
+        re.escape("fingerprint ~= '' and redis.call('GET', KEYS[key + 3])"), "false", an_answer_is_lost, "I8"
     ),
     "enqueue looks at no body": Fault(
-        re.escape("if print ~= fingerprint then"), "if false then", an_answer_is_lost, "I8"
+        re.escape("print == fingerprint and { 'replayed', known }"), "{ 'replayed', known }", an_answer_is_lost, "I8"
     ),
     "an end owes no webhook": Fault(
-        re.escape("redis.call('ZADD', owed_key(), now + (end_.grace_ms or 0), id)"), "", plain, "I3"
+        re.escape("redis.call('ZADD', owed_key(), own.now + (end_.grace_ms or 0), id)"), "", plain, "I3"
     ),
     "deliver drops what did not arrive": Fault(
-        re.escape("redis.call('ZADD', KEYS[2], next_at, id)"),
-        "redis.call('ZREM', KEYS[2], id)",
+        re.escape("redis.call('ZADD', owed_key(), next_at, id)"),
+        "redis.call('ZREM', owed_key(), id)",
         a_receiver_is_down,
         "I3",
     ),
@@ -266,8 +268,8 @@ FAULTS: Final = {
         re.escape("local head = #reply"), "local head = #reply; at = at > 0 and at + 1 or 0", a_reader_comes_back, "I10"
     ),
     "advance writes again what was written": Fault(
-        re.escape("for i = 7 + 2 * math.max(0, seq - known), #ARGV, 2 do"),
-        "for i = 7, #ARGV, 2 do",
+        re.escape("for i = 6 + 2 * math.max(0, seq - last_known), #ARGV, 2 do"),
+        "for i = 6, #ARGV, 2 do",
         a_reader_comes_back,
         "I10",
     ),

@@ -21,6 +21,7 @@ from PIL import Image
 from director.local.home import UP, Home
 from director.local.processes import Mark, is_alive
 from tests.support.cog import free_port
+from tests.support.disk import fill, small_disk
 from tests.support.servers import redis_server
 
 pytestmark = pytest.mark.cog
@@ -81,10 +82,10 @@ class Started:
 
 
 @contextmanager
-def started(home: Path, *options: str) -> Generator[Started, None, None]:
+def started(home: Path, *options: str, out: Path | None = None) -> Generator[Started, None, None]:
     """Start `director up` on a free port and wait until it is ready. Leave nothing of it behind."""
     home.mkdir(exist_ok=True)
-    out = home / "out.txt"
+    out = out or home / "out.txt"
     with out.open("wb") as file:
         process = subprocess.Popen(
             [*DIRECTOR, "up", "--port", "0", "--home", str(home), *options],
@@ -334,6 +335,36 @@ def test_killed_up_leaves_nothing_in_the_way_of_the_next(tmp_path):
     with started(home, "--no-example") as second:
         assert not [name for name, one in processes.items() if is_alive(one)]
         assert all(is_alive(one) for one in second.processes.values())
+
+
+@pytest.mark.long
+def test_full_disk_is_an_outage_that_heals_by_itself(tmp_path):
+    with small_disk(tmp_path / "disk", mib=32) as disk, started(disk / "home", out=tmp_path / "out.txt") as up:
+        accepted = [ask(up).json()["id"] for _ in range(3)]
+        before = up.processes
+        ballast = fill(disk)
+        answers = [ask(up) for _ in range(5)]
+        assert 503 in {answer.status_code for answer in answers} <= {201, 503}
+        accepted += [answer.json()["id"] for answer in answers if answer.status_code == 201]
+        os.kill(before["keeper"].pid, signal.SIGKILL)
+        until(lambda: "keeper ended" in up.said and up.said.count("valkey ended") >= 3, lambda: up.said)
+        assert ask(up).status_code == 503
+        shutil.rmtree(ballast)
+        freed = time.monotonic()
+        until(lambda: ask(up).status_code == 201, lambda: up.said)
+        assert time.monotonic() - freed < 30
+        until(lambda: all('"succeeded"' in director("get", one, "--json", home=up.home).stdout for one in accepted))
+        assert set(up.processes) == set(before)
+        until(lambda: all(is_alive(one) for one in up.processes.values()))
+
+
+def ask(up: Started) -> httpx.Response:
+    return httpx.post(
+        f"{up.state['url']}/v1/models/example/hello/predictions",
+        headers={"Authorization": f"Bearer {up.state['token']}"},
+        json={"input": {"text": "hi", "n": 1}},
+        timeout=PATIENCE_S,
+    )
 
 
 @pytest.mark.redis7

@@ -179,6 +179,11 @@ def test_closed_pipe_does_not_end_a_command():
     assert without_a_reader("-c", source, check=True).stderr == "goes on\n"
 
 
+def test_full_disk_does_not_end_a_command():
+    source = "import os\nfrom director.cli.output import say\nsay('one')\nos.write(2, b'goes on')\nos._exit(0)"
+    assert without_a_reader("-c", source, to="/dev/full", check=True).stderr == "goes on"
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [(["completion", "bash"], ""), (["--help"], ""), (["completion", "zsh"], "director: [Errno 28] No space")],

@@ -1,4 +1,4 @@
-"""What a model server says of an input loses the secret values that it quotes, in whatever form."""
+"""Secret values that a model server quotes are removed from what it says, in whatever form."""
 
 from typing import Any, Final
 

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from director.files.choose import store_in
 from director.files.local import LocalFiles
 from director.files.store import FileName, Links, file_name
 from tests.support.clock import FakeClock
+from tests.support.disk import fill, small_disk
 
 MINE = PredictionId("0000000006t400wpj8v495436g")  # of acme/echo
 YOURS = PredictionId(MINE[:-3] + ("0" if MINE[-3] != "0" else "1") + MINE[-2:])  # in the same folder of the store
@@ -54,6 +56,31 @@ async def test_what_was_put_is_had_again_with_its_type(store: LocalFiles, data: 
     for _ in range(2):
         name = await put(store, MINE, data, "audio/x-wav")
         assert await content(store, name) == ("audio/x-wav", data)
+
+
+async def test_full_disk_refuses_a_file_leaves_nothing_and_heals(tmp_path: Path) -> None:
+    data = b"x" * 700_000
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), 1000):
+            yield data[start : start + 1000]
+
+    with small_disk(tmp_path / "disk", mib=1) as disk:
+        store = store_in(str(disk), Redis(), FakeClock(), writes=True)
+        assert store is not None
+        name = file_name(MINE, data, content_type="image/png")
+        await store.put(name, data, content_type="image/png")
+        other = file_name(YOURS, data, content_type="image/png")
+        for given in (data, blocks()):
+            with pytest.raises(OSError, match="No space left"):
+                await store.put(other, given, content_type="image/png")
+            assert sum(path.stat().st_size for path in disk.rglob("*") if path.is_file()) < 800_000
+        ballast = fill(disk)
+        assert store_in(str(disk), Redis(), FakeClock(), writes=True) is not None, "a process starts meanwhile"
+        shutil.rmtree(ballast)
+        await store.remove(MINE)
+        await store.put(other, blocks(), content_type="image/png")
+        assert await store.open(other) is not None
 
 
 async def test_canceled_put_leaves_no_file(store: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,13 @@ async def test_claim_ahead_starts_once_the_slot_is_released(bench: Bench, driver
     assert waiting.server.busy == 0
 
 
+async def test_permits_are_no_more_than_asked_for() -> None:
+    runner = ScriptedRunner(Ended(outcome=Outcome.SUCCEEDED))
+    permits = Servers([Server(runner, 8, health=Health(status=HealthStatus.READY), run_s=0.001)]).permits
+    assert [permit.has_slot for permit in await permits.wait(4, ahead=True)] == [True] * 4
+    assert [permit.has_slot for permit in await permits.wait(6, ahead=True)] == [True] * 4 + [False] * 2
+
+
 async def test_slot_kept_past_its_permit_is_handed_on() -> None:
     server = Server(ScriptedRunner(), 1, health=Health(status=HealthStatus.READY), run_s=0.1)
     servers = Servers([server])
