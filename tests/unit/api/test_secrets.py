@@ -140,7 +140,7 @@ def test_too_many_values_that_may_be_secret_are_refused() -> None:
 def test_a_schema_with_too_many_references_hides_every_value() -> None:
     chain: Any = {f"S{number}": {"allOf": [{"$ref": f"#/S{number + 1}"}]} for number in range(MOST_SCHEMAS)}
     document = {**chain, f"S{MOST_SCHEMAS}": SECRET}
-    assert shown(Secrets(document, {"patternProperties": {"a": {"$ref": "#/S0"}}}), {"b": 1}) == {"b": HIDDEN}
+    assert shown(Secrets(document, {"properties": {"a": {"$ref": "#/S0"}}}), {"b": 1}) == {"b": HIDDEN}
 
 
 def test_parts_of_a_hostile_schema_are_bounded() -> None:
