@@ -28,6 +28,7 @@ EVENTS: Final = ", ".join(f'"{event}"' for event in WebhookEvent)
 class CreatePrediction(Struct, frozen=True, kw_only=True):
     body: bytes
     input: Raw
+    secret: str = ""  # where secret values lie in the input, as in the record
     version: str | None = None
     destination: str | None = None
     webhook: str | None = None

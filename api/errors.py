@@ -39,6 +39,7 @@ class Code(StrEnum):
     CONFIG_CHANGED = "config_changed"
     CREDIT_EXHAUSTED = "credit_exhausted"
     DATA_REMOVED = "data_removed"
+    DEPLOYMENT_DISABLED = "deployment_disabled"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     INTERNAL = "internal"
     IN_USE = "in_use"
@@ -53,6 +54,7 @@ class Code(StrEnum):
     NOT_TERMINAL = "not_terminal"
     QUEUE_FULL = "queue_full"
     RATE_LIMITED = "rate_limited"
+    SECRETS_GONE = "secrets_gone"
     STORAGE_FULL = "storage_full"
     TOO_LARGE = "too_large"
     TOO_MANY_CONNECTIONS = "too_many_connections"
@@ -164,6 +166,12 @@ idempotency_mismatch = Refusal(
 kind_not_served = Refusal(  # the version exists: its operator may start a director that runs this kind
     422, "No director ever ran a {kind} of this version.", "Not served", Code.KIND_NOT_SERVED
 )
+deployment_disabled = Refusal(  # what Replicate answers is not documented; some clients retry a 409 or a 429
+    422,
+    "The deployment {name} is disabled: it may have no instances. Raise max_instances to enable it.",
+    "Deployment disabled",
+    Code.DEPLOYMENT_DISABLED,
+)
 in_use = Refusal(422, "", "In use", Code.IN_USE)  # 422 and not 409, which some clients retry
 method_not_allowed = Refusal(405, "This method is not allowed here.", code=Code.METHOD_NOT_ALLOWED)
 account_exists = Refusal(
@@ -175,6 +183,13 @@ not_terminal = Refusal(
 )
 no_webhook = Refusal(
     409, "It was made without a webhook that is told of its end.", "Conflict", Code.NO_WEBHOOK, DO_NOT_RETRY
+)
+secrets_gone = Refusal(
+    409,
+    "It had secret inputs, which were removed at its end: its caller must create it again.",
+    "Conflict",
+    Code.SECRETS_GONE,
+    DO_NOT_RETRY,
 )
 data_removed = Refusal(
     410, "Its input and output were removed: there is nothing left to tell.", "Gone", Code.DATA_REMOVED

@@ -4,14 +4,14 @@
 --
 --   KEYS[1]  record   hash  {p}:rec:<id>
 --   Returns  1  it waits again, without a deadline
---            0  it is no dead letter, or its input was removed: nothing was written
+--            0  it is no dead letter, or its input or the secret values in it were removed: nothing was written
 
 local id, now = ID, clock(ARGV[1])
 
 local r = read(id)
 if not r or r.status ~= 'failed' then return 0 end
 if not redis.call('ZSCORE', queue_key(r.queue, 'dead'), id) then return 0 end
-if redis.call('EXISTS', input_key(id)) == 0 then return 0 end
+if r.secret ~= '' or redis.call('EXISTS', input_key(id)) == 0 then return 0 end
 
 r.claims, r.begun, r.deadline, r.start_by = 0, '', '', ''
 count_later('tally', 'accepted:' .. r.lane, 1) -- as it starts and ends again

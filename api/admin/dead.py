@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from api.auth import named
-from api.errors import InvalidField, invalid_field, invalid_input, not_found
+from api.errors import InvalidField, invalid_field, invalid_input, not_found, secrets_gone
 from api.http import PAGE_SIZE, Cursor, Request, cursor_of, decoded, json_response, page_response, prediction_id_of
 from api.route import CURSOR, Answer, Body, Parameter, administers
 from director.core.ids import PredictionId, QueueName, is_prediction_id
@@ -74,10 +74,12 @@ async def get_dead(request: Request) -> Response:
 def _serve(verb: str, act: Callable[..., Awaitable[Done]], *, one: str, many: str) -> None:
     @administers("POST", f"/admin/dead/{{id}}/{verb}", name=f"admin.dead.{verb}", summary=one, answers=DONE)
     async def decide_on_one(request: Request) -> Response:
-        """Answer 404 for a prediction that is no dead letter, or whose input is gone."""
+        """Answer 404 for a prediction that is no dead letter, or whose input is gone; 409 if its secrets are gone."""
         ids, dead = [prediction_id_of(request)], request.services.dead
         slices = _slices(await dead.named(ids))
         done = await act(dead, slices, by=named(request.account), asked=Asked(ids=ids))
+        if done.secret:
+            raise secrets_gone()
         if not done.done:
             raise not_found()
         return json_response(done)

@@ -2,6 +2,7 @@
 404. A release applies to later predictions; earlier ones keep their version.
 """
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
@@ -12,14 +13,14 @@ from starlette.responses import Response
 
 from api.auth import AccountView
 from api.bodies import MODEL, VERSION, PredictionRequest, read_create
-from api.errors import InvalidField, invalid_input, invalid_version, not_found, unavailable
+from api.errors import InvalidField, deployment_disabled, invalid_input, invalid_version, not_found, unavailable
 from api.http import Members, Request, cursor_of, json_response, page_response, read_body, slice_of
 from api.lookups import VersionRef
 from api.models.models import SKU, Hardware, Name
 from api.predictions.intake import submit
 from api.route import CURSOR, HOW, WAIT, Answer, Body, changes, creates, deletes, reads
-from api.sites.sites import version_named
-from director.core.ids import MODEL_NAME, VERSION_ID
+from api.sites.sites import others, version_named
+from director.core.ids import MODEL_NAME, VERSION_ID, model_and_kind
 from director.core.schema import Page
 from director.core.view import iso
 from director.store.accounts import AccountType
@@ -143,7 +144,9 @@ async def get_deployment(request: Request) -> Response:
     answers={200: Answer("The deployment as it is then.", DeploymentView)},
 )
 async def update_deployment(request: Request) -> Response:
-    """Create a new release, if the body changes anything."""
+    """Create a new release, if the body changes anything. No instances at most disables it: it refuses predictions, and
+    those under way are canceled. Where that fails half way, the same request continues.
+    """
     services, deployment = request.services, await _named(request)
     asked = _parse(await read_body(request, max_bytes=services.settings.max_body_bytes), DeploymentChange)
     if asked.version:
@@ -163,6 +166,8 @@ async def update_deployment(request: Request) -> Response:
             max_instances=high,
         )
         if written == "written":
+            if became.is_disabled:
+                await _cancel_all(request, became)
             return await _answer(request, became)
         deployment = await _named(request)
     raise unavailable(retry_after=RETRY_AFTER_S)
@@ -188,11 +193,24 @@ async def delete_deployment(request: Request) -> Response:
 )
 async def create_of_deployment(request: Request) -> Response:
     deployment = await _named(request)
+    if deployment.is_disabled:
+        raise deployment_disabled(name=deployment.full_name)
     asked = await read_create(request)
     version = await _version(request, deployment.release.model, deployment.release.version)
     if version is None:
         raise invalid_version()
     return await submit(request, version, asked, deployment=deployment.full_name)
+
+
+async def _cancel_all(request: Request, deployment: Deployment) -> None:
+    """Cancel the live predictions of a deployment at every site. Earlier releases may have some in other queues."""
+    for services in (request.services, *(site.services for site in others(request))):
+        for queue in await services.catalog.queues():
+            if model_and_kind(queue)[0] != deployment.release.model:
+                continue
+            async for found in services.predictions.live_of(queue, deployment.full_name):
+                cancels = (services.scripts.cancel(each, account=account) for each, account in found)
+                await asyncio.gather(*cancels)
 
 
 async def _version(request: Request, model: str, version: str) -> Version | None:

@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from api.errors import MAX_INVALID_FIELDS, InvalidField, Problem, shown, unusable_schema
 from api.http import decode_json
+from api.predictions.secrets import Secrets
 from director.core.ids import Kind
 from director.store.catalog import Version
 
@@ -248,6 +249,9 @@ TYPE_NAMES: Final[Mapping[type, str]] = {
     type(None): "null",
 }
 
+# keyword, path from `input`, and facts of the error
+Fault = tuple[str, list[str], Mapping[str, Any]]
+
 # kind → the name of its input schema in the document
 INPUTS: Final[Mapping[Kind, str]] = {"": "Input", "training": "TrainingInput", "procedure": "Input"}
 _compiled: OrderedDict[bytes, "InputSchema"] = OrderedDict()
@@ -255,10 +259,13 @@ _of_versions: OrderedDict[tuple[str, str, Kind], tuple[Raw, "InputSchema"]] = Or
 
 
 class InputSchema:
-    """The input schema of one version. `can_stream`: the model gives its output piece by piece, or may do so."""
+    """The input schema of one version. `can_stream`: the model gives its output piece by piece, or may do so.
+    `secrets`: which parts of an input are secret, None without any.
+    """
 
-    def __init__(self, schema: dict[str, Any], *, can_stream: bool) -> None:
+    def __init__(self, schema: dict[str, Any], *, can_stream: bool, secrets: Secrets | None = None) -> None:
         self.can_stream = can_stream
+        self.secrets = secrets
         self._all = _Validator(schema)
         properties: dict[str, Schema] = schema.get("properties", {})
         self._required: list[str] = schema.get("required", [])
@@ -290,7 +297,9 @@ class InputSchema:
             schema = _follow(whole, ("components", "schemas", INPUTS[kind]))
             reduced = _Reduction(whole).reduce(schema, depth=0, within=())
             streams = kind != "training" and can_stream(whole)
-            known = _compiled[digest] = cls(reduced if isinstance(reduced, dict) else {}, can_stream=streams)
+            secrets = Secrets(whole, schema) or None
+            schema = reduced if isinstance(reduced, dict) else {}
+            known = _compiled[digest] = cls(schema, can_stream=streams, secrets=secrets)
             if len(_compiled) > MAX_CACHED:
                 _compiled.popitem(last=False)
         _compiled.move_to_end(digest)
@@ -306,12 +315,16 @@ class InputSchema:
             return []
         # each element follows a comma or an opening bracket; those inside strings count too, so this is an upper bound
         elements = sum(map(text.count, (b",", b"[", b"{")))
-        return list(islice(self._faults(value, elements=elements), MAX_INVALID_FIELDS))
+        faults = islice(self._faults(value, elements=elements), MAX_INVALID_FIELDS)
+        return [_invalid(keyword, self._visible(path), facts) for keyword, path, facts in faults]
 
-    def _faults(self, value: dict[str, Any], *, elements: int) -> Iterator[InvalidField]:
+    def _visible(self, path: list[str]) -> list[str]:
+        return path if self.secrets is None else self.secrets.visible(path)
+
+    def _faults(self, value: dict[str, Any], *, elements: int) -> Iterator[Fault]:
         for name in self._required:
             if name not in value:
-                yield _invalid("required", ["input"], {"property": name})
+                yield "required", ["input"], {"property": name}
         parts = ((["input", name], validator, value[name]) for name, validator in self._fields.items() if name in value)
         for path, validator, part in chain(parts, [(["input"], self._whole, value)]):
             yield from validator.faults(part, path, elements=elements if isinstance(part, list | dict) else 1)
@@ -336,14 +349,14 @@ class _Validator:
     def takes(self, value: Any) -> bool:
         return self._validator.is_valid(value)
 
-    def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[InvalidField]:
+    def faults(self, value: Any, path: list[str], *, elements: int) -> Iterator[Fault]:
         """Yield what is wrong with a value of at most `elements` elements; one error where all would cost too much."""
         if self.takes(value):
             return
         if elements * self._errors_each <= MANY_ERRORS:
             yield from (_described(error, path) for error in self._validator.iter_errors(value))
         elif self._has_alternatives:
-            yield _invalid("", path, {})
+            yield "", path, {}
         else:
             try:
                 self._validator.validate(value)
@@ -357,9 +370,9 @@ def _size(schema: object) -> int:
     return sum(1 + _size(part) for part in parts)
 
 
-def _described(error: ValidationError, path: list[str]) -> InvalidField:
+def _described(error: ValidationError, path: list[str]) -> Fault:
     facts = error.kind.as_dict()
-    return _invalid(error.kind.name, [*path, *map(str, error.instance_path)], {**facts, "given": error.instance})
+    return error.kind.name, [*path, *map(str, error.instance_path)], {**facts, "given": error.instance}
 
 
 def _invalid(keyword: str, path: list[str], facts: Mapping[str, Any]) -> InvalidField:

@@ -629,7 +629,7 @@ class Scripts:
         return int(await self._call("forward", [keys.owed_to(partition, host)], [limit, given(now_ms)]))
 
     async def revive(self, prediction_id: PredictionId, *, now_ms: int | None = None) -> bool:
-        """Return a dead letter to its queue. Returns False if it is not one, or its input is gone."""
+        """Return a dead letter to its queue. Returns False if it is not one, or its input is gone or had secrets."""
         return bool(await self._call("revive", [keys.record(prediction_id)], [given(now_ms)]))
 
     async def drop(self, prediction_id: PredictionId, queue: QueueName, *, now_ms: int | None = None) -> bool:

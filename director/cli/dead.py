@@ -119,11 +119,12 @@ async def _do(backend: Backend, given: argparse.Namespace, action: str) -> Answe
     with progress() as show:
         done = await act(_counted(slices, given.rate, show), by=typist(), asked=asked, rate=given.rate)
     why = "is not a dead letter, or its input was removed. Nothing was changed"
+    gone = "had secret inputs, which were removed at its end: its caller must create it again"
     lines = [
         f"{done.done} {'revived' if action == 'revive' else 'dropped'}",
-        *(f"{name} {why}" for name in done.refused),
+        *(f"{name} {gone if name in done.secret else why}" for name in done.refused),
     ]
-    body = {"done": done.done, "refused": done.refused}
+    body = {"done": done.done, "refused": done.refused, "secret": done.secret}
     return Answer(body, "\n".join(lines), code=1 if done.refused else 0)
 
 

@@ -76,6 +76,7 @@ class Record(Struct, frozen=True, kw_only=True):
     moved: str = ""  # site of the server that has it now, with all its data
     moves: int = 0  # number of moves to another server
     history: str = ""  # attempts that did not end it, see `spent_attempts`
+    secret: str = ""  # where secret values lie in its input, in bytes: pairs of start and end; overwritten at the end
     traceparent: str = ""  # of its trace, see director/runtime/tracing.py
     tracestate: str = ""
 
@@ -142,6 +143,7 @@ class NewPrediction(Struct, kw_only=True):
     waiter: str = ""  # the API process whose caller waits, which is notified of the end
     traceparent: str = ""
     tracestate: str = ""
+    secret: str = ""  # as in the record
 
     def record(self, created: int, deadline: int | None) -> Record:
         return Record(
@@ -162,6 +164,7 @@ class NewPrediction(Struct, kw_only=True):
             ticket=self.ticket,
             webhook=self.webhook,
             events=self.events,
+            secret=self.secret,
         )
 
 

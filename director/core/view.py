@@ -1,6 +1,6 @@
 """Convert stored predictions and their events to what callers see: in GET, in webhooks and in held responses. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
@@ -13,6 +13,7 @@ from director.core.schema import LIFE, Eta, Event, Outlook, Place, Prediction, R
 
 PATHS: Final[Mapping[Kind, str]] = {"": "predictions", "training": "trainings", "procedure": "procedures"}
 NOTHING: Final = Raw(b"{}")
+REDACTED: Final = b'"[REDACTED]"'  # in place of a secret value; lua/lib/settle.lua has it too
 RESTARTS: Final = frozenset({"retried", "released", "restarted", "revived"})
 LINES_DROPPED: Final = "… earlier lines were dropped …\n"  # first line of logs that were cut
 
@@ -24,7 +25,7 @@ def view(stored: Stored) -> Prediction:
         id=record.id,
         model=record.model,
         version=record.version,
-        input=NOTHING if stored.input is None else stored.input,
+        input=NOTHING if stored.input is None else public_input(record, stored.input),
         output=stored.output,
         logs=stored.logs,
         error=record.error or None,
@@ -48,6 +49,28 @@ def view(stored: Stored) -> Prediction:
         webhook=record.webhook or UNSET,
         webhook_events_filter=tuple(record.events.split(",")) if record.webhook else UNSET,
     )
+
+
+def public_input(record: Record, given: Raw) -> Raw:
+    """Return the input without its secret values. The only way in which an input is shown."""
+    return Raw(redacted(bytes(given), record.secret)) if record.secret else given
+
+
+def redacted(given: bytes, secret: str) -> bytes:
+    """Replace the values that `secret` of the record names, whether they were overwritten before or not."""
+    shown: list[bytes] = []
+    at = 0
+    for start, end in secret_places(secret):
+        shown += (given[at:start], REDACTED)
+        at = end
+    if at > len(given):  # the input is gone, and something else in its place
+        return bytes(NOTHING)
+    return b"".join((*shown, given[at:]))
+
+
+def secret_places(secret: str) -> Iterator[tuple[int, int]]:
+    numbers = map(int, secret.split())
+    return zip(numbers, numbers, strict=True)
 
 
 def address(record: Record) -> str:

@@ -28,6 +28,7 @@ from director.execution import tracker
 from director.execution.active_claims import ActiveClaim, ActiveClaims, Progress
 from director.execution.metering import ClaimSpans, Metering, metrics_of, with_metrics
 from director.execution.moderation import Moderator
+from director.execution.quoted_secrets import without_secrets
 from director.execution.run_files import FileInputs, StoredFile, Storing
 from director.execution.uploads import Upload, Uploaded
 from director.files.store import FileName
@@ -213,6 +214,8 @@ class Run:
                 if log.isEnabledFor(logging.DEBUG):
                     log.debug("prediction started", extra=self._facts())
             case Ended():
+                if event.error and self._claim.record.secret:
+                    event = replace(event, error=without_secrets(event.error, self._claim.record, self._claim.input))
                 if self._spans is not None:
                     self._spans.ran(event)
                 unasked = self._tracker.stopped is None

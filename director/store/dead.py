@@ -10,20 +10,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import chain
 from typing import Any, Final, NotRequired, TypedDict, Unpack
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 from redis.asyncio import Redis
 
 from director.broker import keys
-from director.broker.redis_client import ask, pipelined, text
+from director.broker.redis_client import pipelined, text
 from director.broker.scripts import Scripts
 from director.core.clock import Clock
 from director.core.ids import PredictionId, QueueName, is_prediction_id
 from director.core.schema import Record, spent_attempts
-from director.core.view import iso
+from director.core.view import iso, redacted
 from director.store.changes import ChangeKind, Changes
 
 SLICE: Final = 100
 MOST_NOTED: Final = 20  # ids in the log of changes
+FAILED_WITH: Final = ("status", "secret")
 PLACE: Final = re.compile(r"(\d{13})([0-9a-z]{26})")
 
 
@@ -80,11 +81,14 @@ class Letters(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """How many letters were revived or dropped, which were refused, and the cursor to continue from if time was up."""
+    """How many letters were revived or dropped, which were refused, and the cursor to continue from if time was up.
+    `secret`: those among the refused whose secret inputs were overwritten at their end.
+    """
 
     done: int
     refused: tuple[PredictionId, ...] = ()
     next: str | None = None
+    secret: tuple[PredictionId, ...] = ()
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -128,8 +132,9 @@ class DeadLetters:
         letters = await self._letters([place]) if place.died_ms else []
         if not letters:
             return None
-        data = await ask(lambda: self._redis.get(keys.input_data(prediction_id)))
-        return Shown(letter=letters[0], input=Raw(data) if data else None)
+        names = keys.input_data(prediction_id), keys.record(prediction_id)
+        data, secret = await pipelined(self._redis, lambda pipe: [pipe.get(names[0]), pipe.hget(names[1], "secret")])
+        return Shown(letter=letters[0], input=Raw(redacted(data, text(secret or b""))) if data else None)
 
     async def named(self, ids: Sequence[PredictionId]) -> list[Place]:
         """Return the position of each prediction, in this order. `died_ms` is 0 if it is not a dead letter."""
@@ -144,7 +149,13 @@ class DeadLetters:
             before = places[-1]
 
     async def revive(self, slices: Slices, **how: Unpack[How]) -> Done:
-        return await self._change("letters_revived", slices, lambda place: self._scripts.revive(place.id), **how)
+        """Return letters to their queues. One that had secret inputs is refused: its caller must create it again."""
+        done = await self._change("letters_revived", slices, lambda place: self._scripts.revive(place.id), **how)
+        return structs.replace(done, secret=await self._lost_secrets(done.refused)) if done.refused else done
+
+    async def _lost_secrets(self, ids: Sequence[PredictionId]) -> tuple[PredictionId, ...]:
+        found = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), FAILED_WITH) for name in ids])
+        return tuple(name for name, (status, secret) in zip(ids, found, strict=True) if status == b"failed" and secret)
 
     async def drop(self, slices: Slices, **how: Unpack[How]) -> Done:
         return await self._change(

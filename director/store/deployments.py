@@ -39,6 +39,10 @@ class Deployment(Struct, frozen=True, kw_only=True):
     def full_name(self) -> str:
         return f"{self.owner}/{self.name}"
 
+    @property
+    def is_disabled(self) -> bool:
+        return self.release.max_instances == 0
+
 
 class Deployments:
     """A write compares with what was read, and answers 'changed' if another write came first."""

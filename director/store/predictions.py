@@ -1,7 +1,7 @@
 """Read live predictions of a queue, the runs of an account, idempotency keys, and messages of an end."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
@@ -22,6 +22,7 @@ MOST_LOOKED_AT: Final = 2_000  # of one page
 MOST_RUNNING: Final = 5_000  # more slots than any version has
 SLICE: Final = 200
 PLACE: Final = re.compile(r"([0-9]{1,15})-([0-9a-z]{26})")
+OWNED: Final = ("deployment", "account")
 FIELDS: Final = ("account", "status", "lane", "created", "started", "attempt", "holder", "claimed", "history")
 
 
@@ -115,6 +116,21 @@ class Predictions:
             if len(found) < SLICE:
                 return LivePage(results, None)
         return LivePage(results, after)
+
+    async def live_of(self, queue: QueueName, deployment: str) -> AsyncIterator[list[tuple[PredictionId, str]]]:
+        """Yield slices of what a deployment has in a queue, each as (id, account)."""
+        after: LivePlace | None = None
+        while found := await self._slice(keys.live(queue), after):
+            after = found[-1]
+            owned = await self._owned([place.id for place in found])
+            yield [(name, account) for name, of, account in owned if of == deployment]
+
+    async def _owned(self, ids: Sequence[PredictionId]) -> list[tuple[PredictionId, str, str]]:
+        rows = await pipelined(self._redis, lambda pipe: [pipe.hmget(keys.record(name), OWNED) for name in ids])
+        return [
+            (name, text(deployment or b""), text(account or b""))
+            for name, (deployment, account) in zip(ids, rows, strict=True)
+        ]
 
     async def _running(self, queue: QueueName, after: LivePlace | None, count: int) -> LivePage:
         """Page by id, which follows age. The order in the index follows the last heartbeats, so it changes."""

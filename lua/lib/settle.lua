@@ -31,6 +31,20 @@ end
 -- Fields of the record that an end empties, and those that it sets.
 local EMPTIED, SET = { 'cancel', 'charged', 'waiter' }, { 'error', 'code', 'metrics', 'ended' }
 
+-- Overwrite the secret values of an input, which intake padded for it: their places stay, and twice is once. With SET, as
+-- SETRANGE is a right that the former release's user does not have.
+local function overwrite_secrets(key, places)
+  local input, at, parts = redis.call('GET', key), 1, {}
+  if not input then return end
+  for from, to in string.gmatch(places, '(%d+) (%d+)') do
+    parts[#parts + 1] = string.sub(input, at, from)
+    parts[#parts + 1] = '"[REDACTED]"' .. string.rep(' ', to - from - 12)
+    at = to + 1
+  end
+  parts[#parts + 1] = string.sub(input, at)
+  redis.call('SET', key, table.concat(parts), 'KEEPTTL')
+end
+
 -- Write the prediction's own keys, after what it shares with others. own: what settle_later returned.
 local function write_end(own)
   local id, r, end_, record = own.id, own.r, own.end_, record_key(own.id)
@@ -38,6 +52,7 @@ local function write_end(own)
   redis.call('HSET', record, unpack(own.fields))
   redis.call('PEXPIRE', record, own.record_ttl)
   redis.call('PEXPIRE', input_key(id), own.data_ttl)
+  if r.secret ~= '' then overwrite_secrets(input_key(id), r.secret) end
   if own.wants_end then redis.call('ZADD', owed_key(), own.now + (end_.grace_ms or 0), id) end
   if own.ran then redis.call('ZADD', unspent_key(), own.ran, id .. ' ' .. r.account) end
   if output ~= '' or logs ~= '' then

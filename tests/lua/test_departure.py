@@ -13,10 +13,11 @@ from director.core.errors import IdempotencyMismatch, SettingsError, UnknownQueu
 from director.core.ids import PredictionId, QueueName, queue_name
 from director.core.policy import Policy
 from director.core.states import TERMINAL
+from director.core.view import public_input
 from director.store.accounts import Accounts
 from director.store.departure import Departure, Left, Site, named_site
 from tests.lua.walk import Walk
-from tests.support.keyspace import dump, leaks, unchanged
+from tests.support.keyspace import dump, holders, leaks, unchanged
 from tests.support.queue_driver import ACCOUNT, MODEL, VERSION, QueueDriver, driving, enqueue
 from tests.support.servers import RedisServer, redis_server
 
@@ -104,6 +105,17 @@ async def test_every_waiting_prediction_arrives_at_the_other_server(driver: Queu
     assert await there.finish(again)
     assert (await replayed(there, delayed)).events[-1].seq == len(before) + 1, "its events are numbered on"
     assert await there.redis.zrange(keys.listing(ACCOUNT), 0, -1) == sorted(name.encode() for name in [delayed, *ids])
+
+
+async def test_secret_input_stays_hidden_where_it_arrives(driver: QueueDriver, there: QueueDriver) -> None:
+    name = await driver.submit(data=b'{"a":"hush"' + b" " * 58 + b"}", secret="5 69")
+    assert await move(driver, there) == Left(moved=1)
+    assert await holders(driver.redis, b"hush") == []
+    claim = await there.claim_one()
+    assert bytes(public_input(claim.record, claim.input)) == b'{"a":"[REDACTED]"}'
+    await there.finish(claim)
+    assert await holders(there.redis, b"hush") == []
+    assert await there.redis.exists(keys.input_data(name))
 
 
 async def replayed(of: QueueDriver, name: PredictionId) -> Any:

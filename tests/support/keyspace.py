@@ -30,6 +30,33 @@ async def dump(redis: Any) -> Keyspace:
     return {name.decode(): pair for name, pair in zip(names, zip(replies, replies, strict=True), strict=True)}
 
 
+async def holders(redis: Any, text: bytes) -> list[str]:
+    """Return the keys that hold a text, in their name or in any part of their value."""
+
+    async def value(name: bytes) -> Any:
+        match await redis.type(name):
+            case b"string":
+                return await redis.get(name)
+            case b"hash":
+                return await redis.hgetall(name)
+            case b"list":
+                return await redis.lrange(name, 0, -1)
+            case b"zset":
+                return await redis.zrange(name, 0, -1)
+            case b"set":
+                return await redis.smembers(name)
+            case b"stream":
+                return await redis.xrange(name)
+            case b"none":
+                return b""
+            case other:
+                raise AssertionError(other)
+
+    # repr shows printable ASCII as it is, in bytes at any depth
+    wanted = repr(text)[2:-1]
+    return [name.decode() async for name in redis.scan_iter("*") if wanted in f"{name!r} {await value(name)!r}"]
+
+
 @asynccontextmanager
 async def unchanged(redis: Any, *, expiry: bool = True) -> AsyncIterator[None]:
     """Check that the block changes no key and no value and, with `expiry`, no time of expiry."""

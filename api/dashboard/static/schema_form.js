@@ -62,6 +62,7 @@ function field(name, schema, isRequired) {
 function control_of(schema, isRequired) {
   if (schema.enum) return choice(schema, isRequired);
   if (schema.type === "boolean") return tick(schema);
+  if (isSecret(schema)) return secret(schema);
   if (schema.type === "integer" || schema.type === "number") return number(schema);
   if (schema.type === "string" && schema.format === "uri") return file(schema);
   if (schema.type === "string") return words(schema, isRequired);
@@ -96,6 +97,18 @@ function words(schema, isRequired) {
   return { kind: "words", element, value: () => (element.value === "" && !isRequired ? schema.default === "" ? "" : undefined : element.value) };
 }
 
+const isSecret = (schema) => schema["x-cog-secret"] === true || schema.writeOnly === true || schema.format === "password" || Boolean(schema.items && isSecret(schema.items));
+
+/** What no view shows again. What is not text is given as JSON. */
+function secret(schema) {
+  const element = h("input", { type: "password", autocomplete: "off", spellcheck: "false", maxlength: schema.maxLength, placeholder: schema.type === "string" ? "" : "JSON" });
+  return { kind: "secret", element, value: () => (element.value === "" ? undefined : schema.type === "string" ? element.value : parsed(schema, element.value)) };
+}
+
+function parsed(schema, text) {
+  try { return JSON.parse(text); } catch { throw new Error(`${schema.title ?? "A field"} is no JSON.`); }
+}
+
 function laidOut(schema) {
   const element = h("textarea", { rows: "4", class: "mono", placeholder: "JSON", value: schema.default === undefined || schema.default === null ? "" : JSON.stringify(schema.default) });
   return {
@@ -103,7 +116,7 @@ function laidOut(schema) {
     element,
     value: () => {
       if (element.value.trim() === "") return undefined;
-      try { return JSON.parse(element.value); } catch { throw new Error(`${schema.title ?? "A field"} is no JSON.`); }
+      return parsed(schema, element.value);
     },
   };
 }

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from director.broker import keys
 from director.broker.scripts import Scripts
-from director.core.ids import QueueName
+from director.core.ids import PredictionId, QueueName
 from director.core.policy import Policy
 from director.core.settings import ApiSettings
 from director.store.accounts import Accounts, Suspension
@@ -240,3 +240,34 @@ async def test_deployment_of_a_just_deleted_version_is_refused(
         assert await Removal(redis, scripts, catalog).remove(MODEL, later) == "done"
         assert (await api.post("/v1/deployments", json=WANTED | {"name": "b", "version": later})).status_code == 422
         assert (await api.patch(CHAT, json={"version": later})).status_code == 422
+
+
+async def test_disabled_deployment_refuses_and_cancels_what_it_has(
+    api: AsyncClient, scripts: Scripts, chat: dict[str, Any], later: str, queue: QueueName
+) -> None:
+    """Predictions of an earlier release, that run and that wait; those of others go on."""
+
+    async def create(path: str = f"{CHAT}/predictions") -> str:
+        made = await api.post(path, json={"input": {}})
+        assert made.status_code == 201, made.text
+        return str(made.json()["id"])
+
+    async def status(prediction_id: str) -> str:
+        return str((await api.get(f"/v1/predictions/{prediction_id}")).json()["status"])
+
+    running = await create()
+    played = PlayedDirector(scripts, queue)
+    await played.begin(await played.claim())
+    waiting, other = await create(), await create(f"/v1/models/{MODEL}/predictions")
+    assert (await api.patch(CHAT, json={"version": later})).status_code == 200
+    of_later = await create()
+    disabled = await api.patch(CHAT, json={"min_instances": 0, "max_instances": 0})
+    assert (disabled.status_code, disabled.json()["current_release"]["number"]) == (200, 3)
+    assert [await status(each) for each in (waiting, of_later, other)] == ["canceled", "canceled", "starting"]
+    stored = await scripts.get(PredictionId(running))
+    assert stored is not None
+    assert (stored.record.status, stored.record.cancel) == ("processing", "user")
+    refused = await api.post(f"{CHAT}/predictions", json={"input": {}})
+    assert (refused.status_code, refused.json()["code"]) == (422, "deployment_disabled")
+    assert (await api.patch(CHAT, json={"max_instances": 1})).status_code == 200
+    assert await status(await create()) == "starting"

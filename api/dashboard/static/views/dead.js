@@ -13,9 +13,9 @@ export function dead({ signal, query, refresh }) {
 
   const many = (what, said) => async () => {
     if (!chosen.size) return "None is chosen.";
-    const { done, refused } = await ask(`/v1/admin/dead/${what}`, { method: "POST", body: { ids: [...chosen] } });
+    const { done, refused, secret = [] } = await ask(`/v1/admin/dead/${what}`, { method: "POST", body: { ids: [...chosen] } });
     refresh();
-    return `${done} ${said}${refused.length ? ` ${refused.length} could not be.` : ""}`;
+    return `${done} ${said}${refused.length ? ` ${refused.length} could not be${secret.length ? `: the secret inputs of ${secret.length} are gone, so their callers must make them again` : ""}.` : ""}`;
   };
 
   function row(letter) {
