@@ -62,7 +62,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 # Parameters of ours that 0.2.0 lacks. A call that gives one of them is made by this release alone.
 OURS_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "claim": frozenset({"send"}),
-    "enqueue": frozenset({"bound", "waiter"}),
+    "enqueue": frozenset({"bound", "secret", "waiter"}),
     "finish": frozenset({"claimed_ms"}),
     "get": frozenset({"size", "whole"}),
     "reap": frozenset({"lease_s"}),

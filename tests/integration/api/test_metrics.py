@@ -73,7 +73,7 @@ async def test_requests_are_counted_by_route_and_refusals_by_code(api: httpx.Asy
     assert shown.value("director_redis_up") == 1
     assert shown.value("director_redis_call_seconds_count", script="enqueue") == 4
     assert shown.value("director_api_held_responses") == 0
-    for private in (ACCOUNT, made["id"], "secret", "unknown-prediction", "no/such", VERSION[:12]):
+    for private in (ACCOUNT, made["id"], "a secret", "unknown-prediction", "no/such", VERSION[:12]):
         assert private not in shown.text
 
 

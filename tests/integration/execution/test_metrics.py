@@ -181,7 +181,7 @@ async def test_metrics_of_three_processes_match_what_happened(
                 token,
                 SECRET,
                 receiver.url,
-                "secret",
+                "a secret input",
                 str(tmp_path),
                 "://",
             )

@@ -219,7 +219,7 @@ async def test_command_lists_shows_revives_and_drops(
     assert (twice.returncode, twice.stdout.splitlines()[0]) == (1, "0 dropped")
     queue = str(driver.queue)
     revived = await to_thread.run_sync(run, "revive", "--all", "--queue", queue, "--rate", "1000", "--json")
-    assert json.loads(revived.stdout) == {"done": 2, "refused": []}
+    assert json.loads(revived.stdout) == {"done": 2, "refused": [], "secret": []}
     assert (await driver.scripts.stats(driver.queue)).waiting == 2
 
 
@@ -290,7 +290,7 @@ async def test_many_or_all_letters_are_revived_and_dropped(admin: httpx.AsyncCli
     ids = await dying(driver, 4)
     waiting = await driver.submit()
     some = (await admin.post("/v1/admin/dead/revive", json={"ids": [ids[0], waiting]})).json()
-    assert some == {"done": 1, "refused": [waiting], "next": None}
+    assert some == {"done": 1, "refused": [waiting], "secret": [], "next": None}
     every = {"all": True, "queue": driver.queue, "rate": 500}
     assert (await admin.post("/v1/admin/dead/revive", json=every)).json()["done"] == 3
     await dying(driver, 2)
