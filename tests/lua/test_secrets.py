@@ -22,6 +22,8 @@ MARKED: Final = Secrets({}, SCHEMA).mark(GIVEN)
 PUBLIC: Final = {"token": "[REDACTED]", "text": "hé", "keys": ["[REDACTED]", "[REDACTED]"]}
 OPTIONS: Final = {"data": MARKED.input, "secret": MARKED.secret}
 
+pytestmark = pytest.mark.not_on("cluster", why="it looks at the keys of one server")
+
 
 async def stored(driver: QueueDriver, prediction_id: PredictionId) -> Stored:
     found = await driver.scripts.get(prediction_id)
