@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from director.chaos.evidence import Evidence, Findings, Stretch, depends_on, grouped, stretches
 from director.chaos.journal import Arrived
-from director.chaos.plan import EQUAL, HEAVY
+from director.chaos.plan import EQUAL, HEAVY, NEIGHBOURS
 from director.chaos.recovery import percentile
 from director.core.figures import jain
 
@@ -99,7 +99,12 @@ def _saturation(
     is_quiet = not evidence.was_hit(begin, end)
     served_ms = _held_ms if is_quiet else _ran_ms
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
-    others = [(arrived, until) for arrived, until in waits if begin <= arrived.at <= end]
+    # neighbours have limits of their own, for which they wait
+    others = [
+        (arrived, until)
+        for arrived, until in waits
+        if begin <= arrived.at <= end and plans.get(arrived.id) not in NEIGHBOURS
+    ]
     for arrived, _ in waits:
         if arrived.tenant in tenants:
             served[arrived.tenant] += served_ms(evidence, arrived.id, begin, end)
