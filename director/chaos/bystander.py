@@ -17,7 +17,7 @@ TIMES: Final = 5  # a time beside the neighbours may be this many times the cont
 LEAST_MS: Final = 2_000  # or this long: less is noise where two cores carry all parts. A missing bound costs 5 s
 SHARE: Final = 0.9  # the percentile that is compared
 KINDS: Final = ("creates", "streams", "webhooks")
-LEAST_SEEN: Final = {"creates": 16, "streams": 4, "webhooks": 16}  # in each watch
+LEAST_SEEN: Final = {"creates": 12, "streams": 4, "webhooks": 12}  # in each watch
 # Connections that the neighbours held at least, in each visit without faults: the API has 16 turns for large events
 LEAST_HELD: Final = {"stall": 16, "slow": 32}
 QUIET_PART: Final = "peace"

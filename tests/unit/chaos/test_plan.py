@@ -132,10 +132,10 @@ def test_large_outputs_of_each_model_end_in_one_moment():
     assert sum(order.script.fill for order in wanted) < 50_000_000, "twice in a run, output and event each"
 
 
-def test_a_bystander_wants_little_and_reads_every_fourth_stream():
+def test_a_bystander_wants_little_and_reads_every_second_stream():
     wanted = list(bystanders(ALONE, tenant=46, model=MODELS[1], seconds=4))
-    assert {(order.plan, order.tenant, order.model, order.gap) for order in wanted} == {(ALONE, 46, MODELS[1], 0.125)}
-    assert [order.number for order in wanted if order.is_followed] == list(range(0, 32, 4))
+    assert {(order.plan, order.tenant, order.model, order.gap) for order in wanted} == {(ALONE, 46, MODELS[1], 0.25)}
+    assert [order.number for order in wanted if order.is_followed] == list(range(0, 16, 2))
     assert {order.script.fill > 0 for order in wanted if order.is_followed} == {True}
 
 
