@@ -359,8 +359,10 @@ def visit(part: str, tenants: Tenants, *, crowded: str, quiet: str, hooks: Seque
     short = Script(ms=BYSTANDER_MS)
     dead = several("dead", tenants.dead, DEAD, short)
     return {
-        "hoard": several("hoard", tenants.hoard, HOARD, replace(short, fill=HOARD_BYTES), padding=HOARD_BYTES),
-        "stall": several("stall", tenants.stall, ONE, replace(short, fill=STALL_BYTES)),
+        "hoard": several(
+            "hoard", tenants.hoard, HOARD, replace(short, fill=HOARD_BYTES), model=crowded, padding=HOARD_BYTES
+        ),
+        "stall": several("stall", tenants.stall, ONE, replace(short, fill=STALL_BYTES), model=crowded),
         "dead": [replace(order, hook=hooks[order.number % len(hooks)]) for order in dead],
         "sick": several("sick", tenants.sick, SICK, Script(outcome="sick")),
         "hang": several("hang", tenants.poison, HANG, Script(outcome="hang")),

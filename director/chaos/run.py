@@ -70,10 +70,10 @@ RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; then a part of t
 PEACE_S: Final = 2 * RUSH_S  # the backlog of a rush should be gone by then
 WATCHES: Final[Sequence[tuple[Plan, float, float]]] = (
     (ALONE, 0.2, 3.8),
-    (BESIDE, 6.0, 5.0),
+    (BESIDE, 7.0, 5.0),
 )  # from when on and how long the bystander is watched
-VISIT: Final = Visit(part="peace", at_s=4.2, seconds=7.3)
-WATCH_S: Final = 12.0
+VISIT: Final = Visit(part="peace", at_s=4.2, seconds=8.3)
+WATCH_S: Final = 13.0
 VISIT_S: Final = 12.0  # under faults
 VISITED: Final = 0.5  # a part of the time with faults, once the rush is over
 LEAST_VISITED_S: Final = 60.0

@@ -54,9 +54,8 @@ EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same 
 # Further tenants: the bystander, then its neighbours in the order of `Tenants`. Some have limits.
 NEIGHBOURS: Final = Tenants.__struct_fields__
 LIMITS: Final = {
-    # together half of the slots of the model that they share with the bystander
-    "hoard": {"max_queued": "20", "max_running": "2"},
-    "poison": {"max_running": "2"},
+    "hoard": {"max_queued": "20", "max_running": "4"},
+    "poison": {"max_running": "4"},  # half of the slots of the model that it shares with the bystander
 }
 # The neighbours' slow connections come from an address of their own. All others come over the link, as over a proxy.
 CONNECTIONS: Final = {"max_connections": 600, "max_peer_connections": 150, "trusted_proxies": "127.0.0.1"}
