@@ -518,6 +518,19 @@ KEPT: dict[str, list[Line]] = {
         *rush(39, 39, 24),
         *fault("kill_director", "director-0", 900, 1_100),
     ],
+    "a rush under faults, in which too little was done to compare": [
+        *plain("first", 0, 10, 110, plan="rush", tenant="t0"),
+        *plain("second", 0, 110, 210, plan="rush", tenant="t0"),
+        *[
+            line
+            for tenant in ("t0", "t1", "t2")
+            for turn in (0, 100)
+            for line in plain(
+                f"{tenant}-{turn}", 0, 3_000 + turn, 3_090 + turn, plan="rush", tenant=tenant, server=f"cog-{tenant}"
+            )
+        ],
+        *fault("kill_director", "director-0", 900, 1_100),
+    ],
     "a rush, and a frozen director that keeps the slot of one tenant": [
         *rush(39, 39, 15),
         *fault("stop_director", "director-2", 1_505, 3_900),
