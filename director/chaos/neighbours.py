@@ -123,7 +123,7 @@ class Neighbours:
         with opened() as sockets:
             for _ in range(STALLED):
                 await self._open(sockets, LOOPBACK, head, takes=BUFFER_BYTES)
-            await anyio.sleep(each.seconds / 2)
+            await anyio.sleep(ANSWER_S)
             answered = sum(peeked(one).startswith(OK) for one in sockets)
             self._journal.write(Held(at=now_ms(), kind="stall", part=each.part, count=answered))
             await anyio.sleep_forever()

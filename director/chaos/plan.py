@@ -362,7 +362,8 @@ def visit(part: str, tenants: Tenants, *, crowded: str, quiet: str, hooks: Seque
         "hoard": several(
             "hoard", tenants.hoard, HOARD, replace(short, fill=HOARD_BYTES), model=crowded, padding=HOARD_BYTES
         ),
-        "stall": several("stall", tenants.stall, ONE, replace(short, fill=STALL_BYTES), model=crowded),
+        # first in line, on a server that is not killed: without an ended prediction there is no stream to open
+        "stall": several("stall", tenants.stall, ONE, replace(short, fill=STALL_BYTES), lane="high"),
         "dead": [replace(order, hook=hooks[order.number % len(hooks)]) for order in dead],
         "sick": several("sick", tenants.sick, SICK, Script(outcome="sick")),
         "hang": several("hang", tenants.poison, HANG, Script(outcome="hang")),

@@ -145,7 +145,7 @@ def test_neighbours_of_all_kinds_come_and_each_visit_has_keys_of_its_own():
     wanted = [order for each in visits for orders in each.values() for order in orders]
     assert set(visits[0]) == set(NEIGHBOURS)
     assert len({key_of(1, order.number, part=order.part) for order in wanted}) == len(wanted)
-    assert {order.plan for order in wanted if order.model == MODELS[1]} == {"dead", "sick", "hang"}
+    assert {order.plan for order in wanted if order.model == MODELS[1]} == {"stall", "dead", "sick", "hang"}
     assert {order.cancel_after_s for order in wanted} == {5}, "none outlives its visit by long"
     assert Counter(order.hook for order in wanted if order.plan == "dead") == {"a": 80, "b": 80}
     assert {order.hook for order in wanted if order.plan != "dead"} == {""}
