@@ -250,13 +250,14 @@ FOLLOWED_BYTES: Final = 256_000
 # The neighbours' predictions in one visit: how many, and the seconds between two. Their bytes are bounded by number, so
 # that the run needs no limit of bytes for an account: 12 times 0.9 MB of input, of output, and of an event.
 HOARD: Final = (12, 0.5)
-DEAD: Final = (80, 0.02)  # half of their webhooks go to the host of the good receiver: more than it has places
+DEAD: Final = (80, 0.045)  # half of their webhooks go to the host of the good receiver: more than it has places
 SICK: Final = (24, 0.25)
 HANG: Final = (6, 0.1)
 ONE: Final = (1, 0.5)
 HOARD_BYTES: Final = 900_000  # with the rest of the body less than the largest that the API takes by default
 STALL_BYTES: Final = 6_000_000  # does not fit into the buffers of a socket that is not read
 GONE_AFTER_S: Final = 5  # from its creation: no prediction of a neighbour outlives the visit by more
+STALLED_AFTER_S: Final = 8  # a machine with other work takes seconds until there is a stream to open
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -363,7 +364,14 @@ def visit(part: str, tenants: Tenants, *, crowded: str, quiet: str, hooks: Seque
             "hoard", tenants.hoard, HOARD, replace(short, fill=HOARD_BYTES), model=crowded, padding=HOARD_BYTES
         ),
         # first in line, on a server that is not killed: without an ended prediction there is no stream to open
-        "stall": several("stall", tenants.stall, ONE, replace(short, fill=STALL_BYTES), lane="high"),
+        "stall": several(
+            "stall",
+            tenants.stall,
+            ONE,
+            replace(short, fill=STALL_BYTES),
+            lane="high",
+            cancel_after_s=STALLED_AFTER_S,
+        ),
         "dead": [replace(order, hook=hooks[order.number % len(hooks)]) for order in dead],
         "sick": several("sick", tenants.sick, SICK, Script(outcome="sick")),
         "hang": several("hang", tenants.poison, HANG, Script(outcome="hang")),

@@ -67,13 +67,13 @@ REGISTERED_S: Final = 15.0  # for a director to find that its queue is missing i
 LAST_WEBHOOK_S: Final = 0.5
 RUSH_S: Final = 8.0
 RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; then a part of the time with faults
-PEACE_S: Final = 2 * RUSH_S  # the backlog of a rush should be gone by then
+PEACE_S: Final = 14.0  # the backlog of a rush should be gone by then: it takes 11 to 12 s
 WATCHES: Final[Sequence[tuple[Plan, float, float]]] = (
     (ALONE, 0.2, 3.8),
-    (BESIDE, 7.0, 5.0),
+    (BESIDE, 8.5, 5.0),  # once most of what the neighbours began with is done
 )  # from when on and how long the bystander is watched
-VISIT: Final = Visit(part="peace", at_s=4.2, seconds=8.3)
-WATCH_S: Final = 13.0
+VISIT: Final = Visit(part="peace", at_s=4.2, seconds=9.6)
+WATCH_S: Final = 14.3
 VISIT_S: Final = 12.0  # under faults
 VISITED: Final = 0.5  # a part of the time with faults, once the rush is over
 LEAST_VISITED_S: Final = 60.0
