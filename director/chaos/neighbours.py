@@ -64,6 +64,7 @@ class Errand(Struct, frozen=True, kw_only=True):
     sink_url: str
     crowded: str
     quiet: str
+    spare: str
     seed: int
     journal: str
     visits: Sequence[Visit]
@@ -102,7 +103,8 @@ class Neighbours:
 
     async def _visit(self, each: Visit, hooks: Sequence[str]) -> None:
         errand = self._errand
-        wanted = visit(each.part, errand.tenants, crowded=errand.crowded, quiet=errand.quiet, hooks=hooks)
+        models = {"crowded": errand.crowded, "quiet": errand.quiet, "spare": errand.spare}
+        wanted = visit(each.part, errand.tenants, hooks=hooks, **models)
         with anyio.move_on_after(each.seconds):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._connect_slowly, each)

@@ -337,9 +337,11 @@ class Tenants(Struct, frozen=True):
     poison: int
 
 
-def visit(part: str, tenants: Tenants, *, crowded: str, quiet: str, hooks: Sequence[str]) -> dict[Plan, list[Order]]:
+def visit(
+    part: str, tenants: Tenants, *, crowded: str, quiet: str, spare: str, hooks: Sequence[str]
+) -> dict[Plan, list[Order]]:
     """Return the orders of the neighbours in one visit, `gap` in seconds. The bystander uses the `quiet` model. Its
-    server is not killed or frozen. The dead receivers are `hooks`, in turn.
+    server is not killed or frozen. Bytes go through the `spare` one. The dead receivers are `hooks`, in turn.
     """
 
     def several(plan: Plan, tenant: int, times: tuple[int, float], script: Script, **changed: Any) -> list[Order]:
@@ -361,16 +363,10 @@ def visit(part: str, tenants: Tenants, *, crowded: str, quiet: str, hooks: Seque
     dead = several("dead", tenants.dead, DEAD, short)
     return {
         "hoard": several(
-            "hoard", tenants.hoard, HOARD, replace(short, fill=HOARD_BYTES), model=crowded, padding=HOARD_BYTES
+            "hoard", tenants.hoard, HOARD, replace(short, fill=HOARD_BYTES), model=spare, padding=HOARD_BYTES
         ),
-        # first in line, on a server that is not killed: without an ended prediction there is no stream to open
         "stall": several(
-            "stall",
-            tenants.stall,
-            ONE,
-            replace(short, fill=STALL_BYTES),
-            lane="high",
-            cancel_after_s=STALLED_AFTER_S,
+            "stall", tenants.stall, ONE, replace(short, fill=STALL_BYTES), model=spare, cancel_after_s=STALLED_AFTER_S
         ),
         "dead": [replace(order, hook=hooks[order.number % len(hooks)]) for order in dead],
         "sick": several("sick", tenants.sick, SICK, Script(outcome="sick")),

@@ -141,11 +141,13 @@ def test_a_bystander_wants_little_and_reads_every_second_stream():
 
 def test_neighbours_of_all_kinds_come_and_each_visit_has_keys_of_its_own():
     tenants = Tenants(*range(47, 53))
-    visits = [visit(part, tenants, crowded=MODELS[0], quiet=MODELS[1], hooks=["a", "b"]) for part in ("x", "y")]
+    visits = [
+        visit(part, tenants, crowded=MODELS[0], quiet=MODELS[1], spare="s", hooks=["a", "b"]) for part in ("x", "y")
+    ]
     wanted = [order for each in visits for orders in each.values() for order in orders]
     assert set(visits[0]) == set(NEIGHBOURS)
     assert len({key_of(1, order.number, part=order.part) for order in wanted}) == len(wanted)
-    assert {order.plan for order in wanted if order.model == MODELS[1]} == {"stall", "dead", "sick", "hang"}
+    assert {order.plan for order in wanted if order.model == MODELS[1]} == {"dead", "sick", "hang"}
     assert {order.cancel_after_s for order in wanted} == {5, 8}, "none outlives its visit by long"
     assert Counter(order.hook for order in wanted if order.plan == "dead") == {"a": 80, "b": 80}
     assert {order.hook for order in wanted if order.plan != "dead"} == {""}
