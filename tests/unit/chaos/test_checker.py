@@ -544,6 +544,11 @@ KEPT: dict[str, list[Line]] = {
         *start_by(claims=900, began=950, again=4_000, is_seen=False),
         *fault("stop_by_input", "cog-0", 940, 1_900),
     ],
+    "a rush, and a director that froze between a claim and its run": [
+        *[line for line in rush(39, 39, 15) if not (isinstance(line, Claimed) and line.id == "2-15")],
+        claimed("2-15", 1_605),
+        *fault("stop_director", "director-2", 1_610, 3_990),
+    ],
     "a reader that heard all of it": misheard(ONE, DONE),
     "a reader that came back in the middle": followed(
         good(),
