@@ -46,7 +46,7 @@ API: Final = "api-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
 CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
 IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
-# Of the load only the neighbours ask for it, for large outputs. Later its version is deleted while its director starts.
+# The neighbours ask it for large outputs. Later its version is deleted while its director starts.
 PASSING: Final = "chaos/passing"
 SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
 KEEPERS: Final = 2
