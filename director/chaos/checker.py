@@ -10,7 +10,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from director.chaos import caller, fairness, history, recovery
+from director.chaos import bystander, caller, fairness, history, recovery
+from director.chaos.bystander import Served
 from director.chaos.evidence import Evidence, Findings, Rules, gather
 from director.chaos.fairness import Saturation
 from director.chaos.recovery import percentile
@@ -66,6 +67,7 @@ def evidence_is_whole(evidence: Evidence) -> Findings:
     for what, there in wanted.items():
         if not there:
             yield "", what
+    yield from (("", what) for what in bystander.unseen(evidence))
     for prediction_id in evidence.runs.keys() - evidence.claims.keys():
         yield prediction_id, "it ran, but the server's log has no claim of it"
     for prediction_id, claims in evidence.claims.items():
@@ -92,6 +94,7 @@ INVARIANTS: Final[dict[str, tuple[str, Callable[[Evidence], Findings]]]] = {
     "I16": ("Every queue that a director serves is in every registry.", what_is_served_is_registered),
     "I17": ("The end of a run is written soon, over narrow links too.", recovery.ends_are_written),
     "I18": ("No claim was taken back before its holder was silent for a lease.", recovery.only_the_silent_lose),
+    "I19": ("Beside bad neighbours, a bystander was served as without them.", bystander.bystander_is_served),
 }
 JUDGED: Final = {**INVARIANTS, "evidence": ("Every party left its evidence.", evidence_is_whole)}
 
@@ -164,6 +167,7 @@ class Report(Struct, frozen=True, kw_only=True):
     dead_work_in_all: float
     breaker_open_s: dict[str, float]
     saturations: list[Saturation]
+    bystander: dict[str, Served]
     runs_per_prediction: dict[int, int]
     followed: int
     resumed: int
@@ -213,6 +217,7 @@ def check(folder: Path, rules: Rules | None = None, *, leftovers: Leftovers | No
             queue: sum(until - since for since, until in times) / 1000 for queue, times in evidence.breakers.items()
         },
         saturations=fairness.saturations(evidence),
+        bystander=bystander.served(evidence),
         runs_per_prediction=histogram,
         followed=len(evidence.followed),
         resumed=sum(bool(visit.after and visit.status) for visits in evidence.visits.values() for visit in visits),
@@ -244,6 +249,10 @@ def text(report: Report) -> str:
         f"{report.followed} were followed by readers, which resumed {report.resumed} times after an event",
         *(f"the breaker of {queue} was open for {open_s:.0f} s" for queue, open_s in report.breaker_open_s.items()),
         *(_fair(each) for each in report.saturations),
+        *(
+            f"a bystander's {kind} took p90 {_s(each.alone_ms)} alone, {_s(each.beside_ms)} beside bad neighbours"
+            for kind, each in report.bystander.items()
+        ),
         "",
     ]
     for name, (sentence, _) in JUDGED.items():

@@ -18,8 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from director.chaos.journal import Action, Answered, Followed, Heard, Journal, Listed, Sent, Visited, now_ms, read
-from director.chaos.parties import Script
-from director.chaos.plan import LARGE, Order, key_of, large, orders, peaceful, rush
+from director.chaos.parties import FILL, Script
+from director.chaos.plan import ALONE, BESIDE, LARGE, Order, Plan, bystanders, key_of, large, orders, peaceful, rush
 from director.chaos.wire import Answer, Caller, Unanswered
 
 TRY_S: Final = 5.0
@@ -142,7 +142,7 @@ def _events_in(prediction_id: str, blocks: Sequence[bytes]) -> Iterator[Heard]:
         lines = [line.partition(": ") for line in block.decode().split("\n")]
         fields = {name: value for name, _, value in lines if name}
         if "event" in fields:
-            data = "\n".join(value for name, _, value in lines if name == "data")
+            data = "\n".join(value for name, _, value in lines if name == "data").replace(FILL, "")
             yield Heard(at=now_ms(), id=prediction_id, event=fields["event"], mark=fields.get("id", ""), data=data)
         elif lines[0][2] == RETRIED:
             yield Heard(at=now_ms(), id=prediction_id, event=RETRIED)
@@ -159,8 +159,8 @@ EVENTS: Final = ("start", "output", "logs", "completed")
 
 
 class Burst(Struct, frozen=True, kw_only=True):
-    """In a rush, all tenants except the ordinary ones want `slots` slots of the model for `seconds`. A large one
-    starts predictions with large outputs of each model, which all end `seconds` later, at once.
+    """In a rush, all equal tenants want `slots` slots of the model for `seconds`. A large one starts predictions with
+    large outputs of each model, which all end `seconds` later, at once. In a watch, the bystander uses the model.
     """
 
     at_s: float
@@ -170,13 +170,14 @@ class Burst(Struct, frozen=True, kw_only=True):
 
 
 class Errand(Struct, frozen=True, kw_only=True):
-    """Without `rate` the client calibrates (closed loop). The first `tenants` of `tokens` are ordinary ones. For the
-    first `quiet_s` no run crashes its model server.
+    """Without `rate` the client calibrates (closed loop). The first `tenants` of `tokens` are ordinary ones, the next
+    `equals` are equal ones, and the last is the bystander. For the first `quiet_s` no run crashes its model server.
     """
 
     url: str
     tokens: Sequence[str]
     tenants: int
+    equals: int
     sink_url: str
     models: Sequence[str]
     seed: int
@@ -186,6 +187,7 @@ class Errand(Struct, frozen=True, kw_only=True):
     quiet_s: float = 0.0
     rushes: Sequence[Burst] = ()
     large: Sequence[Burst] = ()
+    watches: Mapping[Plan, Burst] = {}
 
 
 class Counts(Struct, kw_only=True):
@@ -214,6 +216,8 @@ class Client:
                     tasks.start_soon(self._rush, f"rush-{number}", burst, began + burst.at_s)
                 for number, burst in enumerate(self._errand.large):
                     tasks.start_soon(self._large, f"{LARGE}-{number}", burst, began + burst.at_s)
+                for part, burst in self._errand.watches.items():
+                    tasks.start_soon(self._watch, part, burst, began + burst.at_s, readers)
                 for upcoming in self._orders():
                     due_s += upcoming.gap / rate
                     if due_s >= self._errand.seconds:
@@ -226,12 +230,13 @@ class Client:
         self.counts.rate = self.counts.sent / self._errand.seconds
 
     async def _rush(self, part: str, burst: Burst, at: float) -> None:
-        equal, [model] = range(self._errand.tenants, len(self._errand.tokens)), burst.models
+        first, [model] = self._errand.tenants, burst.models
+        equal = range(first, first + self._errand.equals)
         wanted = rush(part, equal=equal, heavy=0, model=model, slots=burst.slots, seconds=burst.seconds)
 
         async def one_after_the_other() -> None:
             for order in wanted:
-                await self._create(order)
+                await self.create(order)
 
         await anyio.sleep_until(at)
         async with anyio.create_task_group() as tasks:
@@ -243,7 +248,23 @@ class Client:
         until_ms = now_ms() + int(burst.seconds * 1000)
         async with anyio.create_task_group() as tasks:
             for order in large(part, models=burst.models, tenant=0, until_ms=until_ms):
-                tasks.start_soon(self._create, order)
+                tasks.start_soon(self.create, order)
+
+    async def _watch(self, part: Plan, burst: Burst, at: float, readers: TaskGroup) -> None:
+        """Let the bystander create predictions, and read some of their streams from the creation to the end."""
+        [model] = burst.models
+        wanted = bystanders(part, tenant=len(self._errand.tokens) - 1, model=model, seconds=burst.seconds)
+
+        async def see_through(order: Order) -> None:
+            prediction_id = await self.create(order)
+            if prediction_id and order.is_followed:
+                readers.start_soon(self._follow, order, prediction_id, ())
+
+        async with anyio.create_task_group() as tasks:
+            for order in wanted:
+                await anyio.sleep_until(at)
+                at += order.gap
+                tasks.start_soon(see_through, order)
 
     async def calibrate(self) -> None:
         """Count the rate of ends of some callers (closed loop)."""
@@ -255,7 +276,7 @@ class Client:
                 order = next(upcoming)
                 script = Script(ms=order.script.ms)
                 plain = replace(order, plan="plain", script=script, cancel_after_s=None, start_by_s=None)
-                await self._create(plain, wait=True)
+                await self.create(plain, wait=True)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(CALIBRATION_CALLERS):
@@ -268,7 +289,7 @@ class Client:
 
     async def _see_through(self, order: Order, readers: TaskGroup) -> None:
         try:
-            prediction_id = await self._create(order)
+            prediction_id = await self.create(order)
         finally:
             self._in_flight.release_on_behalf_of(order)
         if not prediction_id:
@@ -281,29 +302,30 @@ class Client:
         if order.plan == "cancel":
             await self._send(order, "cancel", f"/v1/predictions/{prediction_id}/cancel", {}, b"", plan="cancel")
         elif order.plan == "repeat":
-            await self._create(order)
+            await self.create(order)
         else:
             other = replace(order.script, ms=order.script.ms + 1)
-            await self._create(replace(order, script=other), plan="other body")
+            await self.create(replace(order, script=other), plan="other body")
 
-    async def _follow(self, order: Order, prediction_id: str) -> None:
-        if self._reading.available_tokens < 1:
+    async def _follow(self, order: Order, prediction_id: str, leaves_after: Sequence[int] = LEAVES_AFTER) -> None:
+        if self._reading.available_tokens < 1 and order.plan not in (ALONE, BESIDE):
             return
         async with self._reading:
             self._journal.write(Followed(at=now_ms(), id=prediction_id, tenant=order.tenant))
             token = self._errand.tokens[order.tenant]
-            await Reader(self._api, prediction_id, self._journal, token).follow()
+            await Reader(self._api, prediction_id, self._journal, token, leaves_after=leaves_after).follow()
 
-    async def _create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
+    async def create(self, order: Order, *, wait: bool = False, plan: str = "") -> str:
         """Return the id, or '' without one."""
         self.counts.sent += 1
         limits = {"cancel-after": order.cancel_after_s, "x-start-by": order.start_by_s}
         headers = {"x-priority": order.lane, "idempotency-key": self._key(order)}
         headers |= {name: str(limit) for name, limit in limits.items() if limit}
         headers |= {"prefer": "wait"} if wait else {}
+        padding = {"padding": "x" * order.padding} if order.padding else {}
         body = {
-            "input": order.script,
-            "webhook": f"{self._errand.sink_url}/hook/{order.tenant}",
+            "input": msgspec.to_builtins(order.script) | padding,
+            "webhook": order.hook or f"{self._errand.sink_url}/hook/{order.tenant}",
             "webhook_events_filter": EVENTS if order.all_events else EVENTS[-1:],
         }
         path = f"/v1/models/{order.model}/predictions"
@@ -322,7 +344,7 @@ class Client:
             action=action,
             tenant=f"tenant-{order.tenant}",
             model=order.model,
-            webhook=True,
+            webhook=not order.hook,
             plan=plan,
             start_by_s=order.start_by_s or 0,
             cancel_after_s=order.cancel_after_s or 0,

@@ -143,6 +143,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     visits: dict[str, list[journal.Visited]]
     heard: dict[str, list[journal.Heard]]
     listed: dict[str, journal.Listed]
+    held: list[journal.Held]
     faults: list[Window]
     healed: int | None
     arrivals: dict[str, journal.Arrived]
@@ -249,6 +250,7 @@ def gather(folder: Path, rules: Rules, leftovers: Leftovers | None = None) -> Ev
         visits=grouped(_only(lines, journal.Visited), _id),
         heard=grouped(_only(lines, journal.Heard), _id),
         listed={listed.id: listed for listed in _only(lines, journal.Listed)},
+        held=_only(lines, journal.Held),
         faults=faults,
         healed=healed,
         arrivals={arrived.id: arrived for arrived in _only(lines, journal.Arrived)},

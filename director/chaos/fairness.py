@@ -15,13 +15,13 @@ from msgspec import Struct
 
 from director.chaos.evidence import Evidence, Findings, Stretch, depends_on, grouped, stretches
 from director.chaos.journal import Arrived
-from director.chaos.plan import EQUAL, HEAVY
+from director.chaos.plan import EQUAL, HEAVY, NEIGHBOURS
 from director.chaos.recovery import percentile
 from director.core.figures import jain
 
 QUIET_JAIN: Final = 0.98
 JAIN: Final = 0.95  # for faults, under which runs are lost and done again
-SHORTEST_MS: Final = 2_000  # in a shorter time, a single run decides the index
+SHORTEST_MS: Final = 2_000  # in a shorter time, or for smaller shares on average, a single run decides the index
 
 
 class Wait(Struct, frozen=True):
@@ -46,7 +46,8 @@ class Saturation(Struct, frozen=True, kw_only=True):
 def equal_shares(evidence: Evidence) -> Findings:
     for each in saturations(evidence):
         within = f"in {(each.end - each.begin) / 1000:.1f} s of a full {each.lane} lane"
-        if each.jain < (QUIET_JAIN if each.is_quiet else JAIN):
+        is_judged = sum(each.served_ms.values()) >= SHORTEST_MS * len(each.served_ms)
+        if is_judged and each.jain < (QUIET_JAIN if each.is_quiet else JAIN):
             yield each.queue, f"{within}, equal tenants got shares with an index of {each.jain:.3f}: {each.served_ms}"
         light, heavy = each.light.turns, each.heavy.turns
         if light is not None and heavy is not None and light > heavy:
@@ -100,7 +101,12 @@ def _saturation(
     is_quiet = not evidence.was_hit(begin, end)
     served_ms = _held_ms if is_quiet else _ran_ms
     owners = {each.tenant for each in evidence.arrivals.values() if plans.get(each.id) == HEAVY}
-    others = [(arrived, until) for arrived, until in waits if begin <= arrived.at <= end]
+    # neighbours have limits of their own, for which they wait
+    others = [
+        (arrived, until)
+        for arrived, until in waits
+        if begin <= arrived.at <= end and plans.get(arrived.id) not in NEIGHBOURS
+    ]
     for arrived, _ in waits:
         if arrived.tenant in tenants:
             served[arrived.tenant].append(served_ms(evidence, arrived.id, begin, end))

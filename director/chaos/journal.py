@@ -11,7 +11,7 @@ The checker relies on this:
   used key is another `plan`.
 - a model server: it writes `CogStarted` before the run shows anything, and `CogEnded` before its answer leaves. Every
   item of an output is `{"run": <run>, "i": <n>}`, so that a write shows which run it comes from. A run that crashes
-  its server writes `crashed` first.
+  its server writes `crashed` first. A run that freezes its server for a moment is a fault, `stop_by_input`.
 - a reader of event streams: it writes `Followed` once, before its first visit, then each event in order. These lines
   are in the client's file. Once all is at rest, readers come back for the events that they lack: those lines are in
   `readers.jsonl`.
@@ -136,6 +136,14 @@ class Fault(_Line, frozen=True, kw_only=True):
     pid: int = 0
 
 
+class Held(_Line, frozen=True, kw_only=True):
+    """a neighbour: so many of its connections were open at this moment. Of `stall` only those with an answer count."""
+
+    kind: Literal["slow", "stall"]
+    part: str
+    count: int
+
+
 class Healed(_Line, frozen=True, kw_only=True):
     """nemesis: the load is over, every fault is mended, every process runs. The system must come to rest now."""
 
@@ -183,7 +191,7 @@ class Final(_Line, frozen=True, kw_only=True):
 
 ClientLine = Sent | Answered | Followed | Heard | Visited | Listed
 ServerLine = Arrived | Breaker | Claimed
-Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Healed | ServerLine | Final
+Line = ClientLine | CogStarted | CogEnded | Delivered | Fault | Held | Healed | ServerLine | Final
 
 
 class Journal:

@@ -18,8 +18,9 @@ from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from director.chaos.journal import CogEnded, CogStarted, Delivered, Journal, now_ms
+from director.chaos.journal import CogEnded, CogStarted, Delivered, Fault, Journal, now_ms
 from director.chaos.wire import BROKEN, Answer, Caller, Handler, Request, Unanswered, listening
 
 STARTED_AT: Final = f"{now_ms()}"
@@ -40,11 +41,17 @@ SCHEMA: Final = {
 MODES: Final = {"ok": Answer(200), "error": Answer(500), "reset": BROKEN}
 TOLERANCE_S: Final = 300
 
-Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel"]
+SICK: Final = "CUDA error: device-side assert triggered"
+FROZEN_S: Final = 2.0
+FROZEN: Final = "stop_by_input"
+
+Outcome = Literal["ok", "fail", "crash", "hang", "slow_cancel", "sick", "freeze"]
 
 
 class Script(Struct, frozen=True):
-    """Runs with the same `until_ms` end at the same moment. `fill` is bytes in each output."""
+    """Runs with the same `until_ms` end at the same moment. `fill` is bytes in each output. A `sick` run fails with the
+    words of a sick accelerator. A `freeze` stops the whole server for a moment.
+    """
 
     ms: float = 0.0
     outcome: Outcome = "ok"
@@ -123,7 +130,7 @@ class Cog:
         self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome=ended, asked=run.asked))
         snapshot = Snapshot(id=run.id, status=ended, output=run.output or None)
         if ended == "failed":
-            snapshot.error = "Prediction failed: as scripted"
+            snapshot.error = SICK if run.create.input.outcome == "sick" else "Prediction failed: as scripted"
         await self._call_back(run, "completed", snapshot)
         return _json(snapshot)
 
@@ -142,10 +149,21 @@ class Cog:
             run.output.append({"run": run.name, "i": number, **fill})
             if number + 1 < script.outputs:
                 await self._call_back(run, "output", Snapshot(id=run.id, status="processing", output=run.output))
+        if script.outcome == "freeze":
+            self._freeze()
         if script.outcome == "crash":
             self._journal.write(CogEnded(at=now_ms(), id=run.id, run=run.name, outcome="crashed"))
             os._exit(CRASHED)
-        return "failed" if script.outcome == "fail" else "succeeded"
+        return "failed" if script.outcome in ("fail", "sick") else "succeeded"
+
+    def _freeze(self) -> None:
+        """Stop the whole server, as a run can that never yields. It is recorded as a fault, because others wait for it.
+        Its end is recorded first: the server may be killed meanwhile.
+        """
+        line = Fault(at=now_ms(), kind=FROZEN, target=self._name, phase="begin", pid=os.getpid())
+        self._journal.write(line)
+        self._journal.write(replace(line, at=line.at + int(FROZEN_S * 1000), phase="end"))
+        time.sleep(FROZEN_S)
 
     async def _call_back(self, run: Run, event: str, snapshot: Snapshot) -> None:
         create = run.create
@@ -177,7 +195,7 @@ class Body(Struct, frozen=True):
 
 class Sink:
     """`secrets` is by tenant. `PUT /mode/ok`, `/mode/error` (answer 500) and `/mode/reset` (break the connection) set
-    how it answers.
+    how it answers. `/dead` is another receiver of the same host, which never answers.
     """
 
     def __init__(self, journal: Journal, secrets: dict[str, str]) -> None:
@@ -195,6 +213,9 @@ class Sink:
                 )
                 self._journal.write(line)
                 return self._answer
+            case "POST", "dead":
+                await request.gone.wait()
+                return BROKEN
             case "PUT", "mode", mode if mode in MODES:
                 self._answer = MODES[mode]
                 return Answer()

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -192,12 +192,17 @@ def _held(kind: str, target: str, stage: Stage) -> Sequence[str]:
     return (target, kind) if kind == "stop_director" else (target,)
 
 
-Plan = Literal[
-    "plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison", "rush", "flood", "large"
-]
+Plan = (
+    Literal["plain", "cancel", "cancel_after", "start_by", "repeat", "other_body", "fail", "poison"]
+    | Literal["rush", "flood", "large", "alone", "beside"]
+    | Literal["hoard", "stall", "dead", "sick", "hang", "crash", "freeze"]
+)
 LARGE: Final = "large"  # the plan of predictions with outputs of megabytes
 EQUAL: Final = "rush"  # the plan of tenants that each want the same of a queue, and together more than it has
 HEAVY: Final = "flood"  # the plan of one tenant that wants much more
+ALONE: Final = "alone"  # the plan of the bystander, which wants little, before its neighbours come
+BESIDE: Final = "beside"  # and while they are there
+NEIGHBOURS: Final[Sequence[Plan]] = ("hoard", "stall", "dead", "sick", "hang", "crash", "freeze")
 
 # The plans, and how many of a hundred orders have each. An order has one plan: two would hide each other.
 PLANS: Final[dict[Plan, int]] = {
@@ -235,6 +240,25 @@ FLOOD_SHARES: Final = 2  # times the share of an equal tenant
 LARGE_BYTES: Final = 4_000_000
 LARGE_RUNS: Final = 4
 
+# The bystander: four predictions a second, and each second one has a stream with an event that is larger than a page.
+# Twice as many were more than its fair share of a queue on a machine that does much else.
+BYSTANDER_GAP_S: Final = 0.25
+BYSTANDER_MS: Final = 5.0
+FOLLOWED_EACH: Final = 2
+FOLLOWED_BYTES: Final = 256_000
+
+# The neighbours' predictions in one visit: how many, and the seconds between two. Their bytes are bounded by number, so
+# that the run needs no limit of bytes for an account: 12 times 0.9 MB of input, of output, and of an event.
+HOARD: Final = (12, 0.5)
+DEAD: Final = (80, 0.045)  # half of their webhooks go to the host of the good receiver: more than it has places
+SICK: Final = (24, 0.25)
+HANG: Final = (6, 0.1)
+ONE: Final = (1, 0.5)
+HOARD_BYTES: Final = 900_000  # with the rest of the body less than the largest that the API takes by default
+STALL_BYTES: Final = 6_000_000  # does not fit into the buffers of a socket that is not read
+GONE_AFTER_S: Final = 5  # from its creation: no prediction of a neighbour outlives the visit by more
+STALLED_AFTER_S: Final = 8  # a machine with other work takes seconds until there is a stream to open
+
 
 class Order(Struct, frozen=True, kw_only=True):
     """One prediction that a caller wants. `then_ms` is when it cancels, repeats, or tries a different body."""
@@ -252,6 +276,8 @@ class Order(Struct, frozen=True, kw_only=True):
     cancel_after_s: int | None = None
     start_by_s: int | None = None
     part: str = ""  # of the run: numbers begin again in each part
+    hook: str = ""  # a receiver that answers no webhook, instead of the sink
+    padding: int = 0  # bytes in the input
 
 
 def orders(seed: int, *, tenants: int, models: Sequence[str]) -> Iterator[Order]:
@@ -287,6 +313,67 @@ def large(part: str, *, models: Sequence[str], tenant: int, until_ms: int) -> It
     shared = Order(number=0, gap=0.0, plan=LARGE, tenant=tenant, model="", lane="high", script=script, part=part)
     for number, model in enumerate(model for model in models for _ in range(LARGE_RUNS)):
         yield replace(shared, number=number, model=model)
+
+
+def bystanders(part: Plan, *, tenant: int, model: str, seconds: float) -> Iterator[Order]:
+    """Yield the bystander's orders for so long. `gap` is in seconds."""
+    shared = Order(
+        number=0, gap=BYSTANDER_GAP_S, plan=part, tenant=tenant, model=model, lane="normal", script=Script(), part=part
+    )
+    for number in range(int(seconds / BYSTANDER_GAP_S)):
+        is_followed = number % FOLLOWED_EACH == 0
+        script = Script(ms=BYSTANDER_MS, fill=FOLLOWED_BYTES if is_followed else 0)
+        yield replace(shared, number=number, script=script, is_followed=is_followed)
+
+
+class Tenants(Struct, frozen=True):
+    """The numbers of the neighbours' tenants, by what they do."""
+
+    hoard: int
+    stall: int
+    dead: int
+    slow: int
+    sick: int
+    poison: int
+
+
+def visit(
+    part: str, tenants: Tenants, *, crowded: str, quiet: str, spare: str, hooks: Sequence[str]
+) -> dict[Plan, list[Order]]:
+    """Return the orders of the neighbours in one visit, `gap` in seconds. The bystander uses the `quiet` model. Its
+    server is not killed or frozen. Bytes go through the `spare` one. The dead receivers are `hooks`, in turn.
+    """
+
+    def several(plan: Plan, tenant: int, times: tuple[int, float], script: Script, **changed: Any) -> list[Order]:
+        count, gap_s = times
+        first = Order(
+            number=0,
+            gap=gap_s,
+            plan=plan,
+            tenant=tenant,
+            model=quiet,
+            lane="normal",
+            script=script,
+            cancel_after_s=GONE_AFTER_S,
+            part=f"{part}-{plan}",
+        )
+        return [replace(first, number=number, **changed) for number in range(count)]
+
+    short = Script(ms=BYSTANDER_MS)
+    dead = several("dead", tenants.dead, DEAD, short)
+    return {
+        "hoard": several(
+            "hoard", tenants.hoard, HOARD, replace(short, fill=HOARD_BYTES), model=spare, padding=HOARD_BYTES
+        ),
+        "stall": several(
+            "stall", tenants.stall, ONE, replace(short, fill=STALL_BYTES), model=spare, cancel_after_s=STALLED_AFTER_S
+        ),
+        "dead": [replace(order, hook=hooks[order.number % len(hooks)]) for order in dead],
+        "sick": several("sick", tenants.sick, SICK, Script(outcome="sick")),
+        "hang": several("hang", tenants.poison, HANG, Script(outcome="hang")),
+        "crash": several("crash", tenants.poison, ONE, Script(outcome="crash"), model=crowded),
+        "freeze": several("freeze", tenants.poison, ONE, Script(outcome="freeze"), model=crowded),
+    }
 
 
 def peaceful(order: Order) -> Order:

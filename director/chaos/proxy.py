@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 CHUNK: Final = 65_536
-AHEAD_S: Final = 0.01  # a sleep is never exact: it may be late by this much, and is made up for
+AHEAD_S: Final = 0.03  # a sleep is never exact, least on a busy machine: so much of its delay is made up for
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Upstream = Callable[[], Awaitable[Connection]]

@@ -22,7 +22,7 @@ from director.chaos.evidence import (
     pid_of,
     stretches,
 )
-from director.chaos.plan import ALL_LINKS
+from director.chaos.plan import ALL_LINKS, NEIGHBOURS
 
 LOST: Final = "director_lost "
 SILENT: Final = 0.5  # of a lease: a holder that extends every third of it has two thirds left, and may be late
@@ -216,12 +216,21 @@ def _claimed_too_late(evidence: Evidence) -> Findings:
         due = _due(evidence, prediction_id, "start_by_s")
         if due is None:
             continue
-        began = min((run.began for run in evidence.runs.get(prediction_id, [])), default=evidence.until)
+        runs = (run.began for run in evidence.runs.get(prediction_id, []))
+        began = min([*runs, *_begun_unseen(evidence, prediction_id)], default=evidence.until)
         # a prediction that began in time may begin again later
         for claimed in claims:
             late_ms = evidence.clock.server(claimed.at) - due
             if late_ms > 0 and began >= claimed.at:
                 yield prediction_id, f"claimed {late_ms} ms after the time by which it was to start"
+
+
+def _begun_unseen(evidence: Evidence, prediction_id: str) -> list[int]:
+    """Return when runs were sent to a frozen server. If it dies before it wakes, it has recorded none of them."""
+    final = evidence.finals.get(prediction_id)
+    starts = [at for kind, at, _ in final.events if kind == "started"] if final else []
+    freezes = [fault for fault in evidence.faults if fault.is_freeze and not fault.target.startswith("director")]
+    return [at for at in starts if any(freeze.overlaps(at, at) for freeze in freezes)]
 
 
 def _ended_too_early(evidence: Evidence) -> Findings:
@@ -239,7 +248,8 @@ def _ended_too_early(evidence: Evidence) -> Findings:
 
 def waste(evidence: Evidence) -> Waste:
     """A prediction is dead once its caller got a 2xx for a cancel, or once its deadline has passed. Its time is wasted
-    until the model server is asked to stop it. Time that a fault explains is counted apart.
+    until the model server is asked to stop it. Time that a fault explains is counted apart. Neighbours are left out: a
+    run that hangs always works until its deadline.
     """
     wasted, hindered = Counter[str](), Counter[str]()
     for prediction_id, died in _deaths(evidence):
@@ -255,6 +265,8 @@ def waste(evidence: Evidence) -> Waste:
 
 def _deaths(evidence: Evidence) -> Iterator[tuple[str, int]]:
     for prediction_id, tries in evidence.by_id.items():
+        if tries[0].sent.plan in NEIGHBOURS:
+            continue
         times = [each.answer.at for each in tries if each.sent.action == "cancel" and each.ok]
         due = _due(evidence, prediction_id, "cancel_after_s")
         if due is not None:

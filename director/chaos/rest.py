@@ -26,6 +26,7 @@ LISTING: Final = "{a:*}:listing"
 QUEUE: Final = re.compile(r"^\{p\d+\}:q:(.+):meta$")
 STREAM: Final = re.compile(r"^\{p\d+\}:q:(.+):[a-z]+:s(\d+)$")
 OWED: Final = re.compile(r"^\{p\d+\}:owed$")
+DEAD: Final = "/dead"  # how the addresses of receivers end that answer nothing: webhooks stay owed to them for days
 OF_PREDICTION: Final = re.compile(r"^\{p\d+\}:(?:rec|in|out|ev):(\w{26})$")
 # PERMANENT lists the last word of a queue's key, or the first word behind the tag of any other key.
 OF_QUEUE: Final = re.compile(r"^\{p\d+\}:q:.+:([a-z]+)\d*$")
@@ -99,9 +100,18 @@ async def leftovers(redis: Redis) -> Leftovers:
             rest.entries += await client.xlen(name)
             rest.pending += sum([group["pending"] for group in await client.xinfo_groups(name)])
         elif OWED.match(name):
-            owed += await client.zcard(name)
+            owed += await owed_to_living(client, name)
     endless = sorted(name for name, ttl in lifetimes.items() if ttl == -1 and not _may_stay(name, dead))
     return Leftovers(queues=list(queues.values()), owed=owed, endless=endless)
+
+
+async def owed_to_living(redis: Redis, name: str) -> int:
+    """Return how many webhooks on this list are owed to receivers that answer."""
+    client: Any = redis
+    pipe = client.pipeline(transaction=False)
+    for each in await client.zrange(name, 0, -1):
+        pipe.hget(keys.record(PredictionId(each.decode())), "webhook")
+    return sum(not (url or b"").endswith(DEAD.encode()) for url in await pipe.execute())
 
 
 async def _lost_by(client: Any, queue: QueueName) -> list[str]:
@@ -133,6 +143,8 @@ async def _lifetimes(client: Any) -> AsyncIterator[tuple[str, int]]:
 def _may_stay(name: str, dead: set[str]) -> bool:
     if match := OF_PREDICTION.match(name):
         return match[1] in dead
+    if OWED.match(name):  # it is gone with its last member, and these are judged one by one
+        return True
     match = OF_QUEUE.match(name) or OUTSIDE.match(name)
     return match is not None and match[1] in keys.PERMANENT
 

@@ -15,17 +15,45 @@ from typing import Any, Final
 
 import anyio
 import msgspec
+from msgspec import Struct
 
 from director.broker import keys
 from director.broker.redis_client import ask
+from director.chaos import neighbours
 from director.chaos.checker import Report, check
 from director.chaos.client import Burst, Counts, Errand, come_back
 from director.chaos.evidence import Rules
 from director.chaos.journal import Answered, Healed, Journal, now_ms, read
+from director.chaos.neighbours import Visit
 from director.chaos.nemesis import Nemesis
-from director.chaos.plan import DELETE_VERSION, NARROW_AT, NARROW_IN_PEACE, SINK, Planned, rollout, schedule
-from director.chaos.rest import LEFTOVERS, leftovers, predictions, server_log
-from director.chaos.scene import CROWDED, FRONT, MODELS, SERVED, SLOTS, Options, Scene, find_library, staged
+from director.chaos.plan import (
+    ALONE,
+    BESIDE,
+    DELETE_VERSION,
+    NARROW_AT,
+    NARROW_IN_PEACE,
+    SINK,
+    Plan,
+    Planned,
+    rollout,
+    schedule,
+)
+from director.chaos.rest import LEFTOVERS, leftovers, owed_to_living, predictions, server_log
+from director.chaos.scene import (
+    API,
+    CROWDED,
+    EQUALS,
+    FRONT,
+    IN_LINE,
+    MODELS,
+    PASSING,
+    SERVED,
+    SLOTS,
+    Options,
+    Scene,
+    find_library,
+    staged,
+)
 from director.core.errors import DirectorError
 from director.local import child
 from director.local.home import Home
@@ -40,7 +68,16 @@ REGISTERED_S: Final = 15.0  # for a director to find that its queue is missing i
 LAST_WEBHOOK_S: Final = 0.5
 RUSH_S: Final = 8.0
 RUSHES: Final = (1.0, 0.3)  # seconds from the start, in peace; then a part of the time with faults
-PEACE_S: Final = 2 * RUSH_S  # the backlog of a rush should be gone by then
+PEACE_S: Final = 14.0  # the backlog of a rush should be gone by then: it takes 11 to 12 s
+WATCHES: Final[Sequence[tuple[Plan, float, float]]] = (
+    (ALONE, 0.2, 3.8),
+    (BESIDE, 8.5, 5.0),  # once most of what the neighbours began with is done
+)  # from when on and how long the bystander is watched
+VISIT: Final = Visit(part="peace", at_s=4.2, seconds=9.6)
+WATCH_S: Final = 14.3
+VISIT_S: Final = 12.0  # under faults
+VISITED: Final = 0.5  # a part of the time with faults, once the rush is over
+LEAST_VISITED_S: Final = 60.0
 LARGE_S: Final = 2.0  # from their creation until all large predictions have a slot
 LEAST_S: Final = 10.0  # a shorter run has no time for a rush
 ATTEMPTS: Final = 3
@@ -103,8 +140,10 @@ class Run:
         self._scene = scene
         self._options = options = scene.options
         # fairness is judged within one release, so that a rollout has no peace and no rush
-        is_long = options.seconds >= LEAST_S and options.rollout is None
-        self._quiet_s = PEACE_S + NARROW_IN_PEACE.lasts_ms / 1000 if is_long else 0.0
+        self._is_long = is_long = options.seconds >= LEAST_S and options.rollout is None
+        self._watch_s = WATCH_S if options.rollout is None else 0.0
+        self._peace_s = self._watch_s + PEACE_S if is_long else self._watch_s
+        self._quiet_s = self._peace_s + NARROW_IN_PEACE.lasts_ms / 1000 if is_long else self._watch_s
         self._say = say
         self._journal = Journal(scene.journals / "nemesis.jsonl")
 
@@ -140,6 +179,7 @@ class Run:
         with one_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._disturb, nemesis, faults)
+                tasks.start_soon(self._neighbours)
                 counts = await self._client(seconds=self._quiet_s + options.seconds, rate=rate)
         self._say(
             f"the load is over: {counts.sent} requests, {counts.accepted} accepted, {counts.refused} refused, "
@@ -162,20 +202,24 @@ class Run:
     async def _disturb(self, nemesis: Nemesis, faults: Sequence[Planned]) -> None:
         options = self._options
         if self._quiet_s:
-            self._say(f"{self._quiet_s:g} s without other faults: a rush, then large outputs over narrow links")
-            await anyio.sleep(PEACE_S)
-            await nemesis.run([NARROW_IN_PEACE], seconds=self._quiet_s - PEACE_S)
+            then = ", then a rush, then large outputs over narrow links" if self._quiet_s > self._peace_s else ""
+            self._say(f"{self._quiet_s:g} s without other faults: neighbours{then}")
+            await anyio.sleep(self._peace_s)
+        if self._quiet_s > self._peace_s:
+            await nemesis.run([NARROW_IN_PEACE], seconds=self._quiet_s - self._peace_s)
         await nemesis.run(faults, seconds=options.seconds)
 
     async def _client(self, *, seconds: float, rate: float | None = None) -> Counts:
         scene, options, quiet_s = self._scene, self._options, self._quiet_s
         slots = SLOTS * SERVED.count(CROWDED)
-        rushes = [RUSHES[0], quiet_s + RUSHES[1] * options.seconds] if quiet_s else []
-        large = [PEACE_S, quiet_s + NARROW_AT * options.seconds] if quiet_s else []  # their ends meet narrow links
+        rushes = [self._watch_s + RUSHES[0], quiet_s + RUSHES[1] * options.seconds] if self._is_long else []
+        # their ends meet narrow links
+        large = [self._peace_s, quiet_s + NARROW_AT * options.seconds] if self._is_long else []
         errand = Errand(
             url=self._front,
-            tokens=scene.tokens,
+            tokens=scene.tokens[: options.tenants + EQUALS + 1],
             tenants=options.tenants,
+            equals=EQUALS,
             sink_url=scene.roles[SINK].url,
             models=MODELS,
             seed=options.seed,
@@ -185,9 +229,39 @@ class Run:
             quiet_s=quiet_s,
             rushes=[Burst(at_s=at_s, models=[CROWDED], slots=slots, seconds=RUSH_S) for at_s in rushes],
             large=[Burst(at_s=at_s, models=MODELS, seconds=LARGE_S) for at_s in large],
+            watches={plan: Burst(at_s=at_s, models=[IN_LINE], seconds=lasts_s) for plan, at_s, lasts_s in WATCHES}
+            if self._watch_s
+            else {},
         )
-        command = [sys.executable, "-P", "-m", "director.chaos.client"]
-        log = scene.home.open_log("client")
+        return msgspec.json.decode(await self._play("client", errand), type=Counts)
+
+    async def _neighbours(self) -> None:
+        scene, options = self._scene, self._options
+        if not self._watch_s:
+            return
+        under_faults = Visit(part="faults", at_s=self._quiet_s + VISITED * options.seconds, seconds=VISIT_S)
+        # a shorter run would have the rush and the narrow links at the same time
+        visits = [VISIT, under_faults] if options.has_faults and options.seconds >= LEAST_VISITED_S else [VISIT]
+        errand = neighbours.Errand(
+            url=self._front,
+            api_url=scene.roles[API].url,
+            tokens=scene.tokens,
+            tenants=scene.neighbours,
+            sink_url=scene.roles[SINK].url,
+            crowded=CROWDED,
+            quiet=IN_LINE,
+            spare=PASSING,
+            seed=options.seed,
+            journal=str(scene.journals / "neighbours.jsonl"),
+            visits=visits,
+        )
+        await self._play("neighbours", errand)
+
+    async def _play(self, name: str, errand: Struct) -> bytes:
+        """Run a party of callers until its errand is done. Return what it wrote."""
+        scene = self._scene
+        command = [sys.executable, "-P", "-m", f"director.chaos.{name}"]
+        log = scene.home.open_log(name)
         try:
             done = await anyio.run_process(
                 child.bound(*command),
@@ -199,8 +273,8 @@ class Run:
         finally:
             os.close(log)
         if done.returncode:
-            raise UpError(f"The client of the run failed. Its log is {scene.home.log('client')}.")
-        return msgspec.json.decode(done.stdout, type=Counts)
+            raise UpError(f"A party of the run failed: {name}. Its log is {scene.home.log(name)}.")
+        return done.stdout
 
     @property
     def _front(self) -> str:
@@ -209,12 +283,14 @@ class Run:
     async def _rest(self) -> None:
         redis: Any = self._scene.redis  # its types say int or awaitable
         queues = await self._scene.queues()
-        watched = [name for queue in queues for name in (keys.live(queue), keys.owed(keys.queue_partition(queue)))]
+        counts: dict[str, Any] = {keys.live(queue): partial(redis.zcard, keys.live(queue)) for queue in queues}
+        owed = {keys.owed(keys.queue_partition(queue)) for queue in queues}
+        counts |= {name: partial(owed_to_living, redis, name) for name in owed}
         began = anyio.current_time()
         left = {"": 1}
         with anyio.move_on_after(REST_S + self._options.lease_s):
             while left:
-                counted = {name: await ask(partial(redis.zcard, name)) for name in watched}
+                counted = {name: await ask(count) for name, count in counts.items()}
                 left = {name: count for name, count in counted.items() if count}
                 await anyio.sleep(LOOK_S)
         with anyio.move_on_after(REGISTERED_S):

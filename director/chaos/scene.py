@@ -26,7 +26,7 @@ from director.broker import keys
 from director.broker.gatherer import Gatherer
 from director.broker.redis_client import ask, client, text
 from director.broker.scripts import Scripts
-from director.chaos.plan import SERVER, SINK, Stage
+from director.chaos.plan import SERVER, SINK, Stage, Tenants
 from director.chaos.proxy import Link, Upstream
 from director.chaos.rest import NEVER_REWRITTEN
 from director.core.errors import DirectorError
@@ -46,11 +46,20 @@ API: Final = "api-0"
 MODELS: Final = ("chaos/shared", "chaos/alone")
 CROWDED: Final = MODELS[0]  # its tenants want more than it can serve
 IN_LINE: Final = MODELS[1]  # its lanes have one stream each, so the order of claims is exact
-PASSING: Final = "chaos/passing"  # only the nemesis asks for it: its version is deleted while its director starts
+# The neighbours ask it for large outputs. Later its version is deleted while its director starts.
+PASSING: Final = "chaos/passing"
 SERVED: Final = (MODELS[0], MODELS[0], MODELS[1], PASSING)  # the model of each director
 KEEPERS: Final = 2
 SLOTS: Final = 8
 EQUALS: Final = 6  # tenants besides the ordinary ones, which all want the same at once
+# Further tenants: the bystander, then its neighbours in the order of `Tenants`. Some have limits.
+NEIGHBOURS: Final = Tenants.__struct_fields__
+LIMITS: Final = {
+    "hoard": {"max_queued": "20", "max_running": "4"},
+    "poison": {"max_running": "4"},  # half of the slots of the model that it shares with the bystander
+}
+# The neighbours' slow connections come from an address of their own. All others come over the link, as over a proxy.
+CONNECTIONS: Final = {"max_connections": 600, "max_peer_connections": 150, "trusted_proxies": "127.0.0.1"}
 REDIS_CLIENTS: Final = (API, *(f"director-{n}" for n in range(len(SERVED))), *(f"keeper-{n}" for n in range(KEEPERS)))
 LOOPBACK: Final = "127.0.0.1"
 RUN_LIMIT_S: Final = 30  # ends a run that hangs and whose cancel was lost with its caller
@@ -90,7 +99,7 @@ def cast(journals: Path, secrets: Path, redis_urls: Mapping[str, str], *, lease_
         [_ours(f"keeper-{n}", "director keeper", redis_urls, **shared) for n in range(KEEPERS)],
         [_scripted(SINK, "sink", [str(journals / "sink.jsonl"), str(secrets)], ready="/health"), *cogs],
         directors,
-        [_ours(API, "api", redis_urls)],
+        [_ours(API, "api", redis_urls, **CONNECTIONS)],
     ]
 
 
@@ -235,6 +244,11 @@ class Scene:
         return [SERVER, *self.roles]
 
     @property
+    def neighbours(self) -> Tenants:
+        first = self.options.tenants + EQUALS + 1
+        return Tenants(*range(first, first + len(NEIGHBOURS)))
+
+    @property
     def stage(self) -> Stage:
         spared = {number for number, model in enumerate(SERVED) if model == PASSING}
         apart = {FRONT, *(f"{part}-{n}{link}" for n in spared for part, link in (("director", ":redis"), ("cog", "")))}
@@ -363,9 +377,11 @@ class Scene:
     async def _make_accounts(self) -> Path:
         accounts = Accounts(self.redis)
         secrets = {}
-        for number in range(self.options.tenants + EQUALS):
+        for number in range(self.options.tenants + EQUALS + 1 + len(NEIGHBOURS)):
             self.tokens.append(await accounts.create_token(f"tenant-{number}"))
             [secrets[str(number)]] = await accounts.webhook_secrets(f"tenant-{number}")
+        for name, limits in LIMITS.items():
+            await accounts.set_limits(f"tenant-{getattr(self.neighbours, name)}", limits)
         self.operator = await accounts.create_token("operator", scopes=("read", "run", "admin"))
         path = self.home.path / "secrets.json"
         path.touch(mode=0o600)

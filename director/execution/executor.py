@@ -7,7 +7,7 @@ lease. It is never finished twice, because every write carries the claim's fenci
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import cached_property, partial
@@ -44,9 +44,10 @@ log = logging.getLogger(__name__)
 AWAY_S: Final = 0.5
 AWAY_MOST_S: Final = 5.0
 PUBLISH_AGAIN_S: Final = 1.0
-# Less than the grace after which a courier delivers, and no more deliveries than one director should hold in memory
+# Less than the grace after which a courier delivers, and no more deliveries than one director should hold in memory.
+# An account may have as many as are left: half if it is alone. So its dead receivers leave some to each other account.
 TELL_S: Final = 25.0
-MOST_TELLING: Final = 64
+MOST_TELLING: Final = 128
 # Claims that have left their slots while their files are stored or their output is judged
 MOST_ENDING: Final = 8
 # Bytes of files that wait for the store: beyond it the run is not followed until some are stored
@@ -83,7 +84,7 @@ class Executor(Struct, kw_only=True, eq=False):
     metering: Metering = field(default_factory=Metering)
     tracing: Tracing = OFF
     ending: int = 0
-    telling: int = 0
+    telling: Counter[str] = field(default_factory=Counter)  # by account
 
     async def execute(self, claim: Claim, permit: Permit) -> None:
         """Run a claim up to its last write. Never raises for what the model server, the model or Redis does."""
@@ -404,16 +405,20 @@ class Run:
 
     async def notify(self) -> None:
         """Deliver the terminal webhook, off the slot. The courier delivers those beyond a time and a number."""
-        executor = self._executor
-        if self._outbox is None or executor.telling >= MOST_TELLING:
+        if self._outbox is None:
             return
-        executor.telling += 1
+        telling, account = self._executor.telling, self._claim.record.account
+        if telling[account] >= MOST_TELLING - telling.total():
+            return
+        telling[account] += 1
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TELL_S):
                     await self._outbox.complete()
         finally:
-            executor.telling -= 1
+            telling[account] -= 1
+            if not telling[account]:
+                del telling[account]
 
     async def remove_unnamed_files(self, end: tracker.End | None) -> None:
         """Delete the files of a prediction without an output; never of a training, whose version may name them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from director.chaos.journal import CogEnded, Delivered, Journal, Line, read
+from director.chaos.journal import CogEnded, Delivered, Fault, Journal, Line, read
 from director.chaos.parties import Cog, Sink
 from director.chaos.proxy import Link
 from director.chaos.wire import Caller, Handler, Unanswered, listening
@@ -18,6 +18,7 @@ from director.core.webhooks import new_secret, signed_headers
 from director.servers.runners import RunnerOptions
 from director.servers.runners.cog import CogRunner
 from director.servers.runners.runner import Ended, HealthStatus, Outcome, RunRequest
+from director.servers.servers import SICKNESS
 from tests.support.eventually import eventually
 
 
@@ -67,6 +68,23 @@ async def test_a_run_is_recorded_and_its_outputs_name_it(tmp_path: Path):
 async def test_a_scripted_failure_is_the_models(tmp_path: Path):
     async with cog(tmp_path) as runner:
         assert (await end_of(runner, "one", outcome="fail")).outcome is Outcome.FAILED
+
+
+async def test_a_sick_run_fails_with_the_words_of_a_sick_accelerator(tmp_path: Path):
+    async with cog(tmp_path) as runner:
+        ended = await end_of(runner, "one", outcome="sick")
+    assert ended.outcome is Outcome.FAILED
+    assert SICKNESS.search(ended.error)
+
+
+async def test_a_frozen_server_records_its_freeze_as_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("director.chaos.parties.FROZEN_S", 0.05)
+    async with cog(tmp_path) as runner:
+        assert (await end_of(runner, "one", outcome="freeze")).outcome is Outcome.SUCCEEDED
+    begin, end = (line for line in lines(tmp_path) if isinstance(line, Fault))
+    assert (begin.target, begin.phase, end.phase, end.at - begin.at) == ("cog-0", "begin", "end", 50)
+    [ended] = [line for line in lines(tmp_path) if isinstance(line, CogEnded)]
+    assert ended.at >= end.at
 
 
 async def test_a_run_that_hangs_ends_when_it_is_canceled(tmp_path: Path):
@@ -138,6 +156,14 @@ async def test_the_sink_fails_and_breaks_connections_on_request(tmp_path: Path):
         await orders.ask("PUT", "/mode/ok", within_s=5)
         assert await deliver(url, secret) == 200
         orders.close()
+
+
+async def test_a_dead_receiver_of_the_sinks_host_never_answers(tmp_path: Path):
+    async with sink(tmp_path, new_secret()) as url:
+        caller = Caller(url)
+        with pytest.raises(Unanswered, match="Timeout"):
+            await caller.ask("POST", "/dead", b"{}", within_s=0.05)
+    assert not list(read(tmp_path / "sink.jsonl"))
 
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -4,9 +4,11 @@ import shutil
 import time
 from pathlib import Path
 
+from director.broker import keys
 from director.broker.scripts import Scripts
 from director.chaos.journal import Arrived, Breaker, Claimed
-from director.chaos.rest import server_log, size
+from director.chaos.rest import leftovers, owed_to_living, server_log, size
+from director.core.ids import partition_of
 from tests.support.queue_driver import QueueDriver
 from tests.support.servers import RedisServer
 
@@ -72,6 +74,18 @@ async def test_a_command_that_a_kill_cut_off_is_left_out(driver: QueueDriver, se
     end = log.read_bytes().rindex(b"\r\ncreated\r\n")
     log.write_bytes(log.read_bytes()[:end])
     assert list(server_log(tmp_path)) == whole[:-1]
+
+
+async def test_webhooks_to_dead_receivers_may_stay_owed(driver: QueueDriver):
+    ids = [await driver.submit(webhook=f"http://127.0.0.1:1/{path}", events="completed") for path in ("dead", "hook/1")]
+    for claim in await driver.claim_all():
+        await driver.finish(claim)
+    owed = keys.owed(partition_of(ids[0]))
+    assert await driver.redis.zcard(owed) == 2
+    assert await owed_to_living(driver.redis, owed) == 1
+    found = await leftovers(driver.redis)
+    assert (found.owed, owed in found.endless) == (1, False)
+    await driver.redis.flushall()
 
 
 async def test_the_log_has_when_a_breaker_opened_and_closed(driver: QueueDriver, server: RedisServer):

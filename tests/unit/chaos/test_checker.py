@@ -21,12 +21,14 @@ from director.chaos.journal import (
     Followed,
     Healed,
     Heard,
+    Held,
     Journal,
     Line,
     Listed,
     Sent,
     Visited,
 )
+from director.chaos.plan import NEIGHBOURS
 from director.chaos.rest import Leftovers, QueueRest
 
 T = 1_800_000_000_000
@@ -233,17 +235,21 @@ def in_turn(*turns: tuple[str, int], tenants: str = "aaa", arrive: str = "xyz") 
     return lines + [claimed(name, 100, stream=stream, number=place) for place, (name, stream) in enumerate(turns)]
 
 
-def start_by(*, claims: int, began: int, again: int | None = None) -> list[Line]:
+def start_by(*, claims: int, began: int, again: int | None = None, is_seen: bool = True) -> list[Line]:
     """Return a prediction that was to start within a second.
 
-    `again` is the time of a second claim, after the death of a model server.
+    `again` is the time of a second claim, after the death of a model server. Unless `is_seen`, the dead server has
+    recorded no run, though its director sent one.
     """
     retried = [("retried", again - 5, f"server_lost {HOLDER}")] if again is not None else []
+    if not is_seen:
+        retried.insert(0, ("started", began, ""))
     ended = (began if again is None else again) + 50
+    first = run("s", "r1", began=began, ended=began + 40, outcome="crashed" if again is not None else "succeeded")[1:]
     return [
         *create("k-s", "s", start_by_s=1),
         claimed("s", claims),
-        *run("s", "r1", began=began, ended=began + 40, outcome="crashed" if again is not None else "succeeded")[1:],
+        *(first if is_seen else []),
         *([] if again is None else run("s", "r2", began=again, ended=again + 40)),
         *over("s", "succeeded", ended, *retried, asked=0),
     ]
@@ -343,6 +349,52 @@ def followed(lines: list[Line], *parts: list[Line] | Line) -> list[Line]:
     for part in parts:
         reader += part if isinstance(part, list) else [part]
     return [*lines, *reader]
+
+
+def watched(
+    *,
+    alone_ms: int = 40,
+    create_ms: int = 5,
+    stream_ms: int = 60,
+    webhook_ms: int = 40,
+    is_refused: bool = False,
+    without: str = "",
+    held: int = 32,
+) -> list[Line]:
+    """Return a bystander that is watched alone and then beside its neighbours, which are there except for one."""
+    lines: list[Line] = [Held(at=T + 11_000, kind=kind, part="peace", count=held) for kind in ("slow", "stall")]
+    for place, plan in enumerate(plan for plan in NEIGHBOURS if plan != without):
+        lines += plain(f"n{place}", 9_000 + 100 * place, 9_010 + 100 * place, 9_020 + 100 * place, plan=plan)
+    for number in range(16):
+        lines += seen("alone", number, 100 * number, create_ms=5, stream_ms=60, webhook_ms=alone_ms)
+        times = {"create_ms": create_ms, "stream_ms": stream_ms, "webhook_ms": webhook_ms}
+        lines += seen("beside", number, 10_000 + 100 * number, is_refused=is_refused and not number, **times)
+    return lines
+
+
+def seen(
+    plan: str, number: int, at: int, *, create_ms: int, stream_ms: int, webhook_ms: int, is_refused: bool = False
+) -> list[Line]:
+    """Return one prediction of the bystander. Each fourth one is followed."""
+    name = f"{plan}-{number}"
+    sent = Sent(at=T + at, key=name, action="create", webhook=True, plan=plan)
+    events: Events = [("created", at, ""), ("completed", at + 30, "succeeded")]
+    rest = final(name, "succeeded", *events, output=f"[{item(name)}]")
+    lines: list[Line] = [
+        *([sent, Answered(at=T + at + 1, key=name, action="create", status=503)] if is_refused else []),
+        sent,
+        Answered(at=T + at + create_ms, key=name, action="create", status=201, id=name, shown="starting"),
+        arrived(name, at),
+        *run(name, name, began=at + 10, ended=at + 20, server="cog-1", pid=91),
+        told(name, "succeeded", at=at + webhook_ms),
+        rest,
+    ]
+    if number % 4:
+        return lines
+    told_ms = T + at + stream_ms
+    output = Heard(at=told_ms, id=name, event="output", mark="2:1:0", data=item(name))
+    done = Heard(at=told_ms, id=name, event="done", mark="2:1:0:done", data="{}")
+    return [*lines, Followed(at=T + at + 6, id=name, tenant=0), visited(name), output, done, listed([rest])]
 
 
 ONE: tuple[str, str, str] = ("output", "3:1:0", item("r-a"))
@@ -473,9 +525,31 @@ KEPT: dict[str, list[Line]] = {
         *rush(39, 39, 24),
         *fault("kill_director", "director-0", 900, 1_100),
     ],
+    "a rush under faults, in which too little was done to compare": [
+        *plain("first", 0, 10, 110, plan="rush", tenant="t0"),
+        *plain("second", 0, 110, 210, plan="rush", tenant="t0"),
+        *[
+            line
+            for tenant in ("t0", "t1", "t2")
+            for turn in (0, 100)
+            for line in plain(
+                f"{tenant}-{turn}", 0, 3_000 + turn, 3_090 + turn, plan="rush", tenant=tenant, server=f"cog-{tenant}"
+            )
+        ],
+        *fault("kill_director", "director-0", 900, 1_100),
+    ],
     "a rush, and a frozen director that keeps the slot of one tenant": [
         *rush(39, 39, 15),
         *fault("stop_director", "director-2", 1_505, 3_900),
+    ],
+    "a bystander that was served beside its neighbours": watched(),
+    "a bystander that waited beside its neighbours for less than two seconds": watched(
+        create_ms=1_900, stream_ms=1_900, webhook_ms=1_900
+    ),
+    "a bystander on a slow machine": watched(alone_ms=500, webhook_ms=2_400),
+    "a run that was sent to a frozen server, which died before it knew of it": [
+        *start_by(claims=900, began=950, again=4_000, is_seen=False),
+        *fault("stop_by_input", "cog-0", 940, 1_900),
     ],
     "a rush, and a director that froze before the run that it had claimed for one tenant": held_by_a_freeze(),
     "a rush, and one tenant whose slot froze for longer than any other's share": [
@@ -591,6 +665,7 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
     ("I11", "a later one of a was claimed before it: q normal 1", in_turn(("x", 0), ("z", 1), ("y", 1))),
     ("I12", "it started again 24950 ms later", lived_through_a_death(again=25_000)),
     ("I13", "claimed 5 ms after the time by which it was to start", start_by(claims=1_005, began=1_100)),
+    ("I13", "claimed 2999 ms after", start_by(claims=900, began=950, again=4_000, is_seen=False)),
     ("I13", "ended as too late, 400 ms before its time", hurried(ended=600)),
     ("I18", "which nothing had silenced", taken_from_the_living()),
     ("I12", "it started again 33000 ms later", stepped(lived_through_a_death(again=33_050), at=17_000, seconds=60)),
@@ -617,6 +692,18 @@ BROKEN: list[tuple[str, str, list[Line]]] = [
         "I17",
         "its end was written 19910 ms later",
         [*altered("succeeded", *ended_well("a", "r-a", at=20_000)), *fault("narrow", "all:redis", 50, 19_000)],
+    ),
+    ("I19", "its creates took 5 ms alone, 2001 ms beside neighbours", watched(create_ms=2_001)),
+    ("I19", "its streams took 60 ms alone, 2001 ms beside neighbours", watched(stream_ms=2_001)),
+    ("I19", "its webhooks took 40 ms alone, 2001 ms beside neighbours", watched(webhook_ms=2_001)),
+    ("I19", "and may take 2500 ms", watched(alone_ms=500, webhook_ms=2_501)),
+    ("I19", "its create beside neighbours was answered 503", watched(is_refused=True)),
+    ("evidence", "no neighbour had the plan dead", watched(without="dead")),
+    ("evidence", "fewer than 32 connections of neighbours were held open: slow", watched(held=31)),
+    (
+        "evidence",
+        "too few streams of the bystander, beside",
+        [line for line in watched() if getattr(line, "id", "") != "beside-0" or not isinstance(line, Followed)],
     ),
     ("evidence", "the server's log has no claim of it", [*without(good(), Claimed), *good("b", "k-b")]),
     ("evidence", "the server says", [*good(), claimed("a", 9, delivered=1_010)]),

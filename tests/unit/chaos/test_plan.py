@@ -9,10 +9,12 @@ from director.chaos import scene
 from director.chaos.nemesis import Nemesis
 from director.chaos.plan import (
     ALL_LINKS,
+    ALONE,
     EQUAL,
     HEAVY,
     KINDS,
     LARGE,
+    NEIGHBOURS,
     ONCE,
     PLANS,
     REPLACE,
@@ -20,6 +22,8 @@ from director.chaos.plan import (
     Order,
     Planned,
     Stage,
+    Tenants,
+    bystanders,
     key_of,
     large,
     orders,
@@ -27,6 +31,7 @@ from director.chaos.plan import (
     rollout,
     rush,
     schedule,
+    visit,
 )
 from director.chaos.scene import find_library
 
@@ -125,6 +130,28 @@ def test_large_outputs_of_each_model_end_in_one_moment():
     assert len({(order.part, order.number) for order in wanted}) == len(wanted)
     assert set(Counter(order.model for order in wanted).values()) == {4}
     assert sum(order.script.fill for order in wanted) < 50_000_000, "twice in a run, output and event each"
+
+
+def test_a_bystander_wants_little_and_reads_every_second_stream():
+    wanted = list(bystanders(ALONE, tenant=46, model=MODELS[1], seconds=4))
+    assert {(order.plan, order.tenant, order.model, order.gap) for order in wanted} == {(ALONE, 46, MODELS[1], 0.25)}
+    assert [order.number for order in wanted if order.is_followed] == list(range(0, 16, 2))
+    assert {order.script.fill > 0 for order in wanted if order.is_followed} == {True}
+
+
+def test_neighbours_of_all_kinds_come_and_each_visit_has_keys_of_its_own():
+    tenants = Tenants(*range(47, 53))
+    visits = [
+        visit(part, tenants, crowded=MODELS[0], quiet=MODELS[1], spare="s", hooks=["a", "b"]) for part in ("x", "y")
+    ]
+    wanted = [order for each in visits for orders in each.values() for order in orders]
+    assert set(visits[0]) == set(NEIGHBOURS)
+    assert len({key_of(1, order.number, part=order.part) for order in wanted}) == len(wanted)
+    assert {order.plan for order in wanted if order.model == MODELS[1]} == {"dead", "sick", "hang"}
+    assert {order.cancel_after_s for order in wanted} == {5, 8}, "none outlives its visit by long"
+    assert Counter(order.hook for order in wanted if order.plan == "dead") == {"a": 80, "b": 80}
+    assert {order.hook for order in wanted if order.plan != "dead"} == {""}
+    assert sum(order.padding + 2 * order.script.fill for order in wanted) < 100_000_000
 
 
 def test_a_long_run_has_every_kind_of_fault():

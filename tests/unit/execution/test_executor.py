@@ -435,6 +435,28 @@ async def test_end_beyond_the_bounds_is_left_to_the_courier(
     assert await left_to_the_courier(driver, claim)
 
 
+async def test_hanging_receivers_of_an_account_leave_deliveries_to_others(
+    bench: Bench, driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("director.execution.executor.MOST_TELLING", 4)
+    runner = ScriptedRunner(Began(), Ended(outcome=Outcome.SUCCEEDED))
+    server = Server(runner, 4, busy=4, health=Health(status=HealthStatus.READY))
+    executor = bench.executor(Servers([server]))
+    await Accounts(driver.redis).create_token("bee")
+    async with sink() as hanging, sink() as receiver, asyncio.timeout(LIMIT_S):
+        hanging.answer = Answer(delay_s=LIMIT_S)
+        claims = [await claimed(driver, webhook=hanging.url, events="completed") for _ in range(3)]
+        others = [asyncio.create_task(executor.execute(claim, Permit(server, server.since))) for claim in claims]
+        await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)  # it may have half of them
+        await eventually(lambda: len(hanging.received) == 2, "both deliveries hang")
+        claim = await claimed(driver, account="bee", webhook=receiver.url, events="completed")
+        await executor.execute(claim, Permit(server, server.since))
+        assert len(receiver.received) == 1
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+
+
 @pytest.mark.parametrize(("is_left", "began"), [(True, False), (False, True)])
 def test_run_left_to_the_next_director_is_no_second_run(is_left: bool, began: bool) -> None:
     tracker = SimpleNamespace(is_accepted=True, began_at=1.0)
