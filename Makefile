@@ -22,7 +22,7 @@ HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak wheel lock clean
+.PHONY: help up down test test-all test-kinds lint types format bench bench-check bench-keep soak docs wheel lock clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -68,13 +68,17 @@ bench-keep: $(READY)  ## keep the latest results to compare with, and put them i
 soak: $(READY)  ## half an hour at half of what it can do: does anything grow? make soak ARGS="--minutes 3"
 	@$(BIN)/python -m tests.bench soak $(ARGS)
 
+docs: $(VENV)/.docs  ## build the documentation into build/site; a link that leads nowhere fails it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
+
 wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls dist
 
 lock:  ## pin the newest versions of everything again
 	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
-	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[examples,test]'
+	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[docs,examples,test]'
 	@{ sed -n '/^#/p' $(LOCK); $(VENV)-lock/bin/python -m pip freeze --exclude director; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
 	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
@@ -94,6 +98,11 @@ $(READY): pyproject.toml $(LOCK)
 	@echo "installing into $(VENV) …"
 	@$(MAKE) --silent --no-print-directory $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[examples,test]'
+	@touch $@
+
+# What builds the documentation is 17 packages that nothing else needs.
+$(VENV)/.docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[docs]'
 	@touch $@
 
 # Debian splits what `venv` needs to bring pip along into a package of its own: without it, the system's pip does.

@@ -21,7 +21,9 @@ from api.openapi import encoded
 from api.route import Route
 
 # Nothing but our own styles is loaded.
-POLICY: Final = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+POLICY: Final = (
+    "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 # Chapters, and the tags of the document that each one has
 CHAPTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "Predictions": ("predictions", "streams", "procedures", "trainings"),

@@ -16,7 +16,7 @@ ARROW = re.compile(r"^ +(\S+) --> (\S+)$", re.MULTILINE)
 
 
 def test_state_diagram_shows_exactly_the_table_of_transitions() -> None:
-    drawn = set(ARROW.findall((ROOT / "docs/lifecycle.md").read_text(encoding="utf-8")))
+    drawn = set(ARROW.findall((ROOT / "docs/explanation/lifecycle.md").read_text(encoding="utf-8")))
     table = {(str(before), str(after)) for before, following in TRANSITIONS.items() for after in following}
     assert drawn == table | {("[*]", "starting")} | {(str(status), "[*]") for status in TERMINAL}
 
