@@ -35,7 +35,7 @@ T = TypeVar("T")
 @route.creates(
     "/predictions",
     name="predictions.create",
-    summary="Create a prediction of a version, or of the latest version of a model",
+    summary="Create a prediction",
     about=(
         "The body names a version or a model. The input is checked against its schema before anything is queued. "
         "The answer comes at once with the status `starting`, or with `Prefer: wait` once the prediction has ended."
@@ -58,7 +58,7 @@ async def _version(request: Request, asked: bodies.CreatePrediction) -> Version:
 @route.creates(
     "/models/{owner}/{name}/predictions",
     name="models.predictions.create",
-    summary="Create a prediction of the latest version of a model",
+    summary="Create a prediction of a model",
     about=(
         "The model's latest version runs it, also while a newer one is being set up. The answer is the same as for "
         "`POST /predictions`."

@@ -170,11 +170,12 @@ def texts_below(cls: type) -> dict[str, str]:
 def statuses_of_codes() -> dict[str, set[int]]:
     """Return the HTTP statuses of the refusals with each code."""
     refusals = [each for each in vars(errors).values() if isinstance(each, Refusal)]
+    given = [(each.code, each.status) for each in (*refusals, *errors.QUEUE_REFUSALS.values())]
+    header = errors.invalid_header("", "").document  # it is made where it is raised
     found: dict[str, set[int]] = {}
-    for refusal in (*refusals, *errors.QUEUE_REFUSALS.values(), errors.invalid_header("", "")):
-        code = refusal.document.code if isinstance(refusal, errors.Problem) else refusal.code
+    for code, status in (*given, (header.code, header.status)):
         if code is not None:
-            found.setdefault(str(code), set()).add(refusal.status)
+            found.setdefault(str(code), set()).add(status)
     return found
 
 

@@ -8,7 +8,13 @@ from director.core.states import TERMINAL, TRANSITIONS
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("api", "director", "k8s", "lua", "tests")
 READMES = [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("README.md"))]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *READMES]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *READMES,
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PYTHON_FILE = re.compile(r"`([\w/-]+\.py)`")
