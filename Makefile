@@ -69,8 +69,7 @@ soak: $(READY)  ## half an hour at half of what it can do: does anything grow? m
 	@$(BIN)/python -m tests.bench soak $(ARGS)
 
 docs: $(VENV)/.docs  ## build the documentation into build/site; a link that leads nowhere fails it
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	@echo "open build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict  # with --quiet it counts no warnings
 
 wheel: $(READY)  ## build the wheel of this checkout into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
