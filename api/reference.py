@@ -75,8 +75,8 @@ def prose(text: str) -> str:
     return CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def operation_html(document: Mapping[str, Any], each: Operation, *, types: str = "") -> str:
-    """Return all about an operation but its heading. `types`: the address of the page that has the types."""
+def operation_html(document: Mapping[str, Any], each: Operation, *, types: str = "", refusals: str = "") -> str:
+    """Return all about an operation but its heading. `types`, `refusals`: the addresses of the pages that have them."""
     written = each.written
     scopes = [scope for one in written["security"] for scope in one["token"]]
     needs = f"Needs a token with the scope {' or '.join(f'`{scope}`' for scope in scopes)}." if scopes else "No token."
@@ -95,7 +95,7 @@ def operation_html(document: Mapping[str, Any], each: Operation, *, types: str =
     for status, answer in written["responses"].items():
         if "$ref" in answer:
             phrase = HTTPStatus(int(status)).phrase
-            refused.append(f'<a href="{escape(types)}#refusal-{status}" title="{escape(phrase)}">{status}</a>')
+            refused.append(f'<a href="{escape(refusals)}#refusal-{status}" title="{escape(phrase)}">{status}</a>')
             continue
         parts.append(_answer(status, answer, types))
     if refused:
@@ -176,7 +176,8 @@ def _type(schema: Mapping[str, Any], types: str) -> str:
     """Return a type in a few words, with links to the types of the document."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f'<a href="{escape(types)}#type-{escape(name)}">{escape(name)}</a>'
+        words = f"page of {name[5:-1]}" if name.startswith("Page_") else name
+        return f'<a href="{escape(types)}#type-{escape(name)}">{escape(words)}</a>'
     if "enum" in schema:
         return " ".join(f"<code>{escape(str(word))}</code>" for word in schema["enum"])
     if "anyOf" in schema:

@@ -1,13 +1,15 @@
 """Hooks of MkDocs. They fill the made parts of the reference into their pages, bring the READMEs and the other pages of
 the repository into the site, turn links to other files of it into plain text or addresses of `repo_url`, and fail a
-site that would load anything from elsewhere.
+site that would load anything from elsewhere or has a link, in made HTML too, that leads nowhere.
 """
 
 import os
 import re
 import subprocess
+from html import unescape
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+from urllib.parse import unquote
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -20,6 +22,8 @@ SOURCE: Final = "source"  # the folder of the site that has pages from outside d
 MERMAID: Final = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 LINK: Final = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+ANCHOR: Final = re.compile(r"""\sid=["']?([^"'\s>]+)""")
+HREF: Final = re.compile(r"""<a\s[^>]*\bhref=["']?(?![a-z+]+:|//)([^"'\s>]+)""")
 FROM_ELSEWHERE: Final = re.compile(
     r"""<(?:script|img|iframe|source|video|audio)[^>]*\ssrc=["']?(?:https?:)?//"""
     r"""|<link(?![^>]*rel=["']?canonical)[^>]*\shref=["']?(?:https?:)?//|url\(["']?(?:https?:)?//""",
@@ -74,7 +78,12 @@ def link(found: re.Match[str], name: str, here: str, config: MkDocsConfig, files
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Raise PluginError if a page or a style would ask another site for anything."""
+    """Raise PluginError if a page or a style would ask another site for anything, or if a link leads nowhere: MkDocs
+    does not look at links that come as HTML.
+    """
+    dead = dead_links(Path(config.site_dir).resolve())
+    if dead:
+        raise PluginError("These links lead nowhere:\n" + "\n".join(dead))
     found = [
         f"{path.relative_to(config.site_dir)}: {match[0][:120]}"
         for pattern in ("*.html", "*.css")
@@ -83,3 +92,18 @@ def on_post_build(config: MkDocsConfig) -> None:
     ]
     if found:
         raise PluginError("The site would load something from elsewhere:\n" + "\n".join(found))
+
+
+def dead_links(site: Path) -> list[str]:
+    """Return each relative link of a page that leads to no file or no anchor, with its page."""
+    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html") if path.name != "404.html"}
+    places = {path: set(ANCHOR.findall(text)) for path, text in texts.items()}
+    found = []
+    for path, text in texts.items():
+        for target in {unescape(each) for each in HREF.findall(text)}:
+            file, _, anchor = target.partition("#")
+            there = (path.parent / unquote(file)).resolve() if file else path
+            known = places.get(there / "index.html" if there.is_dir() else there, set())
+            if not there.exists() or (anchor and unquote(anchor) not in known and anchor != "__toc"):
+                found.append(f"{path.relative_to(site)}: {target}")
+    return sorted(found)

@@ -220,7 +220,7 @@ def document() -> dict[str, Any]:
 def http(chapter: str) -> str:
     return "\n\n".join(
         f'## {each.summary} {{ #{each.name} }}\n\n<div class="operation">\n'
-        f"{operation_html(document(), each, types='types.html')}\n</div>"
+        f"{operation_html(document(), each, types='types.html', refusals='../http-api.html')}\n</div>"
         for each in operations(document(), CHAPTERS[chapter])
     )
 
