@@ -13,9 +13,14 @@ SUITES  ?= tests/lua tests/properties tests/integration/api tests/integration/ex
 FAST    := not heavy and not redis7 and not faults and not chaos and not promtool and not kubectl and not faketime
 
 BIN   := $(VENV)/bin
+SERVES := $(VENV)/.serves
 READY := $(VENV)/.installed
 LOCK  := requirements.lock
 FILES := director api tests
+
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(LOCK)
+# A line for each package that it collects. Errors go to stderr, and a pipe hides the exit status: the stamp tells it
+PROGRESS = awk '/^ *Collecting / { printf "  %d %s\n", ++n, $$2; fflush() }'
 
 HASHED = $(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c $(LOCK) \
 	--python-version 3.13 --python-platform linux
@@ -28,10 +33,10 @@ help:  ## print this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 		| awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-up: $(READY)  ## start everything on this machine: make up ARGS="--port 9000 --home DIR"
+up: $(SERVES)  ## start everything on this machine: make up ARGS="--port 9000 --home DIR"
 	@$(BIN)/director up $(ARGS)
 
-down: $(READY)  ## stop what `make up` started: make down ARGS="--home DIR"
+down: $(SERVES)  ## stop what `make up` started: make down ARGS="--home DIR"
 	@$(BIN)/director down $(ARGS)
 
 # A test that fails gets a second try, since a neighbour can starve it; the last line names it, and it is a bug to mend.
@@ -78,7 +83,7 @@ wheel: $(READY)  ## build the wheel of this checkout into dist/
 lock:  ## pin the newest versions of everything again
 	@rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
 	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[docs,examples,test]'
-	@{ sed -n '/^#/p' $(LOCK); $(VENV)-lock/bin/python -m pip freeze --exclude director; } > $(LOCK).new
+	@{ sed -n '/^#/p' $(LOCK); $(VENV)-lock/bin/python -m pip freeze --exclude director-queue; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
 	@$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
 	@$(HASHED) pyproject.toml --extra s3 --extra otel -o k8s/requirements/image.txt
@@ -89,15 +94,18 @@ lock:  ## pin the newest versions of everything again
 clean:  ## remove the virtual environment; data in .director stays
 	@rm -rf $(VENV)
 
-# The stamp is newer than what it was made from, so that the second time is quick.
-$(READY): pyproject.toml $(LOCK)
+# Each stamp is newer than what it was made from, so that the second time is quick.
+$(SERVES): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
 			"Name another: make PYTHON=python3.12 …"; exit 1; }
 	@echo "installing into $(VENV) …"
 	@$(MAKE) --silent --no-print-directory $(BIN)/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[examples,test]'
-	@touch $@
+	@rm -f $@; { $(INSTALL) -e '.[examples]' && touch $@; } | $(PROGRESS); test -e $@
+
+$(READY): $(SERVES)
+	@echo "installing what the tests need …"
+	@rm -f $@; { $(INSTALL) -e '.[examples,test]' && touch $@; } | $(PROGRESS); test -e $@
 
 # What builds the documentation is 17 packages that nothing else needs.
 $(VENV)/.docs: $(READY)

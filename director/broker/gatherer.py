@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from functools import cache, partial
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -20,6 +20,7 @@ from msgspec import Struct
 from redis import exceptions
 from redis.asyncio import Redis
 
+import director
 from director.broker.cluster import Address, Cluster
 from director.broker.connections import was_sent
 from director.broker.redis_client import GIVE_UP_S, PAUSE_S, SOCKET_TIMEOUT_S, TRIES, ClusterPipes, Pipes, unavailable
@@ -37,6 +38,12 @@ LARGE_BYTES: Final = 256 * 1024
 MOST_ITEMS: Final = 32
 ITEMS_BYTES: Final = 256 * 1024
 RELIED_ON: Final = frozenset({"enlist"})  # by calls of the same turn of the loop
+# The wheel has the scripts inside `director`, a checkout beside it
+LUA: Final = next(
+    path
+    for path in (Path(director.__file__).parent / "lua", Path(director.__file__).parents[1] / "lua")
+    if path.is_dir()
+)
 PARTS: Final = ("keys", "log", "place", "estimate", "share", "outlook", "breaker", "settle", "requeue", "batch")
 # A block of a file in lua/lib/: a function, up to the `end` on its only line or at the left margin; or a line of values
 BLOCKS: Final = re.compile(
@@ -97,7 +104,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _file(name: str) -> str:
-    return files("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return (LUA / f"{name}.lua").read_text(encoding="utf-8")
 
 
 class Traffic(Enum):

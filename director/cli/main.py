@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
+import director
 from director.cli.arguments import EXIT_CODES, CommandParser, arg, build, command
 from director.cli.output import leave_stdout, printable
 from director.core.errors import DirectorError
@@ -49,6 +50,11 @@ FOLDERS: Final = frozenset({"DIR"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if getattr(director, "DISTRIBUTION", "") != "director-queue":  # its files overwrote some of ours
+        return _failed(
+            f"another program is installed as `director` in {sys.prefix}. "
+            "Install this one in an environment of its own: `pipx install` or `uv tool install` makes one."
+        )
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except DirectorError as exc:

@@ -82,9 +82,8 @@ def _api(given: argparse.Namespace) -> int:
     raise_descriptor_limit()
     asked = {"HOST": given.host, "PORT": given.port, "REDIS_URL": given.redis_url}
     env = {f"DIRECTOR_{name}": str(value) for name, value in asked.items() if value is not None}
-    # The command becomes the API's process instead of importing it: `director` must not import `api`. With -P, Python
-    # imports nothing from the current folder, which may contain another `api`.
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "api"], dict(os.environ) | env)  # noqa: S606
+    # The command becomes the API's process instead of importing it: `director` must not import `api`.
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "director.runtime.own_api"], dict(os.environ) | env)  # noqa: S606
 
 
 @command(

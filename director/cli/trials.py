@@ -53,7 +53,7 @@ def _slots(text: str) -> tuple[int, ...]:
     arg("--queue", "the queue to replay, if an audit log has several", default=""),
     arg("--slots N[,N…]", "slots; a replay for each number (4)", type=_slots, default=(4,)),
     arg("--policy NAME|FILE", "fair, fifo or a TOML file; repeat it for another replay (fair)", action="append"),
-    arg("--plot FILE", "draw the result as .svg or .png; needs director[plot]"),
+    arg("--plot FILE", "draw the result as .svg or .png; needs matplotlib"),
     JSON,
     arg("--made SHAPE", ", ".join(MADE), choices=MADE, section=MADE_TITLE),
     arg("--minutes N", "minutes of arrivals (%(default)g)", type=float, default=30.0, section=MADE_TITLE),

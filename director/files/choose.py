@@ -95,7 +95,7 @@ def store_in(folder: str, redis: Redis, clock: Clock, *, url: str = "", writes: 
         try:
             from director.files.s3 import S3Files, bucket_of
         except ImportError as exc:
-            raise SettingsError("DIRECTOR_FILES_URL needs a package: pip install 'director[s3]'.") from exc
+            raise SettingsError("DIRECTOR_FILES_URL needs a package: pip install obstore") from exc
         return S3Files(bucket_of(url), Links(redis, clock), clock)
     if not folder:
         return None

@@ -47,7 +47,7 @@ class Served(Struct, frozen=True, kw_only=True):
 
 
 def api(home: Home, *, redis_url: str, host: str, port: int) -> Part:
-    return _ours(home, "api", [*_python("api")], redis_url=redis_url, host=host, port=str(port))
+    return _ours(home, "api", [*_python("director.runtime.own_api")], redis_url=redis_url, host=host, port=str(port))
 
 
 def keeper(home: Home, *, redis_url: str) -> tuple[Part, str]:

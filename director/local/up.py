@@ -208,7 +208,7 @@ class Up:
         if not self._options.has_examples:
             return []
         if missing := parts.missing_for_examples():
-            self._say(f"without the example models: {' and '.join(missing)} missing (pip install 'director[examples]')")
+            self._say(f"without the example models: {' and '.join(missing)} missing (pip install cog pillow)")
             return []
         return parts.served_examples(self._home, redis_url=redis_url)
 

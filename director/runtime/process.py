@@ -238,7 +238,10 @@ def tracing_of(process: str, *, accounts: bool, environ: Mapping[str, str] | Non
         log.error("tracing is off: its protocol is not supported", extra={"supported": HTTP})
         return OFF
     if not all(map(_is_installed, NEEDED)):
-        log.error("tracing is off: it is not installed", extra={"install": "director[otel]"})
+        log.error(
+            "tracing is off: it is not installed",
+            extra={"install": "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"},
+        )
         return OFF
     from director.runtime.otel import OtelTracing
 

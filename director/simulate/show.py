@@ -87,7 +87,7 @@ def check(path: Path) -> None:
     if path.suffix.lower() not in KINDS:
         raise SettingsError(f"{path} is not the name of a picture: it must end in {' or '.join(KINDS)}.")
     if find_spec("matplotlib") is None:
-        raise SettingsError("a plot needs matplotlib: install director[plot], or leave out --plot.")
+        raise SettingsError("a plot needs a package: pip install matplotlib. Or leave out --plot.")
     if not path.parent.is_dir():
         raise SettingsError(f"{path} cannot be written: there is no folder {path.parent}.")
 

@@ -14,7 +14,6 @@ BROKER = (*CORE, "director.broker")
 RUNTIME = (*BROKER, "director.runtime")
 STORE = (*RUNTIME, "director.files", "director.store")
 MAY_IMPORT = {
-    "lua": (),
     "director": ("director.cli",),
     "director.core": (),
     "director.broker": CORE,
@@ -75,7 +74,7 @@ NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 def modules() -> dict[str, Path]:
     """All that is shipped. Example models are run by Cog, not by this house."""
     found = {}
-    for room in ("lua", "director", "api"):
+    for room in ("director", "api"):
         for path in sorted((ROOT / room).rglob("*.py")):
             if "examples" not in path.relative_to(ROOT).parts:
                 name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -111,7 +110,7 @@ def lies_in(name: str, rooms: tuple[str, ...]) -> bool:
 
 
 def is_ours(name: str) -> bool:
-    return name.partition(".")[0] in ("api", "director", "lua")
+    return name.partition(".")[0] in ("api", "director")
 
 
 def package_of(module: str) -> str:

@@ -14,8 +14,8 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-import lua
 from director.broker import keys
+from director.broker.gatherer import LUA
 from director.broker.redis_client import client
 from director.broker.rights import ASKED, NEEDED, check_rights, refused
 from director.core.clock import SystemClock
@@ -179,7 +179,7 @@ def test_our_user_has_only_the_requested_rights() -> None:
 
 
 def test_every_right_is_needed_by_our_code() -> None:
-    scripts = "\n".join(path.read_text() for folder in lua.__path__ for path in Path(folder).rglob("*.lua"))
+    scripts = "\n".join(path.read_text() for path in LUA.rglob("*.lua"))
     python = "\n".join(path.read_text() for room in ROOMS for path in (HOUSE / room).rglob("*.py"))
     by_the_client = {"client setname": "client_name", "multi": "transaction=True", "exec": "transaction=True"}
     by_the_client |= {

@@ -1,1 +1,0 @@
-"""The counter: every change of shared state is one script here, run by `director.core.scripts` and by nothing else."""
