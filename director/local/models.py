@@ -68,7 +68,7 @@ class Model(Struct, frozen=True, kw_only=True):
 
 
 class Served(Struct, frozen=True, kw_only=True):
-    """The processes of one model. `server` is None for a server that somebody else runs."""
+    """The processes of one model. `server` is None for a server that runs already."""
 
     model: Model
     url: str
@@ -254,7 +254,7 @@ def served(model: Model, around: Surroundings) -> Served:
     own = {"model": model.name, "servers": url, "concurrent_predictions": str(model.concurrency)}
     if model.runner != "cog":
         own |= {"runner": model.runner, "runner_config": model.runner_config}
-    # Who starts a model of theirs wants this one to be asked, also if its schema is an older one again
+    # The user wants this model to be asked, also if its schema is an older one again
     own |= {"version": model.version} if model.version else {"latest": "true"}
     return Served(
         model=model,

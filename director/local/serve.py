@@ -91,7 +91,7 @@ def serve(options: Options, say: Callable[[str], None], *, port: int | None) -> 
 
 
 class _Beside:
-    """A model beside an `up` that somebody else runs."""
+    """A model beside an `up` that runs already."""
 
     def __init__(self, options: Options, home: Home, state: State, say: Callable[[str], None]) -> None:
         self._options = options
