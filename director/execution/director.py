@@ -108,6 +108,10 @@ class Director:
         self._catalog = services.catalog
         self._kind: Kind = "" if settings.kind == "prediction" else settings.kind
         runner_config(settings.runner, settings.runner_config)  # raises, also if the stored configuration replaces it
+        if not settings.servers:
+            log.warning(
+                "no --server is given: the servers come from the stored configuration", extra={"model": settings.model}
+            )
         self._configs = services.configs
         self._config = ModelConfig()
         self._config_error = ""

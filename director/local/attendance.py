@@ -37,7 +37,6 @@ SLOW_S: Final = 60.0
 LAST_LINES: Final = 8
 CHECK: Final = "model"  # what a director calls its model at /readyz
 FAILED: Final = "setup_failed"
-READY: Final = "ready"
 SLOWLY: Final = "slow"
 MOST_FILES: Final = 5_000
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv"})
@@ -71,10 +70,10 @@ class Attendant(Struct, kw_only=True, eq=False):
         began = time.monotonic()
         async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_S) as client:
             while True:
-                why = await self._trouble(client)
+                why, start = await self._look(client)
                 if why == "":
                     began = time.monotonic()
-                    await self._tell(READY, self._how_to_ask)
+                    await self._tell(f"ready since {start}", self._how_to_ask)
                 elif FAILED in why:
                     await self._tell(why, partial(self._in_words, f"{self._name}: {why}."))
                 elif time.monotonic() - began > SLOW_S:
@@ -104,21 +103,21 @@ class Attendant(Struct, kw_only=True, eq=False):
             server = self.served.server
             assert server is not None  # noqa: S101 - for the type checker: a folder has a server
             env = dict(server.env) | {"COG_PREDICT_TYPE_STUB": folder.predict}
-            self.told = ""
             await self.supervisor.restart(replace(server, env=env))
 
     @property
     def _name(self) -> str:
         return self.served.model.name
 
-    async def _trouble(self, client: httpx.AsyncClient) -> str:
-        """Return why the model cannot run, '' if it can."""
+    async def _look(self, client: httpx.AsyncClient) -> tuple[str, str]:
+        """Return why the model cannot run, '' if it can, and the last start of its server, as its director saw it."""
         try:
-            answer = await client.get(self.served.ready_url)
-            missing = answer.json()["missing"]
-            return str(missing.get(CHECK) or "; ".join(missing.values()))
+            found = (await client.get(self.served.ready_url)).json()
+            missing = found["missing"]
+            why = str(missing.get(CHECK) or "; ".join(missing.values()))
+            return why, str(found.get("setup_run", {}).get("started_at"))
         except (httpx.TransportError, ValueError, KeyError, AttributeError):
-            return "its director does not answer yet"
+            return "its director does not answer yet", ""
 
     async def _tell(self, told: str, words: Callable[[], Awaitable[str]]) -> None:
         if told != self.told:
