@@ -105,7 +105,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     "no_schema": Kind(
         "warn",
         "A model shows no schema",
-        "{servers} Inputs are not checked, nothing streams, and the page asks for JSON.",
+        "{servers} Inputs are not checked, and the page asks for JSON. For Cog make the file of the schema; for an "
+        "http runner give `input_schema` in its configuration.",
         "director schema FOLDER",
     ),
     "breaker_open": Kind(

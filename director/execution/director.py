@@ -57,7 +57,7 @@ HAND_BACK_S: Final = 10.0
 TELL_S: Final = 2.0
 LOOK_AGAIN_S: Final = 2.0
 STAY_S: Final = 5.0  # as often as the slowest heartbeat
-MEND_SCHEMA: Final = "inputs are not checked and nothing streams: `director schema FOLDER` makes what `cog build` makes"
+MEND_SCHEMA: Final = "Cog: `director schema FOLDER` prints it; others: `input_schema` of the runner's configuration"
 NEEDS: Final = "A director needs --model owner/name and at least one --server URL."
 # Bytes of one answer where files are stored: the files leave the output before its size is checked
 MOST_WITH_FILES: Final = 64 << 20

@@ -42,9 +42,7 @@ MOST_FILES: Final = 5_000
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv"})
 SOURCES: Final = (".py", ".yaml", ".json")
 SLOW: Final = "{model} has not been ready for {seconds:.0f} s: {why}. A large model may still load its weights."
-NO_SCHEMA: Final = (
-    "Its server shows no schema, so inputs are not checked, nothing streams, and the page asks for JSON. "
-)
+NO_SCHEMA: Final = "Its server shows no schema, so inputs are not checked, and the page asks for JSON. "
 
 
 class Attendant(Struct, kw_only=True, eq=False):

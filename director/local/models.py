@@ -195,7 +195,7 @@ def make_schema(folder: Folder) -> bytes:
     if "missing" in facts:
         raise UpError(_without_cog(folder, str(facts["missing"])))
     if "error" in facts:
-        raise UpError(f"{folder.path}: {folder.predict} cannot be served: {facts['error']}")
+        raise UpError(f"{folder.path}: {folder.predict} cannot be served by {folder.python}: {facts['error']}")
     return _document(facts)
 
 

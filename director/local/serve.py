@@ -30,6 +30,7 @@ from director.local.supervisor import Supervisor, until_signal
 from director.local.up import LOCAL, STOPPED, Options, connected, follow, program_name, up
 from director.runtime.startup import raise_descriptor_limit
 
+LOOK_S: Final = 1.0
 OPENAI: Final = "openai"
 V1: Final = "/v1"
 
@@ -129,4 +130,15 @@ class _Beside:
                     python=self._options.python,
                 )
                 attendant.start(tasks, is_watching=self._options.is_watched)
-            await anyio.sleep_forever()
+            await self._follow_service()
+
+    async def _follow_service(self) -> None:
+        """Say when the service ends, and when it is there again: the model is served again then, without a restart."""
+        was_up = True
+        while True:
+            await anyio.sleep(LOOK_S)
+            is_up = self._home.read().is_up
+            if is_up != was_up:
+                again = "there again" if is_up else "gone: waiting for `director up` in this home"
+                self._say(f"the service in {self._home.shown} is {again}")
+            was_up = is_up
